@@ -1,6 +1,6 @@
-//! Posting, transport and polling allocate nothing: 100,000 requests in the verbs tier, and in the owned tier; and each
-//! kind of traffic between two devices, of which both are of this process. Every allocation of the process counts,
-//! those of the engine's threads included.
+//! Posting, transport and polling allocate nothing: 100,000 requests in the verbs tier and in the owned tier, and each
+//! kind of traffic between two devices of this process. Every allocation of the process counts, those of the engine's
+//! threads included.
 
 mod traffic;
 
@@ -14,14 +14,14 @@ use rdma_verbs::verbs::{self, AccessFlags, Completion, ReceiveRequest, SendReque
 use traffic::Ends;
 
 const REQUESTS: usize = 100_000;
-/// Requests in flight together.
+/// Number of requests in flight.
 const DEPTH: usize = 16;
-/// Large messages, and their bytes.
+/// Number and size of the large messages.
 const LARGE_MESSAGES: usize = 2_000;
 const LARGE: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The system's allocator, counting what is asked of it.
+/// The system's allocator with a count of its allocations.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -43,16 +43,16 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One test at a time: what the others allocate would count.
+/// One test at a time: allocations of the others would count.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs `work` a little, until everything has the size that it needs, and then says how often it allocates in
-/// `REQUESTS` requests. `work` is told how many.
+/// Runs `work` until all buffers have reached their size, then returns its number of allocations over `REQUESTS`
+/// requests. `work` takes the number of requests.
 fn allocations(tier: &str, work: impl FnMut(usize)) -> u64 {
     allocations_of(tier, REQUESTS, work)
 }
 
-/// The same with another number of requests.
+/// As [`allocations`], with another number of requests.
 fn allocations_of(tier: &str, requests: usize, mut work: impl FnMut(usize)) -> u64 {
     work(requests / 10);
     let before = ALLOCATIONS.load(Ordering::Relaxed);
@@ -152,7 +152,8 @@ fn owned_tier(address: &str) -> impl FnMut(usize) {
     }
 }
 
-/// Half of the requests are sends, by two queue pairs in turn, the others receives of the queue that they share.
+/// Half of the requests are sends, alternating between two queue pairs, the others receives of the queue that they
+/// share.
 fn owned_shared(address: &str) -> impl FnMut(usize) {
     let context = verbs::open(&format!("soft:{address}")).unwrap();
     let pd = context.alloc_pd().unwrap();

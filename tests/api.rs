@@ -1,4 +1,4 @@
-//! The verbs on the software transport, over loopback: every operation, every wrong use, every order of dropping.
+//! The verbs on the software transport, over loopback: every operation, every misuse, every order of dropping.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ impl End {
     }
 }
 
-/// Two connected ends on 127.0.2.`first` and the address after it.
+/// Two connected ends on 127.0.2.`first` and the following address.
 fn pair(first: u8) -> (End, End) {
     pair_with(first, &ConnectOptions::default())
 }
@@ -186,7 +186,7 @@ fn limits_are_named() {
     let many = vec![ReceiveRequest::new(RegionList::EMPTY); cap.max_recv_wr as usize + 1];
     refused(end.qp.post_recv(&many), ErrorKind::QueueFull, &["post_recv"]);
 
-    // Nothing of all that was posted, and a full queue is free again after the poll.
+    // None of the refused requests was posted, and a full queue is free again after the poll.
     end.qp.post_recv(&many[1..]).unwrap();
     let write = SendRequest::write(region.slice(..8).unwrap(), region.remote().slice(8..).unwrap()).signaled();
     for _ in 0..3 {
@@ -282,7 +282,7 @@ fn a_vanished_peer_ends_all_requests_within_the_bound() {
     let (wr_id, result) = left.next();
     let failure = result.unwrap_err();
     assert_eq!((wr_id, failure.status), (0, CompletionStatus::RetryExceededError));
-    // Four times 4.2 ms by the standard, at most four times as long a wait each, and a busy machine.
+    // Four tries of 4.2 ms by the standard, each at most four times as long, and a busy machine.
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     let text = left.qp.explain(&failure);
     assert!(text.contains("127.0.2.25") && text.contains("3 repetitions"), "{text}");
@@ -328,7 +328,7 @@ fn a_channel_tells_of_solicited_messages_only_if_asked_to() {
     assert_eq!(channel.wait_event(Some(PATIENCE)).unwrap(), Some(7));
     cq.wait(PATIENCE).unwrap().result().unwrap();
 
-    // Armed once, one event.
+    // Arming once yields one event.
     qp.post_send(&[SendRequest::send(Payload::EMPTY).solicited()]).unwrap();
     cq.wait(PATIENCE).unwrap().result().unwrap();
     assert_eq!(channel.poll_event(), None);
@@ -380,13 +380,13 @@ fn everything_can_be_dropped_in_any_order() {
     drop((context, pd));
     qp.post_send(&[SendRequest::write(&near, far.remote()).wr_id(1).signaled()]).unwrap();
     cq.wait(PATIENCE).unwrap().result().unwrap();
-    // Memory, on both sides, while requests are under way. Whether they are faster is open; they end in any case.
+    // Drops the memory at both ends while requests are in progress. They may succeed or fail, but they complete.
     let read = SendRequest::read(&near, far.remote());
     qp.post_send(&[read, SendRequest::write(&near, far.remote()).signaled()]).unwrap();
     drop(near);
     drop(far);
     let _ = cq.wait(PATIENCE).unwrap().result();
-    // A forgotten batch holds the queue, but not the queue pair.
+    // A forgotten batch keeps the queue locked, but does not keep the queue pair alive.
     std::mem::forget(qp.recv_batch().unwrap());
     drop(qp);
     drop(right);
@@ -422,7 +422,7 @@ fn an_unreachable_description_is_refused() {
     let remote = ConnectionInfo { gid: six.into(), ..own };
     refused(end.qp.connect(&remote), ErrorKind::InvalidArgument, &["connect", "2001:db8::1"]);
     let error = verbs::open("soft:192.0.2.77").err().or_else(|| {
-        // The address is looked at when it is used at the latest.
+        // The address is checked at the latest when it is used.
         let end = End::open("192.0.2.77", |builder| builder);
         end.qp.connection_info().and_then(|own| end.qp.connect(&own)).err()
     });

@@ -1,7 +1,7 @@
-//! What safe code must not be able to do does not compile.
+//! Programs that safe code must not be able to write do not compile.
 //!
-//! Each file in `tests/compile_fail` tries one such thing; the `.stderr` beside it is what the compiler says.
-//! `tests/compile_pass` shows that the same programs compile without the offence: they are part of this program.
+//! Each file in `tests/compile_fail` tries one; the `.stderr` beside it is the compiler's output. `tests/compile_pass`
+//! shows that the same programs compile without the offence: they are part of this program.
 
 #[path = "compile_pass/owned_use.rs"]
 mod owned_use;
@@ -12,7 +12,7 @@ mod windows_ways_and_shared_queues;
 
 use std::process::Command;
 
-/// The compiler whose words the `.stderr` files hold; another one says the same differently.
+/// The compiler that wrote the `.stderr` files; other versions word their messages differently.
 const COMPILER: &str = "rustc 1.95.";
 
 #[test]
@@ -28,7 +28,7 @@ fn misuse_does_not_compile() {
     cases.compile_fail("tests/compile_fail/*.rs");
 }
 
-/// It need not run: without these the programs would be dead code, which does not pass the lints.
+/// It need not run, but without it the programs would be dead code, which fails the lints.
 #[test]
 fn proper_use_compiles() {
     use windows_ways_and_shared_queues::{lent, one_sided, shared, ways, windows};

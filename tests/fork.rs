@@ -1,7 +1,7 @@
-//! A process forks while its engine is busy: the child's copies answer with errors, the child may open the same device
-//! anew, and the parent notices nothing.
+//! A process forks while its engine is busy: the child's copies of objects return errors, the child may open the same
+//! device again, and the parent is not disturbed.
 //!
-//! One test in a process of its own, because a fork copies all threads' locks but not the threads.
+//! This is a single test in its own process, because a fork copies the locks of all threads but not the threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,7 +40,7 @@ fn exchange(end: &End, number: u64) {
     assert_eq!(end.inbox.to_vec(..).unwrap(), number.to_le_bytes());
 }
 
-/// The owned tier's objects; another thread is nearly always within one of their locks.
+/// The owned tier's objects; another thread holds one of their locks nearly all the time.
 #[derive(Clone)]
 struct Owned {
     cq: owned::CompletionQueue,
@@ -65,7 +65,8 @@ impl Owned {
         }
     }
 
-    /// In a child, with a buffer that the parent had in hand. A lock that nobody gives back would hold it for ever.
+    /// Checks the copies in a child, with a buffer that the parent had in hand. A lock held during the fork would block
+    /// it for ever.
     fn check_copies(self, buffer: Buffer) -> bool {
         let buffer = match self.qp.post_send(Request::send(buffer)) {
             Err(refused) if refused.error.to_string().contains("forked") => refused.given.into_loan().into_buffer(),
@@ -88,7 +89,7 @@ fn is_refused<T>(result: Result<T, Error>) -> bool {
     result.is_err_and(|error| error.kind() == ErrorKind::InvalidState && error.to_string().contains("forked"))
 }
 
-/// What the child sees of its parent's objects; the number of the first check that fails.
+/// Checks the parent's objects in the child. The error is the number of the first failed check.
 fn check_copies(context: Context, copy: End) -> Result<(), i32> {
     let End { cq, qp, inbox } = copy;
     let checks = [
@@ -108,7 +109,7 @@ fn check_copies(context: Context, copy: End) -> Result<(), i32> {
     ];
     match checks.iter().position(|passed| !passed) {
         Some(index) => Err(10 + index as i32),
-        // Dropped here: that must neither wait nor reach the parent.
+        // They are dropped here: this must neither block nor affect the parent.
         None => Ok(()),
     }
 }
@@ -153,8 +154,8 @@ fn child_starts_anew_and_the_parent_goes_on() {
         let mut copies = Some((context, copy));
         for round in 0..20 {
             std::thread::sleep(Duration::from_millis(3));
-            // SAFETY: the child makes no use of what other threads of the parent may hold: it calls this library, whose
-            // business that is, and the C library's allocator, which takes care of itself. It ends without unwinding.
+            // SAFETY: the child does not use state that other threads of the parent may hold: it calls this library,
+            // which handles forks, and the C library's allocator, which is fork-safe. It ends without unwinding.
             let process = unsafe { libc::fork() };
             assert!(process >= 0);
             if process == 0 {
@@ -176,7 +177,7 @@ fn child_starts_anew_and_the_parent_goes_on() {
     });
 }
 
-/// Waits for a child; `None` if it did not end in time, or not by itself.
+/// Waits for a child; `None` if it did not end in time, or was killed by a signal.
 fn exit_code(process: libc::pid_t) -> Option<i32> {
     let end = Instant::now() + PATIENCE;
     loop {

@@ -1,9 +1,9 @@
-//! Safe programs that drop, forget, panic, clone and forge in random order over the owned tier, beside verbs-tier queue
-//! pairs of the same device that choose every number the owned tier might use.
+//! Safe programs that drop, forget, panic, clone and forge in random order over the owned tier, alongside verbs-tier
+//! queue pairs of the same device that choose every number the owned tier might use.
 //!
-//! Whatever they do: a buffer comes back at most once, and while it is in the application's hand nothing else changes
-//! it. `RDMA_VERBS_ATTACK_ROUNDS=2000 cargo test --release --test hold_owned` runs the long form, also under a
-//! sanitizer; `RDMA_VERBS_ATTACK_SEED=7` replays one round.
+//! The invariants: a buffer comes back at most once, and while the application holds it, nothing else changes it.
+//! `RDMA_VERBS_ATTACK_ROUNDS=2000 cargo test --release --test hold_owned` runs the long form, also under a sanitizer;
+//! `RDMA_VERBS_ATTACK_SEED=7` replays one round.
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
@@ -23,11 +23,11 @@ const ROUNDS: u64 = 300;
 const STEPS: usize = 150;
 const QUEUE_PAIRS: usize = 6;
 const HELD: usize = 24;
-/// What messages and peers' writes consist of; buffers in the application's hand never do.
+/// The byte of all messages and peers' writes; buffers in the application's hand never contain it.
 const FOREIGN: u8 = 0xee;
 const BYTES: usize = 128;
 
-/// A buffer in the application's hand, and what it was filled with.
+/// A buffer in the application's hand, and its fill byte.
 struct Held {
     buffer: Buffer,
     fill: u8,
@@ -40,7 +40,7 @@ struct Program {
     queues: Vec<CompletionQueue>,
     shared: Vec<SharedReceiveQueue>,
     owned: Vec<QueuePair>,
-    /// The attacker's: queue pairs of the verbs tier, and the queue on which they complete.
+    /// The attacker's queue pairs, of the verbs tier, and their completion queue.
     forgers: Vec<verbs::QueuePair>,
     heard: verbs::CompletionQueue,
     target: MemoryRegion,
@@ -49,11 +49,11 @@ struct Program {
     posted: HashSet<u64>,
     next: u64,
     tally: Tally,
-    /// Queue pairs that are forgotten go on sending for ever, and slow the later rounds down.
+    /// Forgotten queue pairs go on sending for ever and slow later rounds down.
     may_forget: bool,
 }
 
-/// What the programs did, to know that they did something.
+/// Counts of the programs' actions, to verify that they acted.
 #[derive(Default, Debug)]
 struct Tally {
     returned: u64,
@@ -126,7 +126,7 @@ impl Program {
         self.next
     }
 
-    /// What came back, by whatever way.
+    /// Handles a finished request, however it came back.
     fn returned(&mut self, finished: Finished) {
         assert!(self.posted.remove(&finished.wr_id()), "request {} came back twice", finished.wr_id());
         let received = match finished.result() {
@@ -141,7 +141,7 @@ impl Program {
             1 => drop(finished),
             _ => {
                 let Loan::Buffer(buffer) = finished.into_loan() else { unreachable!("only buffers are posted") };
-                // Nothing but messages and peers' writes arrives.
+                // Only messages and peers' writes arrive.
                 assert!(buffer[..received.min(buffer.len())].iter().all(|byte| *byte == FOREIGN), "{buffer:?}");
                 self.hold(buffer);
             }
@@ -159,13 +159,13 @@ impl Program {
         let Some(index) = self.pick(self.queues.len()) else { return };
         let queue = self.queues[index].clone();
         for _ in 0..self.random.random_range(1..24) {
-            // An overflow ends the queue pairs, which give their buffers back later.
+            // An overflow ends the queue pairs, which return their buffers later.
             let Ok(Some(finished)) = queue.poll() else { break };
             self.returned(finished);
         }
     }
 
-    /// A queue pair of this tier, connected to itself or to a forger, so that both post to the other.
+    /// Makes a queue pair of this tier, connected to itself or to a forger, so that both send to each other.
     fn make(&mut self) {
         if self.owned.len() == QUEUE_PAIRS {
             return;
@@ -176,7 +176,7 @@ impl Program {
         let srq = self.pick(self.shared.len()).filter(|_| self.chance(40)).map(|index| self.shared[index].clone());
         let pd = self.pd.clone();
         let shape = |options: QueuePairOptions| {
-            // Clones of the options make nothing, and closures may do what they like.
+            // Clones of the options create nothing, and closures may do anything.
             let kept = options.clone();
             if panics {
                 resume_unwind(Box::new("a closure that panics"));
@@ -249,7 +249,7 @@ impl Program {
         }
     }
 
-    /// The memory of a buffer in the application's hand with a key that is tried: buffers let no peer in.
+    /// Guesses the memory of a buffer in the application's hand, with a forged key: buffers grant no remote access.
     fn guess(&mut self) -> RemoteMemory {
         let address = match self.pick(self.held.len()) {
             Some(index) => self.held[index].buffer.as_ptr().addr() as u64,
@@ -261,8 +261,8 @@ impl Program {
         RemoteMemory::from_bytes(bytes)
     }
 
-    /// Completions with any number that a request of the owned tier might have, and messages and WRITEs to its queue
-    /// pairs.
+    /// Forges completions with any number that a request of the owned tier might have, and messages and WRITEs to its
+    /// queue pairs.
     fn forge(&mut self) {
         let Some(index) = self.pick(self.forgers.len()) else { return };
         for _ in 0..self.random.random_range(1..8) {
@@ -280,7 +280,7 @@ impl Program {
         self.tally.forged += self.heard.poll(&mut completions).unwrap_or(0);
     }
 
-    /// Ends a queue pair in one of all ways.
+    /// Ends a queue pair in a random way.
     fn end(&mut self) {
         let Some(index) = self.pick(self.owned.len()) else { return };
         let way = self.random.random_range(0..12);
@@ -312,7 +312,7 @@ impl Program {
             6..8 => self.make_forger(),
             8..10 if self.shared.len() < 2 => self.shared.push(SharedReceiveQueue::new(&self.pd, 8).unwrap()),
             10 => {
-                // Their queue pairs go on using it, or it gives back what is left.
+                // Either its queue pairs keep it alive, or it returns its receives.
                 if let Some(index) = self.pick(self.shared.len()) {
                     let srq = self.shared.swap_remove(index);
                     let returned = srq.destroy().unwrap_or_default();
@@ -320,7 +320,7 @@ impl Program {
                 }
             }
             11 => {
-                // Queue pairs keep their completion queue, even if the handle is dropped.
+                // Queue pairs keep their completion queue alive, even if the handle is dropped.
                 let index = self.random.random_range(0..self.queues.len());
                 self.queues[index] = CompletionQueue::new(context, 4096).unwrap();
             }
@@ -337,7 +337,7 @@ impl Program {
         }
     }
 
-    /// Drops everything in a random order, and looks at what is in hand between.
+    /// Drops everything in random order and checks the held buffers in between.
     fn finish(mut self) -> Tally {
         for _ in 0..8 {
             match self.random.random_range(0..4) {
@@ -355,7 +355,7 @@ impl Program {
 }
 
 impl Held {
-    /// The compiler may rely on this: while a buffer is in hand nothing else writes it.
+    /// The compiler may rely on this: while the application holds a buffer, nothing else writes it.
     fn check(&self) {
         let filled = std::hint::black_box(&*self.buffer);
         assert!(filled.iter().all(|byte| *byte == self.fill), "bytes changed in the application's hand: {filled:?}");

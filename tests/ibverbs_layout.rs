@@ -1,7 +1,7 @@
-//! Holds the layout of this crate's own bindings to libibverbs' headers: a C program prints the sizes and offsets
-//! that the installed headers have, and each must be the number that `src/provider/abi/layout.rs` asserts.
+//! Compares the layout of this crate's own bindings with libibverbs' headers: a C program prints the sizes and offsets
+//! of the installed headers, and each must equal the number that `src/provider/abi/layout.rs` asserts.
 //!
-//! Skipped where there is no C compiler or no header, but not where `CI=true`.
+//! Skipped without a C compiler or the headers, except where `CI=true`.
 #![cfg(all(target_os = "linux", target_pointer_width = "64"))]
 
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use std::process::Command;
 
 const LAYOUT: &str = include_str!("../src/provider/abi/layout.rs");
 
-/// The fields of an address vector that stand in its global route header.
+/// The fields of an address vector that are in its global route header.
 const AH_ATTR: &[(&str, &str)] = &[
     ("dgid", "grh.dgid"),
     ("flow_label", "grh.flow_label"),
@@ -19,7 +19,7 @@ const AH_ATTR: &[(&str, &str)] = &[
     ("traffic_class", "grh.traffic_class"),
 ];
 
-/// The C structure of ours, and where a field has another name or stands in a structure inside, that name.
+/// Returns the C structure for ours, and the C names of fields that are named differently or nested.
 fn in_c(ours: &str) -> Option<(&'static str, &'static [(&'static str, &'static str)])> {
     Some(match ours {
         "Device" => ("ibv_device", &[("ops", "_ops")]),
@@ -75,10 +75,10 @@ fn in_c(ours: &str) -> Option<(&'static str, &'static [(&'static str, &'static s
         "SendWr" => ("ibv_send_wr", &[("remote_srqn", "qp_type.xrc.remote_srqn")]),
         "RecvWr" => ("ibv_recv_wr", &[]),
         "AsyncEvent" => ("ibv_async_event", &[]),
-        // These grow: at the front, or at the end. Offsets are compared, the size only downward.
+        // These grow at the front or at the end: offsets must match, and the size must not be smaller.
         "VerbsContext" => ("verbs_context", &[]),
         "QpEx" => ("ibv_qp_ex", &[("wr_flush", "wr_flush")]),
-        // Not named in the headers, or younger than the oldest that are supported.
+        // Not named in the headers, or newer than the oldest supported headers.
         "RdmaWr" | "AtomicWr" | "UdWr" | "QpExWithFlush" | "PortAttrWithSpeed" => return None,
         other => panic!("{other} is new in layout.rs: say here what it is in C"),
     })
@@ -154,7 +154,7 @@ fn bindings_are_laid_out_as_the_headers_say() {
     };
     for layout in layouts.iter().filter(|layout| in_c(&layout.name).is_some()) {
         let size = number(&layout.name);
-        // Slots are found from the end of the table, which has grown to the front since.
+        // Slots are located from the end of the table, which has grown at the front since.
         let shift = if layout.name == "VerbsContext" { size - layout.size.unwrap() } else { 0 };
         let grows = matches!(layout.name.as_str(), "VerbsContext" | "QpEx" | "PortAttr");
         assert!(layout.size.is_none_or(|ours| size == ours || grows && size > ours), "size of {}: {size}", layout.name);

@@ -1,6 +1,6 @@
-//! Idle costs nothing: a thousand connections that have worked and now wait leave every thread of the process asleep.
+//! Idle connections cost nothing: a thousand that have worked and now wait leave every thread of the process asleep.
 //!
-//! For the ten seconds that are promised: `RDMA_VERBS_IDLE_SECONDS=10 cargo test --test idle -- --nocapture`.
+//! For the documented ten seconds: `RDMA_VERBS_IDLE_SECONDS=10 cargo test --test idle -- --nocapture`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,18 +14,18 @@ use rdma_verbs::verbs::{
 
 const QUEUE_PAIRS: usize = 1_000;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Unless `RDMA_VERBS_IDLE_SECONDS` says otherwise.
+/// The default of `RDMA_VERBS_IDLE_SECONDS`.
 const SECONDS: u64 = 3;
-/// How long nothing may have happened before it counts as idle; longer than every deadline of what has ended.
+/// Duration without activity that counts as idle; longer than every deadline of finished work.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// What a thread has done since it began.
+/// The activity of a thread since its start.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Life {
     name: String,
-    /// How often it went to sleep, or had to let others go on.
+    /// Voluntary and involuntary context switches.
     switches: Vec<u64>,
-    /// Nanoseconds on a processor, and turns there.
+    /// Nanoseconds on a processor, and number of times scheduled.
     ran: Vec<u64>,
 }
 
@@ -33,7 +33,7 @@ fn numbers(text: &str) -> Vec<u64> {
     text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-/// All threads but the one that asks.
+/// Returns all threads but the caller's.
 fn others() -> BTreeMap<String, Life> {
     let own = fs::read_link("/proc/thread-self").unwrap();
     let threads = fs::read_dir("/proc/self/task").unwrap().map(|entry| entry.unwrap());
@@ -46,7 +46,8 @@ fn others() -> BTreeMap<String, Life> {
             let life = Life {
                 name: read("comm").trim().to_owned(),
                 switches: switches.flat_map(numbers).collect(),
-                // Time on a processor, time waiting for one, turns; empty if the kernel does not count.
+                // Time on a processor, time waiting for one, number of times scheduled; empty if the kernel does not
+                // count.
                 ran: numbers(&read("schedstat")).into_iter().step_by(2).collect(),
             };
             (thread.file_name().into_string().unwrap(), life)
@@ -54,7 +55,7 @@ fn others() -> BTreeMap<String, Life> {
         .collect()
 }
 
-/// The threads once none of them has done anything for a while.
+/// Waits until no thread has done anything for a while, and returns them.
 fn wait_quiet() -> BTreeMap<String, Life> {
     let start = Instant::now();
     let mut last = others();
@@ -93,7 +94,7 @@ impl End {
         }
     }
 
-    /// Every connection writes a word into its place at the peer, and reads it back into one behind all of them.
+    /// Every connection writes a word into its slot at the peer, and reads it back into a slot behind all of these.
     fn work(&self, peer: &End) {
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
         let near = self.pd.alloc_mr(16 * QUEUE_PAIRS, access).unwrap();
@@ -104,7 +105,7 @@ impl End {
             let remote = far.remote().slice(place(number)).unwrap();
             let write = SendRequest::write(near.slice(place(number)).unwrap(), remote);
             let read = SendRequest::read(near.slice(place(QUEUE_PAIRS + number)).unwrap(), remote);
-            // The read is after the write, and complete when that is.
+            // The READ executes after the WRITE, and completes after it.
             qp.post_send(&[write, read.signaled()]).unwrap();
         }
         for _ in 0..QUEUE_PAIRS {
@@ -130,7 +131,7 @@ fn idle_connections_wake_nobody() {
     ends[1].work(&ends[0]);
     let last = ends[1].pd.alloc_mr(8, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE).unwrap();
     thread::scope(|scope| {
-        // One end sleeps on its channel, the other is left alone.
+        // One end sleeps on its channel, the other is unattended.
         let waiting = scope.spawn(|| {
             ends[0].cq.req_notify(Notify::Any).unwrap();
             ends[0].channel.wait_event(Some(PATIENCE + Duration::from_secs(seconds()))).unwrap()
@@ -141,13 +142,13 @@ fn idle_connections_wake_nobody() {
         thread::sleep(Duration::from_secs(seconds()));
         let after = others();
         println!("{QUEUE_PAIRS} idle connections: in {} s nothing was done by any of {names:?}", seconds());
-        assert_eq!(before, after, "somebody woke up");
-        // All are still there: a message goes through, and wakes the one who waits for it.
+        assert_eq!(before, after, "a thread woke up");
+        // All are still there: a message goes through and wakes the waiting thread.
         let write = SendRequest::write(verbs::Payload::EMPTY, last.remote().slice(..0).unwrap());
         ends[0].qps[QUEUE_PAIRS - 1].post_send(&[write.signaled()]).unwrap();
         assert_eq!(waiting.join().unwrap(), Some(1));
         let served = others();
         let woke_up = |(id, life): (&String, &Life)| life.name.starts_with("rdma0") && served.get(id) != Some(life);
-        assert!(after.iter().any(woke_up), "nobody polls at the far end: its thread served the message");
+        assert!(after.iter().any(woke_up), "the far end is not polled: its thread served the message");
     });
 }

@@ -1,5 +1,5 @@
-//! Interfaces and addresses that come and go become asynchronous events, and the GID table follows. In a network
-//! namespace of the test's own, in which links can be changed.
+//! Added and removed interfaces and addresses raise asynchronous events, and the GID table follows. The test runs in
+//! its own network namespace, in which links can be changed.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
@@ -58,11 +58,11 @@ fn event(context: &Context) -> AsyncEvent {
     context.get_async_event(PATIENCE).expect("an event")
 }
 
-/// Whether an event makes the descriptor readable, without anybody asking for it.
+/// Returns whether an event makes the descriptor readable without a verb being called.
 fn is_readable(context: &Context) -> bool {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        #[allow(deprecated)] // The newest version wants a promise that the descriptor stays open.
+        #[allow(deprecated)] // Newer versions require a promise that the descriptor stays open.
         let descriptor = AsyncFd::new(context.as_fd()).unwrap();
         tokio::time::timeout(PATIENCE, descriptor.readable()).await.is_ok()
     })
@@ -84,7 +84,7 @@ fn addresses_come_and_go() {
     assert!(context.query_port(1).unwrap().gid_tbl_len > u32::from(next) + 2, "an entry stays unused");
 
     ip("addr del 10.9.8.1/32 dev lo");
-    // Whoever asks for the table does not see the address any more, even before the event is taken.
+    // The table no longer shows the address, even before the event is taken.
     let error = context.query_gid(1, next).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     assert!(error.to_string().contains(&format!("gid_index is {next}")), "{error}");
@@ -108,7 +108,7 @@ fn the_link_goes_down_and_up() {
     let context = verbs::open("soft_lo").unwrap();
     assert_eq!(context.query_port(1).unwrap().state, PortState::Active);
     ip("link set lo down");
-    // IPv6 addresses go with the link.
+    // IPv6 addresses are removed with the link.
     while event(&context) != AsyncEvent::PortError(1) {}
     assert_eq!(context.query_port(1).unwrap().state, PortState::Down);
     ip("link set lo up");

@@ -1,4 +1,4 @@
-//! Multicast over a link of one's own: IPv4 and IPv6, members in several processes on one address.
+//! Multicast over a private link: IPv4 and IPv6, and members in several processes on one address.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -21,7 +21,7 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
-/// Runs a test of this file as another process.
+/// Runs a test of this file in another process.
 fn this_test(mut command: Command, name: &str) -> Child {
     command.args(["--exact", name, "--ignored", "--nocapture"]);
     command.stdout(Stdio::piped()).spawn().unwrap()
@@ -59,7 +59,7 @@ impl Member {
     }
 }
 
-/// A member in a process of its own.
+/// A member in its own process.
 #[test]
 #[ignore = "started by the test of groups"]
 fn member() {
@@ -76,7 +76,7 @@ fn await_line(output: &mut BufReader<ChildStdout>, wanted: &str) {
     assert!(found, "the other process ended without saying \"{wanted}\"");
 }
 
-/// In a network of its own, on a link that is not the loopback.
+/// In its own network namespace, on a link other than the loopback.
 #[test]
 #[ignore = "started by the test of groups"]
 fn inside() {
@@ -106,7 +106,7 @@ fn inside() {
         own.hears(group);
         for (child, output) in &mut children {
             await_line(output, "heard");
-            // What is left of its output, so that it does not wait for a reader.
+            // Drains the rest of its output, so that it does not block on a full pipe.
             output.lines().for_each(drop);
             assert!(child.wait().unwrap().success());
         }

@@ -1,4 +1,4 @@
-//! The owned tier over loopback: buffers move into requests and come back, whatever becomes of them.
+//! The owned tier over loopback: buffers move into requests and come back in every case.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ impl End {
     }
 }
 
-/// Two connected ends on 127.90.1.`first` and the address after it.
+/// Two connected ends on 127.90.1.`first` and the following address.
 fn pair(first: u8) -> (End, End) {
     pair_with(first, &ConnectOptions::default(), |builder| builder)
 }
@@ -317,7 +317,7 @@ fn destroying_and_dropping_return_what_is_held() {
         match turn % 3 {
             0 => assert_eq!(qp.destroy().unwrap().len(), 17),
             1 => drop(qp),
-            // Whatever goes first, the buffers come home.
+            // The buffers come back in every order of dropping.
             _ => {
                 drop((cq.clone(), pd));
                 drop(qp);
@@ -380,7 +380,7 @@ fn a_pool_stays_within_its_bound_and_reuses_what_lies_idle() {
     let stats = pool.stats();
     assert!(stats.registered_bytes <= 256 << 10, "{stats:?}");
     assert_eq!((stats.outstanding, stats.taken - stats.returned), (49, 49));
-    // Buffers are disjoint, and each keeps what was written into it.
+    // Buffers are disjoint, and each keeps its bytes.
     let mut medium = medium;
     medium.iter_mut().enumerate().for_each(|(index, buffer)| buffer.extend_from_slice(&[index as u8; 4000]));
     assert!(medium.iter().enumerate().all(|(index, buffer)| **buffer == [index as u8; 4000]));
@@ -424,7 +424,7 @@ fn threads_share_a_pool_a_queue_pair_and_a_completion_queue() {
     assert_eq!(a.outstanding(), 0);
 }
 
-/// Ends the other threads, also if this one panics.
+/// Stops the other threads, also if this one panics.
 struct Stops<'a>(&'a std::sync::atomic::AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -468,7 +468,7 @@ fn peers_cannot_reach_buffers() {
     let (a, b) = pair(31);
     let buffer = Buffer::from_vec(&b.pd, vec![1; 64]).unwrap();
     let address = buffer.as_ptr().addr() as u64;
-    // Even a peer that knew the address would have to guess the key; and no key of a buffer grants anything.
+    // Even a peer that knew the address would have to guess the key; and no key of a buffer grants any access.
     for key in [0, 1, 0x100, u32::MAX] {
         let _ = a.qp.post_send(
             Request::write(a.pool.copy_from(b"overwritten").unwrap(), RemoteMemory::new(address, Rkey(key), 64))
@@ -502,7 +502,7 @@ fn a_channel_announces_what_comes_back() {
 
 #[test]
 fn devices_of_unknown_providers_get_no_buffers() {
-    // What is opened at the provider tier may be anybody's device; its word about memory is not taken.
+    // A device opened at the provider tier may be of any implementation, so its claims about memory are not trusted.
     let soft = rdma_verbs::provider::providers()[0].open("soft:127.90.1.34").unwrap();
     let context = Context::from(soft);
     let pd = context.alloc_pd().unwrap();

@@ -31,7 +31,7 @@ fn runtimes() -> [Runtime; 2] {
     ]
 }
 
-/// Runs a test on a task of each runtime, within bounds.
+/// Runs a test on a task of each runtime, with a time limit.
 fn on_both<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
     for runtime in runtimes() {
         let task = runtime.spawn(test());
@@ -78,7 +78,7 @@ fn connect(left: &QueuePair, right: &QueuePair) {
     right.connect(&left_info).unwrap();
 }
 
-/// Two connected ends on 127.90.3.`first` and the address after it.
+/// Two connected ends on 127.90.3.`first` and the following address.
 fn pair_with(first: u8, shape: impl Fn(QueuePairOptions) -> QueuePairOptions) -> (End, End) {
     let [left, right] = [first, first + 1].map(|host| End::open(&format!("127.90.3.{host}"), &shape));
     connect(&left.qp, &right.qp);
@@ -135,7 +135,7 @@ fn every_operation_is_a_future() {
 #[test]
 fn many_tasks_share_a_queue_pair_and_a_task_uses_many() {
     on_both(|| async {
-        // The queue is smaller than the number of tasks: they wait for their turn.
+        // The queue is smaller than the number of tasks: they wait for slots.
         let (a, b) = pair_with(3, |builder| builder.max_send_wr(4));
         let (region, remote) = b.region(64 * 16);
         let pool = a.pool.clone();
@@ -178,7 +178,7 @@ fn many_tasks_share_a_queue_pair_and_a_task_uses_many() {
     });
 }
 
-/// A future that is given up after so many polls, whether it is woken or not.
+/// A future that is dropped after this many polls, whether it is woken or not.
 struct GivenUp<F> {
     future: Pin<Box<F>>,
     polls: usize,
@@ -204,7 +204,7 @@ fn give_up<F: Future>(future: F, polls: usize) -> GivenUp<F> {
     GivenUp { future: Box::pin(future), polls }
 }
 
-/// One future of a random kind, given up after a random number of polls; whether it was.
+/// Runs one future of a random kind, dropped after a random number of polls. Returns whether it was dropped.
 async fn one_future(a: &End, remote: RemoteMemory, random: &mut SmallRng) -> bool {
     let polls = match random.random_range(0..4) {
         0 => random.random_range(0..3),
@@ -217,7 +217,7 @@ async fn one_future(a: &End, remote: RemoteMemory, random: &mut SmallRng) -> boo
         1 => give_up(a.qp.read(buffer, remote.slice(..64).unwrap()), polls).await,
         2 => give_up(a.qp.fetch_and_add(buffer, remote.slice(..8).unwrap(), 1), polls).await,
         3 => give_up(a.qp.send(a.bytes(b"message")), polls).await,
-        // Nothing is sent to this end: the receive never completes, so it is always given up.
+        // Nothing is sent to this end: the receive never completes, so it is always dropped.
         _ => give_up(a.qp.recv(buffer), polls.min(20)).await,
     };
     result.is_none()
@@ -294,7 +294,7 @@ fn messages_arrive_in_order_within_their_bound() {
             a
         });
         for number in 0..200u64 {
-            // Cancelled calls lose no message.
+            // Canceled calls lose no message.
             let early = give_up(messages.next(), (number % 3) as usize).await;
             let message = match early {
                 Some(message) => message,
@@ -400,7 +400,7 @@ fn when_the_runtime_ends_buffers_come_back() {
         runtime.block_on(async { assert!(give_up(&mut waiting, 1).await.is_none()) });
         assert_eq!(a.qp.in_flight().1, 1);
         drop(runtime);
-        // The future is awaited elsewhere: it hears that its queue pair is gone.
+        // Another runtime awaits the future, which reports that its queue pair is gone.
         let other = Builder::new_current_thread().enable_all().build().unwrap();
         let (result, buffer) = other.block_on(async { timeout(PATIENCE, waiting).await.unwrap() });
         assert_eq!(failure(result).cause, Cause::Destroyed);
@@ -414,7 +414,7 @@ fn when_the_runtime_ends_buffers_come_back() {
 
 #[test]
 fn an_overflow_ends_all_futures_of_its_queue() {
-    // The task polls as fast as it can, so the queue overflows only while the runtime is kept from running.
+    // The task polls as fast as it can, so the queue overflows only while the runtime is blocked.
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let context = verbs::open("soft:127.90.3.17").unwrap();
@@ -435,10 +435,10 @@ fn an_overflow_ends_all_futures_of_its_queue() {
         std::thread::sleep(Duration::from_millis(50));
         let mut failed = 0;
         for future in futures {
-            failed += usize::from(timeout(PATIENCE, future).await.expect("an answer").0.is_err());
+            failed += usize::from(timeout(PATIENCE, future).await.expect("a result in time").0.is_err());
         }
         for future in sends {
-            failed += usize::from(timeout(PATIENCE, future).await.expect("an answer").0.is_err());
+            failed += usize::from(timeout(PATIENCE, future).await.expect("a result in time").0.is_err());
         }
         assert!(failed > 0);
         assert_eq!(pool.stats().outstanding, 0);

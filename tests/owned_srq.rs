@@ -1,5 +1,5 @@
-//! Shared receive queues of the owned tier over loopback: buffers come back whichever queue pair took them, and
-//! whatever becomes of it.
+//! Shared receive queues of the owned tier over loopback: buffers come back from every queue pair, whatever becomes of
+//! it.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use rdma_verbs::verbs::{
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A shared queue of 16 with its pool, and queue pairs that use it, each connected to one of another device.
+/// A shared queue of 16 with its pool, and queue pairs that use it, each connected to a queue pair of another device.
 struct Sharing {
     receivers: Vec<QueuePair>,
     senders: Vec<QueuePair>,
@@ -66,7 +66,7 @@ impl Sharing {
         wr_ids.into_iter().for_each(|wr_id| self.srq.post_recv(self.pool.take(64).unwrap(), wr_id).unwrap());
     }
 
-    /// Sends, and waits until it has arrived.
+    /// Sends a message and waits until it has arrived.
     #[track_caller]
     fn send(&self, peer: usize, bytes: &[u8]) {
         let buffer = self.sender_pool.copy_from(bytes).unwrap();
@@ -86,7 +86,7 @@ impl Sharing {
     }
 }
 
-/// What reset or destruction gave back.
+/// Returns the numbers of the receives that reset or destruction returned.
 fn wr_ids(returned: &[Finished]) -> Vec<u64> {
     let mut wr_ids: Vec<u64> = returned.iter().map(Finished::wr_id).collect();
     for finished in returned {
@@ -157,7 +157,7 @@ fn what_has_arrived_outlives_the_queue_pair() {
     let gone = sharing.receivers[0].qpn();
     (0..3u8).for_each(|number| sharing.send(0, &[number; 5]));
     sharing.send(1, b"of the other");
-    // None of it is polled. The device forgets the completions of a queue pair that goes.
+    // None of it is polled. The device drops the completions of a destroyed queue pair.
     drop(sharing.receivers.remove(0));
     (0..3u8).for_each(|number| sharing.received(u64::from(number), gone, &[number; 5]));
     sharing.received(3, sharing.receivers[0].qpn(), b"of the other");
@@ -189,7 +189,8 @@ fn what_has_arrived_outlives_reset_and_what_was_sent_comes_back_once() {
     assert_eq!(qp.in_flight(), (1, 0));
 }
 
-/// A queue pair of the shared queue that has seen the first half of a message, whose sender's memory then went.
+/// Returns a queue pair of the shared queue that has received the first half of a message, whose sender's memory was
+/// then deregistered.
 fn half_filled(sharing: &Sharing, wr_id: u64) -> (QueuePair, verbs::QueuePair) {
     let receiver = sharing.receiver();
     let cq = sharing.sender_pd.context().create_cq(16).unwrap();
@@ -261,7 +262,7 @@ fn the_queue_is_busy_while_used_and_gives_back_what_waits() {
     sharing.post([5]);
     sharing.receivers.clear();
     let returned = sharing.srq.destroy().unwrap();
-    // The one that has arrived comes back with the others, because its completion was not polled before.
+    // The receive that has completed is returned with the others, because its completion was not polled before.
     assert_eq!(wr_ids(&returned), [1, 2, 3, 4, 5]);
     assert!(returned.iter().all(|finished| finished.qpn() == Qpn::default() && finished.is_receive()));
     assert!(sharing.cq.poll().unwrap().is_none(), "and not twice");
@@ -296,13 +297,13 @@ fn options_reach_the_device() {
     let (pd, cq, srq) = (&sharing.pd, &sharing.cq, &sharing.srq);
     let made = QueuePair::with_srq(pd, cq, cq, srq, |options| options.max_send_wr(3)).unwrap();
     assert!((3..128).contains(&made.cap().max_send_wr), "{:?}", made.cap());
-    // A target of extended connections needs a domain, which no option names.
+    // A target of extended connections needs a domain, which no option provides.
     let made = QueuePair::with(pd, cq, cq, |options| options.qp_type(QueuePairType::XrcReceive));
     assert_eq!(made.unwrap_err().verb(), "create_qp");
 }
 
-/// Queue pairs come and go in the middle of traffic, while two threads poll and post: every buffer comes back once,
-/// from the completion queue, a queue pair or in the end the queue.
+/// Queue pairs are created and dropped during traffic, while two threads poll and post: every buffer comes back once,
+/// from the completion queue, a queue pair or finally the queue.
 #[test]
 fn nothing_is_lost_or_returned_twice() {
     let sharing = Sharing::new(25, 4);
@@ -358,7 +359,7 @@ fn nothing_is_lost_or_returned_twice() {
     let left = srq.destroy().unwrap();
     left.iter().for_each(|finished| assert!(returned.lock().unwrap().insert(finished.wr_id())));
     drop(left);
-    // Messages of one packet are never half there, so dropped queue pairs have kept none.
+    // Messages of one packet are never partial, so dropped queue pairs have kept none.
     assert_eq!(returned.into_inner().unwrap().len() as u64, next.into_inner(), "what was posted comes back");
     assert_eq!(pool.stats().outstanding, 0);
 }

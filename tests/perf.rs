@@ -1,7 +1,7 @@
-//! `examples/perf.rs` in all its modes, briefly: that it measures, says so in the right form, refuses what makes no
-//! sense, and ends with the right code. How fast anything is, is not looked at.
+//! Brief runs of `examples/perf.rs` in all its modes: it measures, prints the right format, refuses senseless
+//! arguments, and exits with the right code. The measured speed is not judged.
 //!
-//! The test is the program, too: it starts itself with `RDMA_VERBS_TEST_PERF` set.
+//! The test is also the program: it starts itself with `RDMA_VERBS_TEST_PERF` set.
 
 #[path = "../examples/perf/mod.rs"]
 mod perf;
@@ -17,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// Tells the process that it is the program.
+/// Set in processes that are the program.
 const PROGRAM: &str = "RDMA_VERBS_TEST_PERF";
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         return perf::main();
     }
     let mut arguments = Arguments::from_args();
-    // They all use the same two devices.
+    // All tests use the same two devices.
     arguments.test_threads = Some(1);
     libtest_mimic::run(&arguments, trials()).exit_code()
 }
@@ -108,7 +108,7 @@ fn measurements() -> Vec<Trial> {
     trials
 }
 
-/// The program with these arguments; what stands in quotes is one.
+/// Returns a command for the program with these arguments; quoted text is one argument.
 fn program(arguments: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test's own path"));
     for (number, part) in arguments.split('"').enumerate() {
@@ -123,19 +123,19 @@ fn program(arguments: &str) -> Command {
     command
 }
 
-/// Two devices of this test's own, by process number.
+/// Returns the names of two devices of this test's own, by process number.
 fn devices() -> [String; 2] {
     let [.., high, low] = std::process::id().to_be_bytes();
     [95, 96].map(|network| format!("soft:127.{network}.{high}.{low}"))
 }
 
-/// `perf self` on those devices.
+/// Returns the arguments of `perf self` on those devices.
 fn both(arguments: &str) -> String {
     let [own, partner] = devices();
     format!("self {arguments} -d {own} --partner-dev {partner}")
 }
 
-/// Runs it to its end.
+/// Runs the program to its end.
 fn run(arguments: &str) -> Result<Output, Failed> {
     finish(program(arguments).spawn()?, arguments)
 }
@@ -157,7 +157,7 @@ fn text_of(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Its standard output, if it ended well.
+/// Runs the program, which must succeed, and returns its standard output.
 fn output(arguments: &str) -> Result<String, Failed> {
     let Output { status, stdout, stderr } = run(arguments)?;
     if status.success() {
@@ -198,7 +198,7 @@ fn measurement(command: &str, is_latency: bool) -> Result<(), Failed> {
     ensure(quantiles[0] > 0.0 && quantiles.is_sorted(), || format!("{quantiles:?} do not grow"))
 }
 
-/// A picture that can be read, with these words in it.
+/// Checks that the file is a readable picture that contains these words.
 fn check_picture(file: &PathBuf, words: &[&str]) -> Result<(), Failed> {
     let text = std::fs::read_to_string(file)?;
     std::fs::remove_file(file)?;
@@ -225,7 +225,7 @@ fn all_sizes_with_references_and_a_plot() -> Result<(), Failed> {
     };
     let sizes: Vec<u64> = (1..=23).map(|power| 1 << power).collect();
     ensure(bytes("results") == sizes, || format!("{:?}", bytes("results")))?;
-    // Raw datagrams end at 64 KiB.
+    // Raw datagrams are at most 64 KiB long.
     ensure(bytes("references").len() == 23 + 15, || format!("{:?}", bytes("references")))?;
     check_picture(&file, &["Half round trip, median", "distribution", "SEND", "raw UDP", "TCP"])
 }
@@ -246,7 +246,7 @@ fn text() -> Result<(), Failed> {
     ensure(help.contains("perf self send lat"), || help.clone())
 }
 
-/// Within the host nothing is controlled, so nothing is counted.
+/// Paths within the host have no congestion control, so nothing is counted.
 fn path_report() -> Result<(), Failed> {
     let report = output(&both("write bw -n 50 --report"))?;
     ensure(report.lines().any(|line| line.starts_with("The path from ")), || report.clone())?;
@@ -261,7 +261,7 @@ fn path_report() -> Result<(), Failed> {
     ensure(is_silent, || format!("not asked for: {without}"))
 }
 
-/// A server, once it listens.
+/// Starts a server and returns it with its port, once it listens.
 fn server(arguments: &str) -> Result<(Child, u16), Failed> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut server = program(&format!("{arguments} -p {port}")).spawn()?;
@@ -356,7 +356,7 @@ fn failures() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Ctrl-C ends a run, and a server that waits.
+/// Ctrl-C ends a run, and a waiting server.
 fn interrupt() -> Result<(), Failed> {
     let running = program(&both("write bw -D 60")).spawn()?;
     std::thread::sleep(Duration::from_millis(800));
@@ -381,7 +381,7 @@ fn table() -> Result<(), Failed> {
     ensure(text.contains("WRITE 1 MiB beside TCP") && text.contains(">= 1"), || text.clone())
 }
 
-/// Whether nothing failed and every row says something; how many rows there are.
+/// Checks that nothing failed and that every row has a verdict; returns the number of rows.
 fn check_table(document: &Value) -> Result<usize, Failed> {
     let rows = document["rows"].as_array().ok_or("no rows")?;
     ensure(document["failed"].as_array().is_some_and(Vec::is_empty), || document["failed"].to_string())?;
@@ -398,7 +398,7 @@ fn check_table(document: &Value) -> Result<usize, Failed> {
     Ok(rows.len())
 }
 
-/// Network namespaces and veth pairs, if this system gives any.
+/// Returns whether this system allows network namespaces and veth pairs.
 fn gives_veth() -> bool {
     let tried = Command::new("unshare").args(["-rn", "ip", "link", "add", "type", "veth"]).output();
     tried.is_ok_and(|output| output.status.success())
@@ -420,7 +420,7 @@ fn table_over_veth() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows whose programs are missing are left out, and said so.
+/// Rows whose programs are missing are left out and reported.
 fn table_without_what_it_needs() -> Result<(), Failed> {
     let ended = |arguments: &str| -> Result<Output, Failed> {
         finish(program(arguments).env("PATH", "/nonexistent").spawn()?, arguments)
@@ -439,12 +439,12 @@ fn table_without_what_it_needs() -> Result<(), Failed> {
     ensure(check_table(&document)? == 1, || document.to_string())?;
     let missing = document["not_measured"].as_array().ok_or("nothing is said of the others")?;
     ensure(missing.len() == 5, || format!("{missing:?}"))?;
-    // Whether the one row that can be measured meets its target is the machine's matter.
+    // Whether the measured row meets its target depends on the machine.
     let strict = ended(&format!("{arguments} --strict"))?.status;
     ensure(matches!(strict.code(), Some(1 | 3)), || format!("--strict ends with {strict}"))
 }
 
-/// Whoever ends the table ends the processes in the namespaces, and with them the namespaces.
+/// Ending the table ends the processes in the namespaces, and with them the namespaces.
 fn interrupt_over_veth() -> Result<(), Failed> {
     if !gives_veth() {
         println!("interrupt_over_veth: skipped, no network namespace, or no veth links");
@@ -477,7 +477,7 @@ fn await_that<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, F
     }
 }
 
-/// Parent and time of start of a process that runs.
+/// Returns the parent and the start time of a running process.
 fn process(pid: u32) -> Option<(u32, String)> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = status.rsplit_once(')')?.1.split_whitespace().collect();
@@ -493,7 +493,7 @@ fn is_partner(pid: u32) -> bool {
     arguments.split('\0').nth(1) == Some("partner")
 }
 
-/// A process' children and theirs, with their times of start, because numbers are used again.
+/// Returns all descendants of a process, with their start times, because process numbers are reused.
 fn descendants(pid: u32) -> Vec<(u32, String)> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -537,7 +537,7 @@ fn output_of_other_programs() -> Result<(), Failed> {
     ensure((latency.bytes, latency.messages) == (8, 50_000), || format!("{latency:?}"))?;
     ensure((latency.median, latency.mean) == (Some(5.154), Some(5.5)), || format!("{latency:?}"))?;
     ensure(is_near(latency.seconds, 0.55), || format!("{latency:?}"))?;
-    // Its megabytes have 2^20 bytes; what counts is the whole, not the last second.
+    // Its megabyte is 2^20 bytes; the whole run counts, not the last second.
     let bandwidth = reads(Program::Ucx(UcxTest::PutBandwidth), 1 << 20, UCX_BANDWIDTH).ok_or("no bandwidth")?;
     ensure((bandwidth.messages, bandwidth.median) == (1000, None), || format!("{bandwidth:?}"))?;
     ensure(is_near(bandwidth.seconds, 0.20737), || format!("{bandwidth:?}"))?;

@@ -1,8 +1,9 @@
-//! Several processes of one user on one address: they come, stop, go on, are killed and leave, and disturb nobody.
+//! Several processes of one user on one address: they start, stop, continue, exit and are killed, without disturbing
+//! the others.
 //!
 //! The test starts itself again as members. Each member holds a reliable connection to every other and plays ping-pong
-//! on it, checking every answer. Members tell by a TCP connection, which ends with its process, whether a peer was
-//! killed: any other failure is an error.
+//! on it, checking every reply. A TCP connection, which closes when its process ends, shows whether a peer was killed:
+//! any other failure is an error.
 //!
 //! `RDMA_VERBS_PROCESSES_SECONDS=60 cargo test --release --test processes -- --nocapture` runs it for a minute.
 
@@ -23,13 +24,13 @@ use rdma_verbs::verbs::{
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Tells a process that it is a member, and on which device.
+/// Set in members: the name of the device.
 const MEMBER: &str = "RDMA_VERBS_TEST_MEMBER";
-/// The members to connect to, by the addresses of their listeners.
+/// Addresses of the listeners of the members to connect to.
 const PEERS: &str = "RDMA_VERBS_TEST_PEERS";
 const SECONDS: &str = "RDMA_VERBS_PROCESSES_SECONDS";
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Between two exchanges on a connection.
+/// Pause between two exchanges on a connection.
 const PAUSE: Duration = Duration::from_millis(3);
 /// 0.5 s, eight times: longer than any process is stopped.
 const TIMEOUT: u8 = 17;
@@ -62,7 +63,7 @@ impl End {
         Ok(Self { channel, cq, qp, memory })
     }
 
-    /// Connects, and waits until both ends have.
+    /// Connects, and waits until both ends are connected.
     fn connect(&self, remote: &verbs::ConnectionInfo, stream: &mut TcpStream) -> Outcome {
         self.qp.post_recv(&[ReceiveRequest::new(&self.memory)])?;
         self.qp.connect_with(remote, &ConnectOptions::default().timeout(TIMEOUT))?;
@@ -77,7 +78,7 @@ impl End {
         Ok(self.qp.post_send(&[SendRequest::send(Payload::inline(&bytes))])?)
     }
 
-    /// What completed next; `None` if nothing did in a while.
+    /// Returns the next completion's opcode; `None` after 100 ms without one.
     fn completion(&self) -> Outcome<Option<CompletionOpcode>> {
         let mut completions = [Completion::default()];
         self.cq.req_notify(Notify::Any)?;
@@ -91,7 +92,7 @@ impl End {
         Ok(Some(done.opcode))
     }
 
-    /// The number that arrived; posts the next receive.
+    /// Returns the number that arrived; posts the next receive.
     fn take_number(&self) -> Outcome<u64> {
         let bytes = self.memory.to_vec(..16)?;
         let (number, check) = (u64::from_le_bytes(bytes[..8].try_into()?), u64::from_le_bytes(bytes[8..].try_into()?));
@@ -103,7 +104,7 @@ impl End {
     }
 }
 
-/// Whether the other process is gone: then failures are as they must be.
+/// Returns whether the other process is gone: then failures are expected.
 fn is_gone(stream: &mut TcpStream) -> bool {
     let _ = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(Duration::from_secs(2))));
     match stream.read(&mut [0]) {
@@ -112,7 +113,7 @@ fn is_gone(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Whether the peer said something on a stream that does not wait; an error if it is gone.
+/// Returns whether the peer has sent a byte on a non-blocking stream; an error if the peer is gone.
 fn has_word(stream: &mut TcpStream) -> Outcome<bool> {
     match stream.read(&mut [0]) {
         Ok(0) => Err("the peer is gone".into()),
@@ -123,7 +124,7 @@ fn has_word(stream: &mut TcpStream) -> Outcome<bool> {
 }
 
 impl Member {
-    /// Runs one end of a connection; notes how it ended.
+    /// Runs one end of a connection and records how it ended.
     fn run(&self, stream: &mut TcpStream, play: impl FnOnce(&mut TcpStream) -> Outcome) {
         if let Err(error) = play(stream) {
             if is_gone(stream) {
@@ -172,7 +173,7 @@ impl Member {
 
     fn call(&self, peer: &str) -> Outcome {
         let end = End::new(&self.context)?;
-        // A peer that was killed before it could answer is no error.
+        // A peer that was killed before it replied is no error.
         let Ok((remote, mut stream)) = end.qp.connection_info()?.connect_tcp(peer, PATIENCE) else {
             self.peers_lost.fetch_add(1, Ordering::Relaxed);
             return Ok(());
@@ -184,13 +185,13 @@ impl Member {
         Ok(())
     }
 
-    /// Takes the next call, and starts a thread for it.
+    /// Accepts the next call, and starts a thread for it.
     fn take_call(self: &Arc<Self>, listener: &TcpListener) -> Outcome<Option<std::thread::JoinHandle<()>>> {
         let end = End::new(&self.context)?;
         let (remote, mut stream) = match end.qp.connection_info()?.accept_tcp(listener, Duration::from_millis(300)) {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == ErrorKind::TimedOut => return Ok(None),
-            // The caller was killed in the middle.
+            // The caller was killed during the exchange.
             Err(error) if error.kind() == ErrorKind::Protocol => return Ok(None),
             Err(error) => return Err(error.into()),
         };
@@ -204,7 +205,7 @@ impl Member {
     }
 }
 
-/// Not a test: what the members run.
+/// Not a test: the members' program.
 #[test]
 #[ignore = "started by the other tests"]
 fn member_process() {
@@ -261,7 +262,7 @@ impl Process {
         process
     }
 
-    /// What follows these words in the output.
+    /// Waits for a line with these words and returns the text after them.
     fn line(&mut self, words: &str) -> String {
         let mut line = String::new();
         while self.stdout.read_line(&mut line).unwrap() > 0 {
@@ -286,13 +287,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // After a failure nobody is left behind; a process that has ended does not mind.
+        // After a failure, no process is left behind; killing one that has ended does no harm.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Ends all properly; exchanges and forwarded packets of all.
+/// Ends all processes properly; returns their sums of exchanges and of forwarded packets.
 fn end(processes: Vec<Process>) -> (u64, u64) {
     let mut sums = (0, 0);
     let mut processes = processes;
@@ -309,7 +310,7 @@ fn end(processes: Vec<Process>) -> (u64, u64) {
     sums
 }
 
-/// Registry files of an address, in all places and namespaces.
+/// Returns the registry files of an address, in all folders and namespaces.
 fn registry_entries(address: &str) -> Vec<std::path::PathBuf> {
     let folders = ["/dev/shm", "/tmp"].into_iter().flat_map(std::fs::read_dir).flatten().flatten();
     let folders = folders.filter(|folder| folder.file_name().to_string_lossy().starts_with("rdma-verbs-"));
@@ -348,7 +349,7 @@ fn members_disturb_nobody_when_they_are_killed_stopped_and_started() {
                 processes[victim].signal("-CONT");
                 continue;
             }
-            // Two at once: in which order the kernel closes their sockets nobody knows.
+            // Two at once: the order in which the kernel closes their sockets is undefined.
             1 if processes.len() > 4 => {
                 kills += 2;
                 processes.swap_remove(victim).kill();

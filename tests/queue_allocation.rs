@@ -9,7 +9,7 @@ use rdma_verbs::types::{
     BatchEnd, CompletionOpcode, Data, Operation, RawCompletion, ReceiveRequest, SendFlags, SendRequest, Sge,
 };
 
-/// The system's allocator, counting what each thread asks of it.
+/// The system's allocator with a count of each thread's allocations.
 struct Counting;
 
 thread_local! {
@@ -41,7 +41,7 @@ impl Notify for Silent {
     fn notify(&self, _completion_queue: u32) {}
 }
 
-/// Runs `work` and returns how often it allocated.
+/// Runs `work` and returns its number of allocations.
 fn allocations(work: impl FnOnce()) -> u64 {
     let before = ALLOCATIONS.get();
     work();

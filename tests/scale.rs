@@ -1,5 +1,5 @@
-//! Many objects on one device: 10,000 queue pairs, 100,000 regions. What each costs, and that nothing stays behind. One
-//! test, because memory, descriptors and threads are the process's.
+//! Many objects on one device: 10,000 queue pairs, 100,000 regions; the cost of each, and that nothing is left behind.
+//! One test, because memory, descriptors and threads belong to the process.
 
 #[path = "allocator/counting.rs"]
 mod counting;
@@ -14,9 +14,9 @@ use rdma_verbs::verbs::{
 
 const QUEUE_PAIRS: usize = 10_000;
 const REGIONS: usize = 100_000;
-/// What an idle queue pair may cost beyond the rings that were asked for.
+/// Upper bound for an idle queue pair's memory beyond its rings.
 const MOST_BYTES: usize = 4_096;
-/// Requests in each queue.
+/// Number of requests in each queue.
 const DEPTH: u32 = 16;
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -27,7 +27,7 @@ fn entries(folder: &str) -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }
 
-/// What the process has: descriptors and threads.
+/// Returns the process' numbers of descriptors and threads.
 fn holdings() -> (usize, usize) {
     (entries("/proc/self/fd"), entries("/proc/self/task"))
 }
@@ -50,7 +50,7 @@ impl Device {
     }
 }
 
-/// Bytes of a connected queue pair with queues of this depth, on average.
+/// Returns the average bytes of a connected queue pair with queues of this depth.
 fn bytes_of_queue_pair(device: &Device, depth: u32) -> usize {
     const SAMPLES: usize = 500;
     let before = bytes();
@@ -60,7 +60,7 @@ fn bytes_of_queue_pair(device: &Device, depth: u32) -> usize {
     used as usize / SAMPLES
 }
 
-/// Connected to itself: both halves have all that they need.
+/// Creates a queue pair connected to itself, so that both halves are fully set up.
 fn connected(device: &Device, depth: u32) -> QueuePair {
     let qp = device.queue_pair(depth);
     qp.connect(&qp.connection_info().unwrap()).unwrap();
@@ -71,11 +71,11 @@ fn write(qp: &QueuePair, remote: verbs::RemoteMemory, wr_id: usize) {
     qp.post_send(&[SendRequest::write(Payload::EMPTY, remote).wr_id(wr_id as u64).signaled()]).unwrap();
 }
 
-/// Creates, connects, uses and destroys all queue pairs; the objects that there were meanwhile.
+/// Creates, connects, uses and destroys all queue pairs; returns the live objects meanwhile.
 fn many_queue_pairs(device: &Device) -> LiveObjects {
     let region = device.pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE).unwrap();
     let queue_pairs: Vec<QueuePair> = (0..QUEUE_PAIRS).map(|_| connected(device, DEPTH)).collect();
-    // All work: some that were created first, last and in between complete a request.
+    // All work: a sample, from the first to the last, completes a request.
     for (wr_id, qp) in queue_pairs.iter().enumerate().step_by(97) {
         write(qp, region.remote(), wr_id);
         let done = device.cq.wait(PATIENCE).unwrap();
@@ -102,7 +102,7 @@ fn many_regions(device: &Device) -> Duration {
     registered
 }
 
-/// The first is slower than a hundred thousandth of all by this factor at most: neither kind is quadratic.
+/// Bounds the time of all parts by the first part's: no operation is quadratic.
 fn assert_even(name: &str, first: Duration, all: Duration, parts: u32) {
     println!("{name}: the first part {first:.1?}, all {parts} parts {all:.1?}");
     assert!(all < first * parts * 20 + Duration::from_secs(2), "{name} get slower the more there are");
@@ -114,7 +114,7 @@ fn many_objects_cost_little_and_leave_nothing() {
     let limits = device.context.query_device();
     assert!(limits.max_qp as usize >= QUEUE_PAIRS && limits.max_mr as usize >= REGIONS, "{limits:?}");
 
-    // Tables and threads that stay with the device.
+    // Creates the tables and threads that stay with the device.
     many_queue_pairs(&device);
     let rings = (bytes_of_queue_pair(&device, 2 * DEPTH) - bytes_of_queue_pair(&device, DEPTH)) / DEPTH as usize;
     let whole = bytes_of_queue_pair(&device, DEPTH);
@@ -164,7 +164,7 @@ fn many_objects_cost_little_and_leave_nothing() {
     drop(context);
 }
 
-/// Beyond the limit creation fails, and works again when there is room.
+/// Creation fails beyond the limit, and succeeds again once there is room.
 fn limits_hold(device: &Device) {
     let most = device.context.query_device().max_qp as usize;
     let mut queue_pairs: Vec<QueuePair> = (0..most).map(|_| device.queue_pair(1)).collect();

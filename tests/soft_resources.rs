@@ -1,4 +1,4 @@
-//! What a process has and does: threads, descriptors, idle work. One test, because they are the process's.
+//! A process' threads, descriptors and idle work. One test, because they belong to the process.
 
 #[path = "soft/common.rs"]
 #[allow(dead_code)]
@@ -18,7 +18,7 @@ fn threads() -> usize {
     entries("/proc/self/task")
 }
 
-/// Whether the process comes to this number of threads. The kernel lists a thread that was joined for a moment longer.
+/// Waits until the process has this number of threads. The kernel lists a joined thread for a moment longer.
 fn threads_become(expected: usize) -> bool {
     let deadline = Instant::now() + Duration::from_secs(5);
     while threads() != expected {
@@ -34,7 +34,7 @@ fn descriptors() -> usize {
     entries("/proc/self/fd")
 }
 
-/// Times that threads of this process gave up their processors. What others take from them does not count.
+/// Returns the number of voluntary context switches of this process. Preemption does not count.
 fn switches() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     tasks
@@ -72,7 +72,7 @@ fn process_has_and_does_no_more_than_it_needs() {
     assert!(after_first <= before.1 + 1, "{after_first} descriptors after {}", before.1);
 
     let (a, b) = pair("127.78.7.3", "127.78.7.4", 64, Acquaintance::Ours);
-    // One a device, and one for all that share addresses with other processes.
+    // One per device, and one for all devices that share addresses with other processes.
     assert!(threads_become(before.0 + 3), "{} threads after {}", threads(), before.0);
     a.post_send(1, Operation::Write { remote_addr: BASE, rkey: b.mr.rkey() }, Data::Inline(&[b"x"])).unwrap();
     a.success(1);
@@ -80,6 +80,6 @@ fn process_has_and_does_no_more_than_it_needs() {
     let idle = switches();
     std::thread::sleep(Duration::from_millis(500));
     let woken = switches() - idle;
-    // This thread's own sleep is one.
+    // One is this thread's own sleep.
     assert!(woken <= 3, "idle threads woke up {woken} times");
 }

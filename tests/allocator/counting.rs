@@ -1,4 +1,4 @@
-//! The system's allocator, knowing how many bytes are in use. For test programs whose `#[global_allocator]` it is.
+//! The system's allocator with a count of the bytes in use, for test programs that set it as `#[global_allocator]`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
@@ -22,7 +22,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Bytes in use.
+/// Returns the number of bytes in use.
 pub(crate) fn bytes() -> isize {
     BYTES.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! Queue pairs to capture, and what they do.
+//! Queue pairs whose traffic is captured.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use rdma_verbs::verbs::{
 /// Longer than anything here takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 const ALL_RIGHTS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
-/// Names a folder in which the files stay for others to look at.
+/// Names a folder in which the files are kept for other programs.
 const KEEP: &str = "CAPTURE_TEST_FOLDER";
 
 /// A device with a queue pair and memory.
@@ -30,7 +30,7 @@ impl End {
         let cq = context.create_cq(256).unwrap();
         let qp = pd.create_qp(&cq, &cq).build().unwrap();
         let region = pd.alloc_mr(1 << 20, ALL_RIGHTS).unwrap();
-        // Not zeros: readers of captures guess by the payload what protocol it may be.
+        // Not zeros: readers of captures guess the protocol from the payload.
         region.write_at(0, &[b'z'; 1 << 20]).unwrap();
         Self { context, pd, cq, qp, region }
     }
@@ -56,20 +56,20 @@ impl End {
     }
 }
 
-/// Where the test's file goes.
+/// Returns the path of the test's file.
 pub(crate) fn file(name: &str) -> PathBuf {
     let folder = std::env::var_os(KEEP).map_or_else(std::env::temp_dir, PathBuf::from);
     folder.join(format!("rdma-verbs-capture-{name}-{}.pcapng", std::process::id()))
 }
 
-/// Removes a file, unless somebody wants to look at it.
+/// Removes a file, unless the files are to be kept.
 pub(crate) fn remove(path: &std::path::Path) {
     if std::env::var_os(KEEP).is_none() {
         std::fs::remove_file(path).unwrap();
     }
 }
 
-/// How the two ends know each other.
+/// What the two ends know of each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Acquaintance {
     Ours,
@@ -93,7 +93,7 @@ pub(crate) fn connect(left: &QueuePair, right: &QueuePair, acquaintance: Acquain
     right.connect_with(&left_info, &options()).unwrap();
 }
 
-/// Each operation of the reliable service, in one packet and in several, with every kind of answer.
+/// Performs each operation of the reliable service, in one packet and in several, with every kind of response.
 pub(crate) fn every_operation(left: &End, right: &End) {
     let remote = right.region.remote();
     let (short, long) = (left.region.slice(0..100).unwrap(), left.region.slice(1_000..2_001).unwrap());
@@ -120,7 +120,7 @@ pub(crate) fn every_operation(left: &End, right: &End) {
     posts(SendRequest::fetch_and_add(word, remote.slice(8..16).unwrap(), 5), false);
     posts(SendRequest::compare_and_swap(word, remote.slice(8..16).unwrap(), 5, 6), false);
 
-    // Nothing is posted yet: the peer answers that it is not ready.
+    // Nothing is posted yet: the peer responds with an RNR NAK.
     left.qp.post_send(&[SendRequest::send(Payload::inline(&[b'e'; 40])).wr_id(100).signaled()]).unwrap();
     let end = Instant::now() + PATIENCE;
     while left.count(Counter::ReceivedRnr) == 0 {
@@ -130,11 +130,11 @@ pub(crate) fn every_operation(left: &End, right: &End) {
     right.succeeds(100);
     left.succeeds(100);
 
-    // No region allows it, so this is refused.
+    // No region allows invalidation, so it is refused.
     refused_invalidation(left, right, &left.qp, &right.qp, 100);
 }
 
-/// A SEND with invalidate, which the peer refuses; the connection ends.
+/// Sends a SEND with invalidate, which the peer refuses; the connection ends.
 pub(crate) fn refused_invalidation(left: &End, right: &End, from: &QueuePair, to: &QueuePair, length: usize) {
     to.post_recv(&[ReceiveRequest::new(&right.region).wr_id(200)]).unwrap();
     let data = left.region.slice(0..length).unwrap();

@@ -1,4 +1,4 @@
-//! Capture files as an independent reader sees them, and packets taken apart by their rebuilt headers.
+//! Capture files, read by an independent implementation, and packets dissected by their rebuilt headers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(crate) struct CaptureFile {
     pub(crate) device: String,
     pub(crate) packets: Vec<Captured>,
     pub(crate) lost: u64,
-    /// What it says of its end.
+    /// The comment at the end of the file.
     pub(crate) last_words: String,
 }
 
@@ -115,7 +115,7 @@ impl Captured {
         self.bytes[self.ip_header_bytes() + 6..][..2] != [0, 0]
     }
 
-    /// Identification and "don't fragment".
+    /// Returns the identification and the "don't fragment" bit.
     pub(crate) fn fragmentation(&self) -> (u16, bool) {
         if !self.is_v4() {
             return (0, true);
@@ -147,7 +147,7 @@ impl Captured {
         Flow { source, destination, source_port: u16::from_be_bytes([self.bytes[port], self.bytes[port + 1]]) }
     }
 
-    /// Lengths, protocol, port and checksums are what a receiver would demand.
+    /// Checks lengths, protocol, port and checksums as a receiver would.
     pub(crate) fn has_sound_headers(&self) -> bool {
         let header = self.ip_header_bytes();
         let udp = &self.bytes[header..];
@@ -167,12 +167,12 @@ impl Captured {
             && (sum, udp_sum) == (0xffff, 0xffff)
     }
 
-    /// Whether the packet was dropped before its check field was verified, which a capture then does not show.
+    /// Returns whether the packet was dropped before its check field was verified; a capture then omits the field.
     pub(crate) fn is_withheld(&self) -> bool {
         self.comment.ends_with("check field withheld")
     }
 
-    /// Its bytes as `received` shows them: without a withheld check field, and with the checksum that fits.
+    /// Returns its bytes as `received` shows them: without a withheld check field, and with the matching checksum.
     pub(crate) fn shown_as(&self, received: &Captured) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         if received.is_withheld() && bytes.len() == received.bytes.len() {
@@ -184,7 +184,7 @@ impl Captured {
         bytes
     }
 
-    /// Whether the ICRC at the packet's end is that of the rebuilt headers.
+    /// Returns whether the ICRC at the packet's end matches the rebuilt headers.
     pub(crate) fn icrc_fits(&self) -> bool {
         let Some((covered, icrc)) = self.payload().split_last_chunk::<4>() else { return false };
         let (identification, dont_fragment) = self.fragmentation();
@@ -193,7 +193,7 @@ impl Captured {
     }
 }
 
-/// Sum of an internet checksum over pieces of even length (the last may be odd).
+/// Returns the internet checksum's sum over slices of even length (the last may be odd).
 fn sum(pieces: &[&[u8]]) -> u32 {
     let bytes = pieces.concat();
     let total: u64 = bytes.chunks(2).map(|pair| u64::from(pair[0]) << 8 | u64::from(*pair.get(1).unwrap_or(&0))).sum();

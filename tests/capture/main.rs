@@ -1,6 +1,6 @@
-//! Captures on loopback: what is in the files is what was on the wire.
+//! Captures on loopback: the files contain exactly the packets on the wire.
 //!
-//! With `CAPTURE_TEST_FOLDER=/folder` the files stay there; `tests/capture/tshark` lets tshark read them.
+//! With `CAPTURE_TEST_FOLDER=/folder` the files are kept there; `tests/capture/tshark` lets tshark read them.
 
 mod ends;
 mod file;
@@ -48,12 +48,12 @@ const OPCODES: [Opcode; 23] = [
     Opcode::RC_SEND_ONLY_INVALIDATE,
 ];
 
-/// The traffic of all operations, captured at both ends.
+/// Runs the traffic of all operations, captured at both ends.
 fn capture_all(name: &str, left: &str, right: &str, acquaintance: Acquaintance) {
     let begun = now();
     let (left, right) = (End::open(left), End::open(right));
     let other = [&left, &right].map(|end| end.pd.create_qp(&end.cq, &end.cq).build().unwrap());
-    // One before its sockets are opened, one after.
+    // One capture starts before its sockets are opened, one after.
     let left_capture = left.capture(&format!("{name}-left"));
     connect(&left.qp, &right.qp, acquaintance);
     connect(&other[0], &other[1], acquaintance);
@@ -86,7 +86,7 @@ fn capture_all(name: &str, left: &str, right: &str, acquaintance: Acquaintance) 
     let answers: Vec<Syndrome> = answers.collect();
     assert!(answers.iter().any(|answer| matches!(answer, Syndrome::ReceiverNotReady { .. })), "{answers:?}");
     assert!(answers.contains(&Syndrome::Nak(NakCode::RemoteAccess)), "{answers:?}");
-    // What one end sent is what the other received, with every byte of the rebuilt headers.
+    // Each end received exactly the other's packets, with every byte of the rebuilt headers.
     for (from, to) in [(&files[0], &files[1]), (&files[1], &files[0])] {
         let (sent, received): (Vec<_>, Vec<_>) = (from.outbound().collect(), to.inbound().collect());
         assert_eq!(sent.len(), received.len());
@@ -107,8 +107,8 @@ fn check_packets(file: &CaptureFile, begun: u64, acquaintance: Acquaintance) {
         assert_eq!((packet.hop_limit(), packet.traffic_class()), (17, 0x28), "{packet:?}");
         assert_eq!(packet.has_udp_checksum(), acquaintance == Acquaintance::Ours, "{packet:?}");
         assert!((begun..=ended).contains(&packet.time), "{packet:?}");
-        // On a busy machine answers may be late, probes ask for them, and one of two answers is dropped. A queue pair
-        // in the error state drops it before it verifies the check field.
+        // On a busy machine responses may be late, probes request them, and one of two responses is dropped. A queue
+        // pair in the error state drops it before it verifies the check field.
         let is_expected = match packet.comment.as_str() {
             "" => true,
             "retransmission" | "probe" => packet.is_outbound,
@@ -148,7 +148,7 @@ fn every_operation_over_ipv6() {
 fn repetitions_are_marked() {
     let left = End::open("127.91.2.1");
     let capture = left.capture("repetitions");
-    // Nobody is there.
+    // No peer exists there.
     let gid = "127.91.2.2".parse::<IpAddr>().unwrap().into();
     let nobody = ConnectionInfo::stranger(Qpn::new(0x77), Psn::new(5), gid, Mtu::Mtu1024);
     let options = ConnectOptions::default().timeout(12).retry_cnt(3);
@@ -178,7 +178,7 @@ fn dropped_packets_say_why() {
         destination: "127.91.2.3".parse().unwrap(),
         source_port: stranger.local_addr().unwrap().port(),
     };
-    // An acknowledgement for a queue pair; its ICRC is made for an identification that no socket shows.
+    // An acknowledgement for a queue pair; its ICRC covers an identification that no socket reports.
     let acknowledgement = |qpn: Qpn| {
         let mut packet = [0; 20];
         packet[0] = 0x11;
@@ -326,7 +326,7 @@ fn wrong_paths_are_explained() {
     assert!(small.to_string().contains("allowed are 8192 and more"), "{small}");
 }
 
-/// What the next test runs in a process of its own: prints the error, or captures a little.
+/// The child process of the next test: prints the error, or captures a little.
 #[test]
 #[ignore = "needs its environment"]
 fn child_with_an_environment() {
@@ -359,7 +359,7 @@ fn environment_switches_captures_on() {
     assert!(names.iter().all(|name| name.starts_with("rdma-verbs-soft-127.91.2.11-")), "{names:?}");
     let mut counts: Vec<usize> = files.iter().map(|path| CaptureFile::read(path).packets.len()).collect();
     counts.sort_unstable();
-    // Request and answer, out and in, in the file of one opening; nothing in the other's.
+    // Request and response, out and in, in the file of one context; nothing in the other's.
     assert!(counts.len() == 2 && counts[0] == 0 && counts[1] >= 4, "{counts:?}");
 
     let refusal = run("/no/such/folder/file", "");

@@ -1,4 +1,4 @@
-//! Naming any memory of the process is a promise to the compiler, whether peers or own requests do it.
+//! Naming arbitrary memory of the process requires `unsafe`, for local requests and for peers.
 
 use rdma_verbs::verbs::{AccessFlags, ImplicitMemoryRegion, ProtectionDomain};
 

@@ -1,4 +1,4 @@
-//! A slice of a buffer ends before the buffer moves into a request.
+//! A slice of a buffer cannot outlive the buffer's move into a request.
 
 use rdma_verbs::owned::{Buffer, QueuePair};
 

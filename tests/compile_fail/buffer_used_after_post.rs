@@ -1,4 +1,4 @@
-//! A buffer moves into its request: the program cannot touch it before it comes back.
+//! A buffer moves into its request: the program cannot touch it until it comes back.
 
 use rdma_verbs::owned::{Buffer, QueuePair, Request};
 

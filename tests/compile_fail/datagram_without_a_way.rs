@@ -1,4 +1,4 @@
-//! A datagram says where it goes by an address handle, and by nothing that only looks like one.
+//! A datagram's destination is an address handle, and nothing that only resembles one.
 
 use rdma_verbs::verbs::{AddressHandle, AddressVector, Gid, Payload, Qkey, Qpn, Rkey, SendRequest};
 

@@ -1,4 +1,4 @@
-//! Addresses and keys that somebody made up do not get into a request of the verbs tier.
+//! Made-up addresses and keys cannot enter a request of the verbs tier.
 
 use rdma_verbs::types::Sge;
 use rdma_verbs::verbs::{Lkey, ReceiveRequest, SendRequest};

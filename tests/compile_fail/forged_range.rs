@@ -1,4 +1,4 @@
-//! Ranges are made by their region only, which checks the bounds.
+//! Only a region makes ranges of itself, with checked bounds.
 
 use rdma_verbs::verbs::{MemoryRegion, RegionRange};
 

@@ -1,4 +1,4 @@
-//! A request has all that its operation needs, or it does not exist.
+//! A request cannot exist without everything that its operation needs.
 
 use rdma_verbs::verbs::{MemoryRegion, SendRequest};
 

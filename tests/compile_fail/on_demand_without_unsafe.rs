@@ -1,4 +1,4 @@
-//! Memory whose pages are looked up at use stays the caller's to keep, which no compiler checks: `unsafe`.
+//! The caller must keep memory mapped whose pages are looked up on use. The compiler cannot check this: `unsafe`.
 
 use rdma_verbs::verbs::{AccessFlags, ImplicitMemoryRegion, ProtectionDomain};
 

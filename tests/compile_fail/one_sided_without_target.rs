@@ -1,4 +1,4 @@
-//! What is added to SEND and WRITE needs all that its operation needs, too.
+//! Operations beyond SEND and WRITE cannot be built incomplete either.
 
 use rdma_verbs::verbs::{FlushFlags, MemoryRegion, MemoryWindow, Payload, RemoteMemory, SendRequest};
 

@@ -1,5 +1,5 @@
-//! Closures of the owned tier set options: they get nothing that makes a queue pair on its completion queue, and can
-//! give back nothing that was made for another one.
+//! Closures of the owned tier only set options: their argument cannot make a queue pair on the completion queue, and
+//! they cannot return options made for another one.
 
 use rdma_verbs::owned::{CompletionQueue, QueuePair, SharedReceiveQueue};
 use rdma_verbs::verbs::{self, ProtectionDomain};

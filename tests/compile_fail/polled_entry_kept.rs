@@ -1,4 +1,4 @@
-//! A lent completion is there until the next one is asked for, or the poll ends.
+//! A lent completion is valid until the next one is requested or the poll ends.
 
 use rdma_verbs::verbs::{Completion, CompletionQueue, Result};
 

@@ -1,4 +1,4 @@
-//! Shared receive queues are named by numbers of their own kind, and given to queue pairs as themselves.
+//! Shared receive queues have numbers of their own type, and queue pairs take the queues themselves.
 
 use rdma_verbs::verbs::{CompletionQueue, Payload, ProtectionDomain, Qpn, SendRequest, SharedReceiveQueue};
 

@@ -1,4 +1,4 @@
-//! A range cannot be posted when its region is gone, deregistered or dropped.
+//! A range cannot be posted after its region is deregistered or dropped.
 
 use rdma_verbs::verbs::{MemoryRegion, QueuePair, ReceiveRequest, Result};
 

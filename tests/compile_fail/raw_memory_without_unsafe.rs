@@ -1,4 +1,4 @@
-//! Registering memory by its address is a promise to the compiler, so it needs `unsafe`.
+//! Registering memory by its address is a promise by the caller, so it needs `unsafe`.
 
 use rdma_verbs::verbs::{AccessFlags, ProtectionDomain};
 

@@ -1,4 +1,4 @@
-//! Only registered memory can take what a READ or an atomic brings.
+//! Only registered memory can take the result of a READ or an atomic.
 
 use rdma_verbs::verbs::{Payload, RemoteMemory, SendRequest};
 

@@ -1,4 +1,4 @@
-//! Registering anew takes the region and gives another one.
+//! Re-registration consumes the region and returns another one.
 
 use rdma_verbs::verbs::{AccessFlags, MemoryRegion, Reregistration, SendRequest};
 

@@ -1,4 +1,4 @@
-//! A buffer that is registered has moved: the program cannot touch it until it is deregistered.
+//! A registered buffer has moved: the program cannot touch it until it is deregistered.
 
 use rdma_verbs::verbs::{AccessFlags, ProtectionDomain, Result};
 

@@ -1,4 +1,4 @@
-//! Whoever wants the number of bytes must first look whether the request succeeded.
+//! The number of bytes is available only after a check that the request succeeded.
 
 use rdma_verbs::verbs::Completion;
 

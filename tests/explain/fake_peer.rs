@@ -1,4 +1,4 @@
-//! A peer made of a plain UDP socket, which says only what it is told to say.
+//! A peer made of a plain UDP socket, which sends only the given packets.
 
 use std::net::{IpAddr, UdpSocket};
 
@@ -21,7 +21,7 @@ pub(crate) struct FakePeer {
 }
 
 impl FakePeer {
-    /// On 127.92.`case`.2, connected to by a new end on 127.92.`case`.1.
+    /// Creates a peer on 127.92.`case`.2, and a new end on 127.92.`case`.1 connected to it.
     pub(crate) fn with_end(case: u8, options: &ConnectOptions) -> (End, Self) {
         let end = End::open(case, 1);
         let peer = Self::bind(case, &end);
@@ -52,7 +52,7 @@ impl FakePeer {
         self.say(self.answer_packet(psn, syndrome));
     }
 
-    /// An answer for packet `psn`, to be changed before it is sent.
+    /// Returns a response for packet `psn`, to be modified before it is sent.
     pub(crate) fn answer_packet(&self, psn: Psn, syndrome: Syndrome) -> Headers {
         let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, destination: self.other_qpn, psn, ..Bth::default() };
         Headers { bth, aeth: Some(Aeth { syndrome, msn: 1 }), ..Headers::default() }
@@ -70,7 +70,7 @@ impl FakePeer {
         self.say_bytes(&packet);
     }
 
-    /// The packet with its ICRC.
+    /// Returns the packet with its ICRC.
     pub(crate) fn packet(&self, headers: &Headers) -> Vec<u8> {
         let mut packet = vec![0; headers.length() + ICRC_BYTES];
         headers.emit(&mut packet);

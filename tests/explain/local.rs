@@ -1,4 +1,4 @@
-//! The fault lies at this end, or it is this end that refuses.
+//! The fault is local, or this end refuses the request.
 
 use std::fs::File;
 
@@ -10,7 +10,7 @@ use rdma_verbs::verbs::{
 use super::fake_peer::FakePeer;
 use super::world::{ALL_RIGHTS, End, connect, ends, hasty, pair};
 
-/// What the right end says when the left one writes to this memory.
+/// Returns the right end's explanation when the left one writes to this memory.
 fn written_to(left: &End, right: &End, remote: RemoteMemory) -> String {
     left.post(SendRequest::write(Payload::inline(b"hello"), remote));
     left.fails();
@@ -35,7 +35,7 @@ pub(crate) fn refuses_out_of_bounds(case: u8) -> String {
     written_to(&left, &right, RemoteMemory::new(region.iova() + 62, region.rkey(), 64))
 }
 
-/// The posted receive is flushed by the refusal, and says why.
+/// The refusal flushes the posted receive, whose explanation gives the reason.
 pub(crate) fn refuses_missing_right(case: u8) -> String {
     let (left, right) = pair(case);
     let region = right.pd.alloc_mr(64, AccessFlags::REMOTE_READ).unwrap();
@@ -76,7 +76,7 @@ pub(crate) fn own_memory_deregistered(case: u8) -> String {
     let region = end.region(64);
     end.post(SendRequest::send(&region));
     peer.hears();
-    // The peer is silent, so the request is sent again, and its memory is gone.
+    // The peer is silent, so the request is sent again after its memory is gone.
     region.revoke().unwrap();
     end.why()
 }

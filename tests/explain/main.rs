@@ -1,5 +1,4 @@
-//! Explanations: failures are injected on loopback, and the text must name the true cause of each before any
-//! other.
+//! Explanations: failures are injected on loopback, and each text must name the true cause before any other.
 
 mod fake_peer;
 mod local;
@@ -13,7 +12,7 @@ mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Causes, each with words that stand in the explanation of no other.
+/// Causes, each with words that appear in no other explanation.
 const CAUSES: &[(&str, &str)] = &[
     ("no listener", "nothing listens on UDP port 4791"),
     ("process ended", "process has ended"),
@@ -76,8 +75,8 @@ const CAUSES: &[(&str, &str)] = &[
     ("window bound twice", "the memory window of type 2 is bound already"),
 ];
 
-/// An injected failure: its true cause, and what makes it happen and asks for the explanation. It gets a number for its
-/// addresses, 127.92.number.x.
+/// An injected failure: its true cause, and a function that provokes it and returns the explanation. The function's
+/// argument selects its addresses, 127.92.number.x.
 type Case = (&'static str, fn(u8) -> String);
 
 const CASES: &[Case] = &[
@@ -146,7 +145,7 @@ const CASES: &[Case] = &[
     ("window bound twice", shared::window_bound_twice),
 ];
 
-/// The cause that the text names first.
+/// Returns the cause that the text names first.
 fn named_first(text: &str) -> Option<&'static str> {
     let places = CAUSES.iter().filter_map(|(cause, words)| text.find(words).map(|place| (place, *cause)));
     places.min().map(|(_, cause)| cause)

@@ -1,4 +1,4 @@
-//! A network of one's own, in which links can be changed.
+//! A private network namespace, in which links can be changed.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use super::world::{ends, hasty};
 
 const CASE_VARIABLE: &str = "RDMA_VERBS_EXPLAIN_NAMESPACE_CASE";
 const MARK: &str = "explanation: ";
-/// What an injection returns that this system does not allow.
+/// Result of an injection that this system does not allow.
 pub(crate) const SKIPPED: &str = "skipped";
 
 fn ip(arguments: &str) {

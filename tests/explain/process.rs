@@ -1,4 +1,4 @@
-//! The peer is another process, and something happens to it.
+//! The peer is another process, which stops, ends or is killed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -7,7 +7,7 @@ use rdma_verbs::verbs::{ConnectionInfo, Payload, ReceiveRequest, RegionList, Sen
 
 use super::world::{End, hasty};
 
-/// Tells the child process which address it has.
+/// Set in the child process: the case, which selects its address.
 const CASE_VARIABLE: &str = "RDMA_VERBS_EXPLAIN_CASE";
 const MARK: &str = "connection info: ";
 const READY: &str = "connected";
@@ -36,7 +36,7 @@ fn child() {
     end.qp.connect(&from_hex(line.trim())).unwrap();
     println!("{READY}");
     end.succeeds();
-    // Ends when the parent does, at the latest.
+    // Ends at the latest when the parent does.
     while std::io::stdin().read_line(&mut line).is_ok_and(|length| length > 0) {}
 }
 
@@ -61,7 +61,7 @@ impl Process {
         Self { child, input, output }
     }
 
-    /// What follows these words in the child's output.
+    /// Waits for a line of the child's output with these words and returns the text after them.
     fn wait_for(&mut self, words: &str) -> String {
         loop {
             let mut line = String::new();
@@ -77,7 +77,7 @@ impl Process {
         assert!(sent.success());
     }
 
-    /// The kernel's letter for what it does.
+    /// Returns the kernel's letter for the process state.
     fn state(&self) -> Option<char> {
         let status = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         status.rsplit(") ").next().and_then(|rest| rest.chars().next())
@@ -92,7 +92,7 @@ impl Drop for Process {
     }
 }
 
-/// An end that is connected to another process, which took a message.
+/// Creates an end that is connected to another process, which has taken a message.
 fn connected(case: u8) -> (End, Process) {
     let mut process = Process::start(case);
     let end = End::open(case, 1);

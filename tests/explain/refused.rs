@@ -1,4 +1,4 @@
-//! The peer refuses, and this end explains from what it knows.
+//! The peer refuses, and this end explains the refusal from what it knows.
 
 use rdma_verbs::verbs::{
     AccessFlags, ConnectOptions, Mtu, Payload, ReceiveRequest, RegionList, RemoteMemory, Rkey, SendRequest,
@@ -18,7 +18,7 @@ pub(crate) fn receiver_never_posts_for_ever(case: u8) -> String {
     let (left, _right) = pair(case);
     left.send();
     let mut text = String::new();
-    // The wait that the peer asks for ends now and then, so it is asked until it is met.
+    // The RNR wait that the peer requests ends now and then, so the loop polls until it sees it.
     left.until(|left| {
         text = left.qp.explain_state();
         text.contains("without end")
@@ -94,7 +94,7 @@ pub(crate) fn too_many_reads(case: u8) -> String {
     }
 }
 
-/// Packets of different lengths at both ends.
+/// Creates ends with different path MTUs.
 fn different_path_mtu(case: u8, left_mtu: Mtu, right_mtu: Mtu) -> (End, End) {
     let (left, right) = ends(case);
     let options = |mtu| -> ConnectOptions { hasty().path_mtu(mtu) };

@@ -7,7 +7,7 @@ use rdma_verbs::verbs::{
 
 use super::world::{End, connect, hasty, pair};
 
-/// The receiving end of a connection whose peer retries for ever.
+/// Creates the receiving end of a connection whose peer retries for ever.
 fn waits_for_ever(left: &End, right: &End) {
     left.qp.connect_with(&right.info(), &hasty().rnr_retry(7)).unwrap();
     right.qp.connect_with(&left.info(), &hasty()).unwrap();
@@ -24,7 +24,7 @@ pub(crate) fn shared_queue_is_empty(case: u8) -> String {
     right.qp.explain_state()
 }
 
-/// An initiator and a target with a shared receive queue.
+/// Creates an initiator and a target with a shared receive queue.
 fn extended(case: u8) -> (End, End, rdma_verbs::verbs::SharedReceiveQueue) {
     let left = End::shaped(case, 1, |builder| builder.qp_type(QueuePairType::XrcSend));
     let spare = End::open(case, 2);
@@ -51,7 +51,7 @@ pub(crate) fn unknown_queue_named(case: u8) -> String {
     right.why_event()
 }
 
-/// A window of type 2 opens its range to the peer of the queue pair that bound it, to nobody else.
+/// A type 2 window opens its range only to the peer of the queue pair that bound it.
 pub(crate) fn window_of_another_queue_pair(case: u8) -> String {
     let (left, right) = pair(case);
     let region = right.pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND).unwrap();

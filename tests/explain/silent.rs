@@ -1,4 +1,4 @@
-//! No usable answer comes.
+//! No usable response arrives.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn somebody_at(address: [u8; 4]) -> ConnectionInfo {
     ConnectionInfo::stranger(Qpn::new(0x77), Psn::new(5), Ipv4Addr::from(address).into(), Mtu::Mtu1024)
 }
 
-/// Why a SEND to there fails.
+/// Returns why a SEND to this address fails.
 fn send_to(case: u8, address: [u8; 4]) -> String {
     let end = End::open(case, 1);
     end.qp.connect_with(&somebody_at(address), &hasty()).unwrap();
@@ -44,7 +44,7 @@ pub(crate) fn peer_closes_its_device(case: u8) -> String {
     left.why()
 }
 
-/// A message passes.
+/// Checks that a message passes.
 fn works(left: &End, right: &End) {
     right.qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)]).unwrap();
     left.post(SendRequest::send(Payload::EMPTY));
@@ -76,8 +76,8 @@ pub(crate) fn wrong_number_on_a_host_that_answers(case: u8) -> String {
     text
 }
 
-/// As for programs that exchange the standard's attributes alone: the key of a connection would show any mistake in
-/// them as packets of another sender.
+/// Removes the key, as for programs that exchange only the standard's attributes: with a key, every mistake in them
+/// would look like packets of another sender.
 fn without_key(info: ConnectionInfo) -> ConnectionInfo {
     ConnectionInfo { key: None, ..info }
 }
@@ -91,7 +91,7 @@ pub(crate) fn peer_lacks_the_key(case: u8) -> String {
     right.qp.explain_state()
 }
 
-/// The right end expects other sequence numbers than the left one uses.
+/// Connects ends of which the right one expects other sequence numbers than the left one uses.
 fn sequence_off_by(case: u8, distance: u32) -> (End, End) {
     let (left, right) = ends(case);
     let info = left.info();
@@ -143,7 +143,7 @@ pub(crate) fn answers_are_filtered(case: u8) -> String {
     end.send();
     peer.request(FIRST_PSN);
     end.succeeds();
-    // It does not hear that it was acknowledged, and sends again.
+    // The peer ignores the acknowledgement and sends the request again.
     let text = fails_while(&end, || peer.request(FIRST_PSN));
     assert!(text.contains("repeated requests"), "{text}");
     text
@@ -183,7 +183,7 @@ pub(crate) fn damaged_packets(case: u8) -> String {
     end.send();
     let answer = peer.answer_packet(peer.hears(), ACK);
     let mut packet = peer.packet(&answer);
-    // The length of the message count's field is right, its content is not what the ICRC was made of.
+    // The ICRC does not cover these changed bytes of the message count; the length is right.
     packet[13] ^= 0x55;
     packet[14] ^= 0x0f;
     peer.say_bytes(&packet);
@@ -240,7 +240,7 @@ pub(crate) fn losses(case: u8) -> String {
     fails_while(&end, || peer.answer(first, Syndrome::Nak(NakCode::SequenceError)))
 }
 
-/// The explanation of the next failure, while the peer says something all the time.
+/// Returns the explanation of the next failure, while the peer keeps sending.
 fn fails_while(end: &End, says: impl Fn()) -> String {
     std::thread::scope(|scope| {
         let failure = scope.spawn(|| end.fails());

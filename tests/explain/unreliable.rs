@@ -1,4 +1,4 @@
-//! Nobody answers: what did not come is known only to the end that dropped it, or that never saw it.
+//! Without responses, only the end that dropped a message, or never saw it, knows of the loss.
 
 use rdma_verbs::types::Counter;
 use rdma_verbs::verbs::{
@@ -10,7 +10,7 @@ use super::world::{End, connect};
 
 const QKEY: Qkey = Qkey(0x1111_1111);
 
-/// Two datagram queue pairs in RTS.
+/// Creates two datagram queue pairs in RTS.
 fn datagrams(case: u8) -> (End, End) {
     let open = |host| End::shaped(case, host, |builder| builder.qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY));
     let ends = (open(1), open(2));
@@ -49,7 +49,7 @@ pub(crate) fn datagram_too_long(case: u8) -> String {
     dropped(&left, &right, QKEY, DropReason::ReceiveTooSmall)
 }
 
-/// What is sent to a group reaches those that are attached, and nobody else hears of it.
+/// A datagram to a group reaches only attached members; others see no trace of it.
 pub(crate) fn group_not_attached(case: u8) -> String {
     let (left, right) = datagrams(case);
     let group = std::net::Ipv4Addr::new(239, 92, case, 1).into();
@@ -60,7 +60,7 @@ pub(crate) fn group_not_attached(case: u8) -> String {
     right.qp.explain_state()
 }
 
-/// Two unreliable connections' ends.
+/// Connects two unreliable ends.
 fn unreliable(case: u8) -> (End, End) {
     let open = |host| End::shaped(case, host, |builder| builder.qp_type(QueuePairType::UnreliableConnection));
     let (left, right) = (open(1), open(2));

@@ -1,4 +1,4 @@
-//! Ends of connections, and the steps that all injections take.
+//! Ends of connections, and the steps common to all injections.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// On 127.92.`case`.`host`.
+    /// Opens an end on 127.92.`case`.`host`.
     pub(crate) fn open(case: u8, host: u8) -> Self {
         Self::shaped(case, host, |builder| builder)
     }
@@ -33,7 +33,7 @@ impl End {
         Self { context, pd, cq, qp }
     }
 
-    /// Another queue pair of the same device and queues.
+    /// Creates another queue pair of the same device and queues.
     pub(crate) fn another(&self) -> QueuePair {
         self.pd.create_qp(&self.cq, &self.cq).build().unwrap()
     }
@@ -67,14 +67,14 @@ impl End {
         self.cq.wait(PATIENCE).unwrap().result().expect_err("a failure")
     }
 
-    /// The explanation of the next completion, which must be a failure.
+    /// Returns the explanation of the next completion, which must be a failure.
     #[track_caller]
     pub(crate) fn why(&self) -> String {
         let failure = self.fails();
         self.qp.explain(&failure)
     }
 
-    /// The explanation of the next asynchronous event.
+    /// Returns the explanation of the next asynchronous event.
     #[track_caller]
     pub(crate) fn why_event(&self) -> String {
         let event = self.event();
@@ -99,17 +99,17 @@ impl End {
     }
 }
 
-/// Gives up after 50 ms of silence.
+/// Returns options that give up after 50 ms of silence.
 pub(crate) fn hasty() -> ConnectOptions {
     ConnectOptions::default().timeout(12).retry_cnt(2)
 }
 
-/// Two ends that are not connected.
+/// Creates two unconnected ends.
 pub(crate) fn ends(case: u8) -> (End, End) {
     (End::open(case, 1), End::open(case, 2))
 }
 
-/// Two connected ends.
+/// Creates two connected ends.
 pub(crate) fn pair(case: u8) -> (End, End) {
     let (left, right) = ends(case);
     connect(&left, &right);

@@ -1,4 +1,4 @@
-//! Captures in folders in which other users may write.
+//! Captures in folders that other users may write to.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -7,14 +7,15 @@ use rdma_verbs::verbs::{self, CaptureConfig};
 
 use crate::processes::{Folder, STRANGER, connect_to_itself, is_root};
 
-/// A folder that all may write to. Without the sticky bit, or Linux' own protection of links would come first.
+/// Creates a folder that all may write to, without the sticky bit, with which Linux' own protection of links would
+/// apply.
 fn shared_folder(name: &str) -> Folder {
     let folder = Folder::new(name);
     std::fs::set_permissions(&folder.0, PermissionsExt::from_mode(0o777)).unwrap();
     folder
 }
 
-/// Captures a connection into this file; the file that was taken.
+/// Captures a connection into this file; returns the file that was used.
 fn capture(device: &str, path: &Path) -> verbs::Result<PathBuf> {
     let context = verbs::open(device)?;
     let capture = context.start_capture(&CaptureConfig::new(path))?;
@@ -24,7 +25,7 @@ fn capture(device: &str, path: &Path) -> verbs::Result<PathBuf> {
     Ok(path)
 }
 
-/// That a capture took another file or none, and that the text of what is at `precious` is what it was.
+/// Checks that a capture used another file or none, and that the file at `precious` is unchanged.
 fn check_harmless(result: verbs::Result<PathBuf>, asked: &Path, precious: &Path) {
     let text = std::fs::read(precious).unwrap();
     assert!(text == b"precious", "{} bytes of packets in it; the capture: {result:?}", text.len());

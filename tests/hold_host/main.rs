@@ -1,7 +1,7 @@
 //! Attacks by other users of the same machine, and hostile surroundings: sockets, environment, files, shared memory.
 //!
-//! The test starts a copy of itself as victims and as attackers; the attackers run as user 65534. That needs root:
-//! without it the tests say that they are skipped, but they fail where `CI=true`.
+//! The test starts copies of itself as victims and as attackers; the attackers run as user 65534. That needs root:
+//! without it the tests are skipped with a message, except where `CI=true`: there they fail.
 //!
 //! `cargo test --test hold_host -- --ignored --nocapture numbers_are_unpredictable` prints the entropy of QPN, PSN and
 //! rkey.

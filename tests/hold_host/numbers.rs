@@ -1,4 +1,4 @@
-//! Numbers that a stranger must not guess.
+//! Numbers that an attacker must not be able to guess.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{self, AccessFlags, QueuePair};
 
 const SAMPLES: usize = 1_000;
 
-/// Numbers of queue pairs of a device, which live at the same time.
+/// Returns the numbers of queue pairs of a device that exist at the same time.
 fn numbers_of(device: &str, count: usize) -> Vec<u32> {
     let context = verbs::open(device).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
@@ -34,7 +34,8 @@ fn a_number_is_not_given_again_soon() {
     assert_eq!(again, 0, "numbers came again within 2,000 others");
 }
 
-/// Bits that a guess has to get right: from the share of equal pairs. Without an equal pair it is a bound, `true`.
+/// Returns the number of bits that a guess has to get right, from the share of equal pairs. Without an equal pair it is
+/// a lower bound: `true`.
 fn bits(samples: &[u32]) -> (f64, bool) {
     let mut counts = HashMap::new();
     samples.iter().for_each(|sample| *counts.entry(sample).or_insert(0u64) += 1);
@@ -43,7 +44,7 @@ fn bits(samples: &[u32]) -> (f64, bool) {
     ((pairs / equal.max(1) as f64).log2(), equal == 0)
 }
 
-/// The least entropy of a single bit of the lowest `width`.
+/// Returns the lowest entropy of a single bit among the lowest `width`.
 fn weakest_bit(samples: &[u32], width: u32) -> f64 {
     let share =
         |bit: u32| samples.iter().filter(|sample| *sample >> bit & 1 == 1).count() as f64 / samples.len() as f64;
@@ -65,7 +66,7 @@ fn print(name: &str, samples: &[u32], width: u32) {
     );
 }
 
-/// Prints what a stranger has to guess.
+/// Prints what an attacker has to guess.
 #[test]
 #[ignore = "prints a table"]
 fn numbers_are_unpredictable() {

@@ -1,4 +1,4 @@
-//! Processes that the tests start: victims, attackers, and groups of processes in namespaces of their own.
+//! Processes started by the tests: victims, attackers, and groups of processes in their own namespaces.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ pub(crate) const STRANGER: u32 = 65_534;
 /// The device that a process opens.
 const DEVICE: &str = "RDMA_VERBS_TEST_DEVICE";
 
-/// False, with a message, where the tests cannot run.
+/// Returns false, with a message, where the tests cannot run.
 pub(crate) fn is_root() -> bool {
     // SAFETY: takes nothing and cannot fail.
     let is_root = unsafe { libc::geteuid() } == 0;
@@ -25,7 +25,7 @@ pub(crate) fn is_root() -> bool {
     is_root
 }
 
-/// A folder of one test, removed at the end. Other users may look into it.
+/// A folder of one test, removed at the end. Other users may read it.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -45,7 +45,7 @@ impl Drop for Folder {
     }
 }
 
-/// This program where every user can start it, with these permissions.
+/// Copies this program to where every user can start it, with these permissions.
 pub(crate) fn copy_of_this_program(folder: &Folder, mode: u32) -> PathBuf {
     let path = folder.0.join("program");
     std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
@@ -53,29 +53,29 @@ pub(crate) fn copy_of_this_program(folder: &Folder, mode: u32) -> PathBuf {
     path
 }
 
-/// A command that runs one ignored test of a program, which is this one.
+/// Returns a command that runs one ignored test of a copy of this program.
 pub(crate) fn role(program: &Path, name: &str) -> Command {
     let mut command = Command::new(program);
     command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
     command
 }
 
-/// The same as another user.
+/// Like [`role`], as another user.
 pub(crate) fn role_of_stranger(program: &Path, name: &str) -> Command {
     let mut command = role(program, name);
     command.uid(STRANGER).gid(STRANGER).current_dir("/");
     command
 }
 
-/// Runs a command to its end; its output.
+/// Runs a command to its end; returns its success and its output.
 pub(crate) fn run(mut command: Command) -> (bool, String) {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     (output.status.success(), text)
 }
 
-/// Runs an ignored test of this program behind a shell script, in mount and network namespaces of its own: processes
-/// that find no registry in common cannot share addresses, not even with those of a test that runs beside.
+/// Runs an ignored test of this program after a shell script, in its own mount and network namespaces: processes
+/// without a common registry cannot share addresses, not even with those of a concurrent test.
 pub(crate) fn run_inside(script: &str, name: &str) {
     let exe = std::env::current_exe().unwrap();
     let inner = role(&exe, name);
@@ -93,12 +93,12 @@ pub(crate) struct Victim {
     child: Child,
     _stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
-    /// What it printed until it was ready.
+    /// Its output until it was ready.
     pub(crate) said: String,
 }
 
 impl Victim {
-    /// Starts one; an error is what it said instead of being ready.
+    /// Starts a victim; the error is its output if it never got ready.
     pub(crate) fn start(mut command: Command, device: &str) -> Result<Self, String> {
         command.env(DEVICE, device).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -126,7 +126,7 @@ impl Victim {
         std::fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap().count()
     }
 
-    /// Ends it as a program ends that closes its device.
+    /// Ends it like a program that closes its device.
     pub(crate) fn end(self) {
         let Self { mut child, _stdin, mut stdout, .. } = self;
         drop(_stdin);
@@ -140,7 +140,7 @@ impl Victim {
     }
 }
 
-/// A queue pair that is connected to itself, with what it needs.
+/// A queue pair connected to itself, with everything it needs.
 pub(crate) struct Connected {
     _qp: QueuePair,
     _cq: CompletionQueue,
@@ -154,13 +154,13 @@ pub(crate) fn connect_to_itself(context: &Context) -> verbs::Result<Connected> {
     Ok(Connected { _qp: qp, _cq: cq })
 }
 
-/// Warnings go to the standard output.
+/// Prints warnings to standard output.
 pub(crate) fn print_warnings() {
     let subscriber = tracing_subscriber::fmt().with_max_level(tracing::level_filters::LevelFilter::WARN);
     let _ = subscriber.with_writer(std::io::stdout).with_ansi(false).without_time().try_init();
 }
 
-/// Not a test: what victims run.
+/// Not a test: the victims' program.
 #[test]
 #[ignore = "started by the other tests"]
 fn victim() {

@@ -1,4 +1,4 @@
-//! Shared memory that is full, read-only, or in which another user was first.
+//! Shared memory that is full, read-only, or already taken by another user.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::processes::{STRANGER, Victim, is_root, role, run_inside};
 
-/// Fresh shared memory and temporary files, which no other process uses.
+/// Fresh shared memory and temporary files that no other process uses.
 const FRESH: &str = "mount -t tmpfs tmpfs /dev/shm\nmount -t tmpfs tmpfs /tmp\nmount -t tmpfs tmpfs /run\n\
                      chmod 1777 /dev/shm /tmp";
 
@@ -14,7 +14,7 @@ fn victim() -> Command {
     role(&std::env::current_exe().unwrap(), "processes::victim")
 }
 
-/// In surroundings where no file can be written: one process works, and says what is wrong.
+/// Checks that, where no file can be written, a single process works and reports the problem.
 fn work_alone(device: &str, words: &[&str]) {
     let alone = Victim::start(victim(), device).unwrap_or_else(|said| panic!("a process alone is refused: {said}"));
     for word in words {
@@ -26,7 +26,7 @@ fn work_alone(device: &str, words: &[&str]) {
 #[test]
 #[ignore = "started by the other tests"]
 fn inside_full_memory() {
-    // The second process of the user finds nothing of the first one either.
+    // The second process of the user does not find the first one either.
     work_alone("soft:127.99.3.1", &["WARN", "/dev/shm/rdma-verbs-0"]);
     work_alone("soft:127.99.3.2", &["WARN", "/dev/shm/rdma-verbs-0"]);
 }
@@ -59,14 +59,14 @@ fn read_only_shared_memory_refuses_no_connection() {
     }
 }
 
-/// Has another user make a folder first.
+/// Has another user create a folder first.
 fn squat(path: &str) {
     std::fs::create_dir(path).unwrap();
     std::os::unix::fs::chown(path, Some(STRANGER), Some(STRANGER)).unwrap();
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
 }
 
-/// Two processes of one user have the address together.
+/// Starts two processes of one user that share the address.
 fn share(device: &str) -> (Victim, Victim) {
     let start = || Victim::start(victim(), device).unwrap_or_else(|said| panic!("the address is not shared: {said}"));
     (start(), start())
@@ -86,7 +86,7 @@ fn inside_taken_folders() {
     }
     one.end();
     other.end();
-    // Without the last place each is alone.
+    // Without the last folder, each process is alone.
     std::fs::remove_dir_all(runtime).unwrap();
     work_alone("soft:127.99.3.4", &["/dev/shm/rdma-verbs-0", &format!("user {STRANGER}")]);
     for path in ["/dev/shm/rdma-verbs-0", "/tmp/rdma-verbs-0"] {
@@ -118,7 +118,7 @@ fn inside_many_namespaces() {
         let killed = Victim::start(command, &device).unwrap_or_else(|said| panic!("{said}"));
         killed.kill();
     }
-    // Two at once, so that what is in use is seen to stay.
+    // Two at once, to see that a file in use stays.
     let (one, other) = share("soft:127.99.3.20");
     let own = std::fs::metadata("/proc/self/ns/net").unwrap().ino().to_string();
     let is_foreign = |path: &PathBuf| {
@@ -131,7 +131,7 @@ fn inside_many_namespaces() {
     assert!(sockets <= 4, "{:?}", entries());
     one.end();
     other.kill();
-    // The next process finds what the killed one left.
+    // The next process finds the files that the killed one left.
     let next = Victim::new("soft:127.99.3.21");
     let of_killed: Vec<PathBuf> =
         entries().into_iter().filter(|path| path.to_string_lossy().ends_with(".20")).collect();

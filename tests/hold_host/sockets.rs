@@ -1,4 +1,4 @@
-//! Attacks on the sockets by which processes of one user speak to each other.
+//! Attacks on the sockets through which processes of one user communicate.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,11 +9,11 @@ use crate::processes::{Folder, Victim, copy_of_this_program, is_root, role, role
 
 /// Sockets that attackers send to, separated by spaces.
 const TARGETS: &str = "RDMA_VERBS_TEST_TARGETS";
-/// More than ever wait to be accepted.
+/// More than the backlog ever holds.
 const CONNECTIONS: usize = 4_200;
 
-/// Names of the Unix sockets of a process: `@` in front if they have no place in the file system. The kernel shows the
-/// name that a socket was bound to, with `new-` in front; then it was renamed.
+/// Returns the names of the Unix sockets of a process, with `@` in front if they are not in the file system. The kernel
+/// reports the name that a socket was bound to, with `new-` in front, although it was renamed since.
 fn unix_sockets(process: u32, kind: &str) -> Vec<String> {
     let folder = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap();
     let links = folder.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
@@ -50,12 +50,12 @@ fn send_descriptors(socket: &Socket, to: &SockAddr, bytes: &[u8]) -> io::Result<
     Ok(sent?)
 }
 
-/// Waits until the receiver has taken what was sent.
+/// Waits until the receiver has read everything.
 fn wait_until_taken(socket: &Socket) {
     let mut waiting: libc::c_int = 1;
     while waiting > 0 {
         std::thread::sleep(std::time::Duration::from_millis(1));
-        // SAFETY: the kernel writes one integer to a place of this size.
+        // SAFETY: the kernel writes one integer into a variable of this size.
         let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut waiting) };
         assert_eq!(result, 0);
     }

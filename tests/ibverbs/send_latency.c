@@ -1,11 +1,11 @@
 /*
- * Eight-byte SENDs to and fro over a reliable connection, polling: what libibverbs costs a C program. The measure for
- * send_latency.rs, which does the same through the provider.
+ * Eight-byte SENDs back and forth over a reliable connection, polling: the cost of libibverbs to a C program. The
+ * reference of send_latency.rs, which does the same through the provider.
  *
  *   send_latency DEVICE GID_INDEX
  *
- * Both ends are here, on one device and in one thread, so that nothing but posting, polling and the device itself takes
- * part. For each line that comes in, so many exchanges are made and a line goes out: the mean of half a round trip in
+ * Both ends are here, on one device and in one thread, so that only posting, polling and the device itself are
+ * measured. For each input line it makes EXCHANGES exchanges and prints a line: the mean of half a round trip in
  * nanoseconds.
  */
 #include <infiniband/verbs.h>
@@ -52,7 +52,7 @@ static struct ibv_context *open_device(const char *name)
 	return context;
 }
 
-/* Posts receives anew when half of them are used, as ibv_rc_pingpong does. */
+/* Refills the receives when half of them are used, as ibv_rc_pingpong does. */
 static void fill(struct end *end)
 {
 	struct ibv_sge sge = {
@@ -138,7 +138,7 @@ static void send_message(struct end *end)
 		die("ibv_post_send");
 }
 
-/* Waits for a message; takes what completes besides. */
+/* Waits for a message, taking other completions as well. */
 static void receive_message(struct end *end)
 {
 	struct ibv_wc completion;

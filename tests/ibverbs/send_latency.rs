@@ -1,10 +1,10 @@
-//! What the provider over libibverbs costs: eight-byte SENDs to and fro over a reliable connection, polling, against a
-//! C program that does the same with libibverbs (`send_latency.c`).
+//! The cost of the provider over libibverbs: eight-byte SENDs back and forth over a reliable connection, polling,
+//! against a C program that does the same with libibverbs (`send_latency.c`).
 //!
-//! Both programs are ready before the first repetition, and take turns; who begins changes. Each has both ends in one
-//! thread, so that nothing but posting, polling and the device itself takes part. Repetitions are short and many, so
-//! that what else the machine does hits both alike. Printed are the medians of their means, and the ratio; the exit
-//! status tells whether it is within the limit.
+//! Both programs are ready before the first repetition and take turns; which one begins alternates. Each has both ends
+//! in one thread, so that only posting, polling and the device itself are measured. Repetitions are short and many, so
+//! that other load on the machine affects both alike. It prints the medians of their means and the ratio; the exit
+//! status says whether the ratio is within the limit.
 //!
 //! `tests/ibverbs/run` starts it on the kernel's rxe.
 
@@ -29,7 +29,7 @@ const WARM_UP: u32 = 10;
 const EXCHANGES: u32 = 100;
 const RECEIVES: usize = 64;
 const SENDS: usize = 64;
-/// Every so many sends one is signaled, to free their slots.
+/// One in this many sends is signaled, to free the slots.
 const SIGNAL_EVERY: u32 = 32;
 
 #[derive(Parser)]
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Lets the two take turns; whether the ratio is within the limit.
+/// Measures the two in turns; returns whether the ratio is within the limit.
 fn measure(arguments: &Arguments) -> Outcome<bool> {
     let context = verbs::open(&arguments.device)?;
     let gid_index = context.default_gid_index(1)?;
@@ -106,7 +106,7 @@ impl Reference {
         Ok(Self { process, orders, answers: BufReader::new(answers) })
     }
 
-    /// One repetition: nanoseconds for half a round trip.
+    /// Runs one repetition; returns nanoseconds for half a round trip.
     fn repeat(&mut self) -> Outcome<f64> {
         self.orders.write_all(b"go\n")?;
         let mut line = String::new();
@@ -125,7 +125,7 @@ struct End {
     qp: QueuePair,
     cq: CompletionQueue,
     inbox: MemoryRegion,
-    /// Receives that are posted.
+    /// Number of posted receives.
     receives: Cell<usize>,
     sent: Cell<u32>,
 }
@@ -150,7 +150,7 @@ impl End {
         Ok(self.qp.post_send(&[request])?)
     }
 
-    /// Waits for a message; takes what completes besides.
+    /// Waits for a message, taking other completions as well.
     fn receive(&self) -> Outcome {
         let mut completions = [Completion::default()];
         loop {
@@ -166,7 +166,7 @@ impl End {
         if left == RECEIVES / 2 { self.fill() } else { Ok(()) }
     }
 
-    /// Posts receives anew when half of them are used, as `ibv_rc_pingpong` does.
+    /// Refills the receives when half of them are used, as `ibv_rc_pingpong` does.
     fn fill(&self) -> Outcome {
         let mut batch = self.qp.recv_batch()?;
         for _ in self.receives.get()..RECEIVES {
@@ -188,7 +188,7 @@ fn exchange(left: &End, right: &End, count: u32) -> Outcome {
     Ok(())
 }
 
-/// One repetition: nanoseconds for half a round trip.
+/// Runs one repetition; returns nanoseconds for half a round trip.
 fn repeat(left: &End, right: &End) -> Outcome<f64> {
     exchange(left, right, WARM_UP)?;
     let start = Instant::now();
@@ -196,7 +196,7 @@ fn repeat(left: &End, right: &End) -> Outcome<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e9 / f64::from(EXCHANGES) / 2.0)
 }
 
-/// Prints what was measured and returns its median.
+/// Prints the measurements and returns their median.
 fn print(name: &str, means: &mut [f64]) -> f64 {
     means.sort_by(f64::total_cmp);
     let (least, median, most) = (means[0], means[means.len() / 2], means[means.len() - 1]);

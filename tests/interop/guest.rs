@@ -1,4 +1,4 @@
-//! The exchange of lines with the `peer` program, as `peer.c` documents it.
+//! The exchange of lines with the `peer` program, documented in `peer.c`.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,14 +14,14 @@ pub(crate) struct Guest {
     lines: BufReader<TcpStream>,
 }
 
-/// An answer: its words by name.
+/// A reply: its words by name.
 pub(crate) struct Answer {
     line: String,
     words: HashMap<String, String>,
 }
 
 impl Guest {
-    /// Connects and takes the greeting.
+    /// Connects and reads the greeting.
     pub(crate) fn connect(address: &str, patience: Duration) -> Result<Self> {
         let start = Instant::now();
         let stream = loop {
@@ -38,7 +38,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Gives a command and takes its answer.
+    /// Sends a command and returns the reply.
     pub(crate) fn command(&mut self, command: &str) -> Result<Answer> {
         self.lines.get_mut().write_all(format!("{command}\n").as_bytes())?;
         self.answer().map_err(|error| format!("{command}: {error}").into())
@@ -54,7 +54,7 @@ impl Guest {
         Ok(Answer { line, words })
     }
 
-    /// Demands that an area holds the pattern.
+    /// Checks that an area holds the pattern.
     pub(crate) fn expect_pattern(&mut self, area: &str, offset: usize, length: usize, seed: u32) -> Result<()> {
         self.command(&format!("check {area} {offset} {length} {seed}"))?.expect(&[("check", "good")])
     }
@@ -66,12 +66,12 @@ impl Answer {
         Ok(word)
     }
 
-    /// A number of the answer.
+    /// Returns a number of the reply.
     pub(crate) fn number(&self, name: &str) -> Result<u64> {
         Ok(self.word(name)?.parse()?)
     }
 
-    /// Demands these words.
+    /// Checks that the reply contains these words.
     pub(crate) fn expect(&self, words: &[(&str, &str)]) -> Result<()> {
         for (name, value) in words {
             if self.word(name)? != *value {
@@ -81,19 +81,19 @@ impl Answer {
         Ok(())
     }
 
-    /// One of the areas that a greeting names.
+    /// Returns one of the areas named by a greeting.
     pub(crate) fn memory(&self, area: &str) -> Result<RemoteMemory> {
         let rkey = Rkey(self.number(&format!("{area}_rkey"))? as u32);
         Ok(RemoteMemory::new(self.number(&format!("{area}_addr"))?, rkey, self.number("length")?))
     }
 
-    /// The path MTU that a greeting names.
+    /// Returns the path MTU named by a greeting.
     pub(crate) fn path_mtu(&self) -> Result<Mtu> {
         let bytes = self.number("path_mtu")? as u32;
         Mtu::from_bytes(bytes).ok_or_else(|| format!("{bytes} is no path MTU").into())
     }
 
-    /// The queue pair that a greeting describes.
+    /// Returns the queue pair described by a greeting.
     pub(crate) fn connection_info(&self, path_mtu: Mtu) -> Result<ConnectionInfo> {
         let digits = self.word("gid")?;
         let mut gid = [0; 16];
@@ -106,7 +106,7 @@ impl Answer {
     }
 }
 
-/// The pattern of a seed, byte by byte.
+/// Returns the pattern of a seed.
 pub(crate) fn pattern(seed: u32, length: usize) -> Vec<u8> {
     let byte = |index: usize| {
         let mut mixed = seed.wrapping_mul(0x9e37_79b1).wrapping_add(index as u32);

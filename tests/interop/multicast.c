@@ -6,7 +6,7 @@
  * It runs in the guest on libibverbs, attaches an unreliable datagram queue pair of rxe0 to the group (an IPv4 or IPv6
  * address) and listens. When the other end has connected, it waits for a message of 100 bytes to the group with
  * immediate data 0x31, checks it, and sends one of 200 bytes to the group. Byte i of either is 7 * i + length. Exit
- * status 0 if all was so; a watchdog ends it after 30 seconds.
+ * status 0 on success; a watchdog ends it after 30 seconds.
  */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -35,7 +35,7 @@ static unsigned char pattern(int place, int length)
 	return (unsigned char)(7 * place + length);
 }
 
-/* The group as a GID. The link filters multicasts for those that the IP layer has joined. */
+/* The group as a GID. The link passes only multicasts of groups that the IP layer has joined. */
 static union ibv_gid join(const char *group)
 {
 	union ibv_gid gid = {0};
@@ -143,7 +143,7 @@ int main(int count, char **arguments)
 	}, *bad_send;
 	must(!ibv_post_send(qp, &send, &bad_send), "post_send");
 	next(cq);
-	/* The other end says when it has heard. */
+	/* The other end reports when it has received the message. */
 	must(read(other_end, buffer, 1) == 1, "heard");
 	must(!ibv_detach_mcast(qp, &gid, 0), "detach");
 	puts("heard and said");

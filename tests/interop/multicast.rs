@@ -39,14 +39,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         ReceiveRequest::new(inbox.slice(512..)?).wr_id(2),
     ])?;
     qp.attach_mcast(group)?;
-    // The peer's member listens when it is attached.
+    // The peer listens once its member is attached.
     let mut stream = TcpStream::connect(peer)?;
     let everybody = pd.create_ah(&AddressVector::new(group, 0))?;
     let bytes = pattern(SAID);
     let said = Payload::inline(&bytes);
     qp.post_send(&[SendRequest::send_to_with_immediate(said, &everybody, Qpn::MULTICAST, QKEY, IMMEDIATE)])?;
 
-    // The own message first, then the peer's.
+    // The local message first, then the peer's.
     for (wr_id, length, offset) in [(1, SAID, 0), (2, HEARD, 512)] {
         let completion = cq.wait(PATIENCE)?;
         let done = completion.result()?;

@@ -1,5 +1,5 @@
-//! Every verb of a reliable connection, in both directions, against the `peer` program on the kernel's own verbs:
-//! every byte is checked, every remote error is provoked once. `tests/interop/run` starts both ends.
+//! Every verb of a reliable connection, in both directions, against the `peer` program on the kernel's own verbs: every
+//! byte is checked, every remote error is provoked once. `tests/interop/run` starts both ends.
 //!
 //! `peer.c` documents the lines that are exchanged.
 
@@ -21,7 +21,7 @@ type Scenario = fn(&mut Home) -> Outcome;
 
 const AREA_BYTES: usize = 1 << 18;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Where atomics work, in both ends' memory.
+/// Offset of the atomics' target, in both ends' memory.
 const COUNTER_OFFSET: usize = 4096;
 
 #[derive(Parser)]
@@ -35,7 +35,7 @@ struct Arguments {
     peer: String,
 }
 
-/// The own end, without a connection.
+/// The local end, without a connection.
 struct Home {
     context: Context,
     pd: ProtectionDomain,
@@ -53,9 +53,9 @@ struct Connection {
 
 #[derive(Clone, Copy)]
 struct Terms {
-    /// What our queue pair allows the guest.
+    /// Access that our queue pair grants the guest.
     access: AccessFlags,
-    /// What the guest's allows us, as the letters of its `reset`.
+    /// Access that the guest's queue pair grants us, as the letters of its `reset`.
     guest_access: &'static str,
     rnr_retry: u8,
     retry_cnt: u8,
@@ -104,7 +104,7 @@ impl Home {
         Ok(())
     }
 
-    /// Lets a request fail and says how.
+    /// Posts a request that must fail with one of these statuses.
     fn perform_badly(&self, qp: &QueuePair, request: SendRequest<'_>, expected: &[CompletionStatus]) -> Outcome {
         let status = self.perform(qp, request)?.status();
         ensure(expected.contains(&status), &format!("{status:?} instead of {expected:?}"))
@@ -143,7 +143,7 @@ fn our_writes_and_reads(home: &mut Home) -> Outcome {
         home.perform_well(&connection.qp, SendRequest::read(home.open.slice(..length)?, there))?;
         home.own_bytes_are(0, &pattern(seed, length))?;
     }
-    // Gathered from three places, scattered to two, and inline.
+    // Gathered from three SGEs, scattered to two, and inline.
     home.fill(3_000, 50)?;
     let pieces = [home.open.slice(..7)?, home.open.slice(7..1_500)?, home.open.slice(1_500..3_000)?];
     let there = memory.slice(0..3_000)?;
@@ -294,7 +294,7 @@ fn errors_that_the_guest_reports(home: &mut Home) -> Outcome {
     let refused = [RemoteInvalidRequestError];
     home.perform_badly(&connection.qp, SendRequest::write(home.open.slice(..64)?, memory), &refused)?;
 
-    // Linux calls a receive that is too small an operational error; the standard an invalid request.
+    // Linux reports an operational error for a receive that is too small; the standard requires an invalid request.
     let connection = home.connect(USUAL)?;
     home.guest.command("recv 1 16")?;
     let refused = [RemoteOperationError, RemoteInvalidRequestError];
@@ -370,7 +370,7 @@ fn run(arguments: &Arguments) -> Outcome {
     Ok(())
 }
 
-/// The counters that are not zero.
+/// Formats the counters that are not zero.
 fn counted(context: &Context) -> String {
     let counters = context.counters();
     let shown = counters.iter().filter(|(_, value)| *value > 0).map(|(name, value)| format!("{name}={value}"));

@@ -1,30 +1,30 @@
 /*
  * peer: one end of a reliable connection on the kernel's verbs device, remote-controlled over TCP.
  *
- * It runs in the guest on libibverbs and stands for the standard: the test program at the other end says, a line at a
- * time, what this end is to do, and both check every byte and every completion status. One connection, then it ends.
+ * It runs in the guest on libibverbs and represents the standard: the test program at the other end sends commands, a
+ * line each, and both check every byte and every completion status. One connection, then it ends.
  *
  *   peer [-d DEVICE] [-g GID_INDEX] [-m PATH_MTU] [-p TCP_PORT] [-t SECONDS]      (rxe0, 1, 1024, 18516, 300)
  *
  * The exit status is 0 after `quit`, 1 otherwise. A watchdog ends the program after -t seconds, whatever happens.
  *
  * THE EXCHANGE. ASCII lines, ended by '\n', words separated by single spaces. This end greets first; from then on every
- * command line is answered by exactly one line, in order. An answer is `ok`, then ` name=value` words in any order; or
- * `error TEXT`, when the command could not be carried out at all (a failed completion is an `ok` answer with its
- * status). Numbers are read in decimal or 0x hexadecimal and answered in decimal; a GID is 32 hexadecimal digits, its
+ * command line gets exactly one line in reply, in order. A reply is `ok`, then ` name=value` words in any order; or
+ * `error TEXT`, when the command could not be carried out at all (a failed completion is an `ok` reply with its
+ * status). Numbers are read in decimal or 0x hexadecimal and printed in decimal; a GID is 32 hexadecimal digits, its
  * bytes in network order. Arguments come first, in order; then options, each `name=value`.
  *
- * MEMORY. Four areas of AREA_LENGTH bytes, each a memory region of its own, full of zeros at first:
+ * MEMORY. Four areas of AREA_LENGTH bytes, each a memory region of its own, initially zero:
  *   open      remote write, read, atomics and window binding allowed, and FLUSH (not to persistence) where the device
- *             has it: what the other end works on
- *   closed    local rights only: the local side of this end's requests. Its remote key is to be refused, whatever it
+ *             has it: the target of the other end's requests
+ *   closed    local access only: the local side of this end's requests. Its remote key must be refused, whatever it
  *             is (Linux 6.1 makes it 0)
- *   receive   local rights only: where receives are placed
- *   readable  remote read only: its key is good, but refuses remote writes and atomics
+ *   receive   local access only: the buffers of receives
+ *   readable  remote read only: its key is valid, but remote writes and atomics are refused
  * PATTERN. Byte i of the pattern with seed s (32-bit arithmetic, wrapping):
  *   x = s * 0x9e3779b1 + i;  x ^= x >> 16;  x *= 0x7feb352d;  x ^= x >> 15;  byte = x & 0xff
  *
- * Greeting, and the answer to `reset`: a new queue pair in INIT, with no receives posted.
+ * Greeting, and the reply to `reset`: a new queue pair in INIT, with no receives posted.
  *   ok version=1 qpn= psn= gid= path_mtu= length=AREA_LENGTH open_addr= open_rkey= closed_addr= closed_rkey=
  *      receive_addr= receive_rkey= readable_addr= readable_rkey= flush=0|1 atomic_write=0|1
  * The last two say whether the device has FLUSH and ATOMIC WRITE.
@@ -33,12 +33,12 @@
  *   connect QPN PSN GID     to RTS, towards the other end's numbers. Options: mtu (bytes; -m), timeout (14),
  *                           retry_cnt (5), rnr_retry (5), min_rnr_timer (12), rd_atomic (16), dest_rd_atomic (16)
  *   reset                   destroys the queue pair (and window, if any) and makes a new one: needs `connect` again.
- *                           Options: access, the letters of what remote requests the queue pair allows: any of
+ *                           Options: access, the letters of the remote requests that the queue pair allows: any of
  *                           `rwafp` (read, write, atomic, FLUSH to global visibility, to persistence), or `none`
  *                           (rwa). psn, this end's first one (random)
- *   destroy                 destroys the queue pair: nobody answers its number any more, until `reset`
+ *   destroy                 destroys the queue pair: no responses from its number until `reset`
  *   state                   ok state=init|rtr|rts|sqd|sqe|err|...
- *   quit                    ok, and the end
+ *   quit                    ok, then exits
  *
  * Memory. AREA is the name of one; FIRST is the pattern index of the first byte (0).
  *   fill AREA OFFSET LENGTH SEED [FIRST]
@@ -52,36 +52,36 @@
  *                                             Never name a window that was invalidated already in another SEND with
  *                                             invalidate: the kernel (6.1 and 6.12) dereferences a null pointer then
  *
- * Requests. Each is posted signaled from (or into) the area `closed`, waited for, and answered
+ * Requests. Each is posted signaled from (or into) the area `closed` and waited for; the reply is
  *   ok status=STATUS done=N_SUCCESSFUL      STATUS that of the first completion that failed, else `success`; or `none`
- *                                           when the completions did not come in time
+ *                                           when the completions do not come in time
  *   write ADDR RKEY LENGTH SEED             writes the pattern
  *   write_imm ADDR RKEY LENGTH SEED IMM
  *   send LENGTH SEED                        sends the pattern
  *   send_imm LENGTH SEED IMM
  *   send_inv LENGTH SEED RKEY
- *   read ADDR RKEY LENGTH SEED              reads into zeroed memory, compares with the pattern: the answer also has
+ *   read ADDR RKEY LENGTH SEED              reads into zeroed memory, compares with the pattern: the reply also has
  *                                           check= and so on, as for `check`, when the status is success
- *   cas ADDR RKEY COMPARE SWAP              the answer also has old=VALUE (the last one, when there are several)
+ *   cas ADDR RKEY COMPARE SWAP              the reply also has old=VALUE (the last one, when there are several)
  *   faa ADDR RKEY ADD
- *   flush ADDR RKEY LENGTH                  Options of its own: type, global (also without it), persistent or both;
- *                                           level, range (also without it) or region
+ *   flush ADDR RKEY LENGTH                  Its own options: type, global (the default), persistent or both;
+ *                                           level, range (the default) or region
  *   atomic_write ADDR RKEY VALUE            writes the 64-bit number in this host's byte order
- * Of these two count repeats the same one, and offset and solicited mean nothing.
- * Options: wait, milliseconds (10000). count, 1 to 64 requests posted at once (1): each goes on where the one before
+ * For these two, count repeats the same request, and offset and solicited are ignored.
+ * Options: wait, milliseconds (10000). count, 1 to 64 requests posted at once (1): each continues where the one before
  * ended, in both memories and in the pattern (atomics stay at their remote address). offset, where in `closed` (0).
- * solicited=1: with the solicited event bit. post=1: posts only, and answers `ok first=WR_ID count=N`; the completions
- * are for `poll send`, and what was read is for `check`.
+ * solicited=1: with the solicited event bit. post=1: posts only, and replies `ok first=WR_ID count=N`; use
+ * `poll send` for the completions and `check` for the bytes read.
  *
  * Receives
  *   recv COUNT LENGTH [OFFSET]   posts receives of LENGTH bytes, one behind the other in `receive` from OFFSET (0) on;
  *                                ok first=WR_ID count=N. Possible before `connect`. At most 256 may be outstanding.
- *                                Without it a message that needs a receive meets none (receiver not ready).
+ *                                Without it a message that needs a receive finds none (receiver not ready).
  * Completions
  *   poll send|recv               waits for the next completion; ok status=none if there is none in time, else
  *                                ok status= wr_id= opcode= byte_len= qpn= and, if present, imm= or invalidated=
  *                                Option: wait (10000). opcode is send, write, read, cas, faa, bind, flush,
- *                                atomic_write, recv or recv_write_imm; it and byte_len mean nothing unless the status is success
+ *                                atomic_write, recv or recv_write_imm; it and byte_len are valid on success only
  *
  * STATUS is the name of the verbs status without its prefix, in lower case: success, loc_len_err, loc_qp_op_err,
  * loc_prot_err, wr_flush_err, mw_bind_err, bad_resp_err, loc_access_err, rem_inv_req_err, rem_access_err, rem_op_err,
@@ -101,7 +101,7 @@
 
 static FILE *to_other_end;
 
-/* ---- Answers and arguments ---- */
+/* ---- Replies and arguments ---- */
 
 void die(const char *what)
 {
@@ -109,7 +109,7 @@ void die(const char *what)
 	exit(1);
 }
 
-/* The answer to the current command is collected here: one line, whatever the command does. */
+/* Collects the reply to the current command: one line, whatever the command does. */
 static char answer_line[1024];
 static size_t answer_length;
 
@@ -125,7 +125,7 @@ void answer(const char *format, ...)
 		answer_length += (size_t)written < room ? (size_t)written : room - 1;
 }
 
-/* Replaces whatever was answered so far. The result is always false, for `return refuse(...)`. */
+/* Replaces the reply collected so far. Always returns false, for `return refuse(...)`. */
 bool refuse(const char *why, int error)
 {
 	answer_length = 0;
@@ -184,7 +184,7 @@ static void end_answer(void)
 	answer_length = 0;
 }
 
-/* Whether the other end said `quit`. */
+/* Returns whether the other end sent `quit`. */
 static bool serve(FILE *from_other_end)
 {
 	char line[1024];

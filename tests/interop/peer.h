@@ -1,6 +1,6 @@
 /*
- * What the parts of the peer have in common: peer.c, the exchange of lines; peer_verbs.c, the verbs; peer_extended.c,
- * memory windows, FLUSH and ATOMIC WRITE.
+ * Declarations shared by the parts of the peer: peer.c, the exchange of lines; peer_verbs.c, the verbs;
+ * peer_extended.c, memory windows, FLUSH and ATOMIC WRITE.
  */
 #ifndef PEER_H
 #define PEER_H
@@ -11,7 +11,7 @@
 
 #define MAX_WORDS 24
 
-/* A command line, taken apart. */
+/* A parsed command line. */
 struct command {
 	char *words[MAX_WORDS]; /* name and arguments */
 	int count;
@@ -19,7 +19,7 @@ struct command {
 	int option_count;
 };
 
-/* The exchange, in peer.c. */
+/* Defined in peer.c: the exchange. */
 uint64_t argument(const struct command *command, int index);
 uint64_t option(const struct command *command, const char *name, uint64_t otherwise);
 const char *option_text(const struct command *command, const char *name, const char *otherwise);
@@ -27,13 +27,13 @@ void answer(const char *format, ...) __attribute__((format(printf, 1, 2)));
 bool refuse(const char *why, int error);
 void die(const char *what) __attribute__((noreturn));
 
-/* The verbs, in peer_verbs.c. */
+/* Defined in peer_verbs.c: the verbs. */
 void start_verbs(const char *device_name, int index, unsigned mtu);
 void stop_verbs(void);
 void answer_greeting(void);
 void run_command(const struct command *command);
 
-/* Of the verbs, for peer_extended.c. */
+/* Defined in peer_verbs.c, for peer_extended.c. */
 extern struct ibv_context *context;
 extern struct ibv_pd *domain;
 extern struct ibv_qp *queue_pair;
@@ -42,7 +42,7 @@ unsigned access_option(const struct command *command);
 struct ibv_mr *open_region(uint64_t offset, uint64_t length);
 bool answer_posted(const struct command *command, uint64_t first, uint64_t count);
 
-/* peer_extended.c. */
+/* Defined in peer_extended.c. */
 void find_extensions(void);
 void answer_extensions(void);
 unsigned extended_rights(void);

@@ -1,6 +1,6 @@
 /*
- * What not every kernel's device has, and memory windows. FLUSH and ATOMIC WRITE are posted through the extended
- * interface of libibverbs only; the queue pair takes ordinary requests as well.
+ * Memory windows, and operations that not every kernel's device has. FLUSH and ATOMIC WRITE can be posted only through
+ * the extended interface of libibverbs; the queue pair takes ordinary requests as well.
  */
 #include "peer.h"
 
@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define MAX_COUNT 64
-/* Of the kernel's ib_uverbs_device_cap_flags; libibverbs has no names for them. */
+/* From the kernel's ib_uverbs_device_cap_flags; libibverbs has no names for them. */
 #define DEVICE_FLUSH_GLOBAL (1ull << 38)
 #define DEVICE_ATOMIC_WRITE (1ull << 40)
 
@@ -65,7 +65,7 @@ void destroy_window(void)
 	window = NULL;
 }
 
-/* Posts the bind of a window of type 2 under the key after its own. */
+/* Posts the bind of a type 2 window, with the key after its own. */
 static int post_bind(const struct ibv_mw_bind_info *info, uint32_t *rkey)
 {
 	struct ibv_send_wr request = {.wr_id = next_wr_id, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED};

@@ -1,4 +1,4 @@
-/* What the peer does on its verbs device: the commands of the exchange, which peer.c describes. */
+/* The commands of the exchange on the verbs device; peer.c documents them. */
 #include "peer.h"
 
 #include <arpa/inet.h>
@@ -15,7 +15,7 @@
 #define SEND_DEPTH 256
 #define RECEIVE_DEPTH 256
 #define MAX_COUNT 64
-/* rxe gives user programs the kernel's own number for "with invalidate", which libibverbs has for something else. */
+/* rxe passes the kernel's own "with invalidate" flag to user programs; libibverbs uses this bit for another flag. */
 #define INVALIDATED_BY_RXE (1 << 2)
 #define REMOTE_RIGHTS (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
 
@@ -69,13 +69,13 @@ static bool in_area(uint64_t offset, uint64_t length)
 	return offset <= AREA_LENGTH && length <= AREA_LENGTH - offset;
 }
 
-/* The region of the area `open`, if so many bytes are there. */
+/* Returns the region of the area `open`, or NULL if the range exceeds it. */
 struct ibv_mr *open_region(uint64_t offset, uint64_t length)
 {
 	return in_area(offset, length) ? areas[OPEN].region : NULL;
 }
 
-/* The place that "AREA OFFSET" name, if so many bytes are there. */
+/* Returns the address of "AREA OFFSET", or NULL if the area has fewer than `length` bytes there. */
 static unsigned char *place(const struct command *command, uint64_t length)
 {
 	uint64_t offset = argument(command, 2);
@@ -158,7 +158,7 @@ static uint64_t now_milliseconds(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* Whether a completion came before the deadline. */
+/* Returns whether a completion came before the deadline. */
 static bool next_completion(struct ibv_cq *queue, uint64_t deadline, struct ibv_wc *completion)
 {
 	for (;;) {
@@ -174,7 +174,7 @@ static bool next_completion(struct ibv_cq *queue, uint64_t deadline, struct ibv_
 	}
 }
 
-/* Waits for the send completions of `count` requests from `first` on, and answers their common status. */
+/* Waits for the send completions of `count` requests from `first` on, and replies with their common status. */
 static bool answer_requests(uint64_t first, unsigned count, uint64_t wait)
 {
 	uint64_t deadline = now_milliseconds() + wait;
@@ -189,7 +189,7 @@ static bool answer_requests(uint64_t first, unsigned count, uint64_t wait)
 			break;
 		}
 		if (completion.wr_id < first)
-			continue; /* of an earlier request that was given up */
+			continue; /* of an earlier, abandoned request */
 		seen++;
 		if (completion.status == IBV_WC_SUCCESS)
 			done++;
@@ -200,7 +200,7 @@ static bool answer_requests(uint64_t first, unsigned count, uint64_t wait)
 	return done == count;
 }
 
-/* What is answered for posted requests. Whether they are complete, and well. */
+/* Replies to posted requests. Returns whether all completed successfully. */
 bool answer_posted(const struct command *command, uint64_t first, uint64_t count)
 {
 	if (option(command, "post", 0)) {
@@ -425,7 +425,7 @@ static const struct request_kind {
 	{"send_inv", IBV_WR_SEND_WITH_INV, 3, 1},
 };
 
-/* The request that a command describes, but for its memory: the first of `count`. */
+/* Returns the request that a command describes, without its memory: the first of `count`. */
 static struct ibv_send_wr request_of(const struct command *command, const struct request_kind *kind)
 {
 	struct ibv_send_wr request = {.opcode = kind->opcode, .send_flags = IBV_SEND_SIGNALED, .num_sge = 1};

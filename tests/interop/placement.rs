@@ -1,4 +1,4 @@
-//! FLUSH and ATOMIC WRITE in both directions. A guest whose device has neither must not take them for something else.
+//! FLUSH and ATOMIC WRITE in both directions. A guest whose device has neither must not misinterpret them.
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, CompletionOpcode, CompletionStatus, FlushFlags, Memory, Payload, QueuePair, RemoteMemory,
@@ -7,16 +7,16 @@ use rdma_verbs::verbs::{
 
 use super::{AREA_BYTES, Answer, Connection, Home, Outcome, PATIENCE, Terms, USUAL, ensure, lengths, pattern};
 
-/// Both ends allow everything, but no persistence.
+/// Both ends grant all access except persistence.
 const FLUSHING: Terms = Terms { access: ALL, guest_access: "rwaf", ..USUAL };
 const ALL: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::FLUSH);
-/// Where ATOMIC WRITEs go.
+/// Offset of ATOMIC WRITEs.
 const WORD_OFFSET: usize = 4096;
-/// More than may be under way at once.
+/// More than may be outstanding at once.
 const MANY: usize = 40;
 
 impl Home {
-    /// The next completion must be this success of this queue pair.
+    /// Takes the next completion, which must be this success of this queue pair.
     fn done(&self, qp: &QueuePair, wr_id: u64, opcode: CompletionOpcode) -> Outcome {
         let completion = self.wait()?;
         let success = completion.result()?;
@@ -35,7 +35,7 @@ impl Home {
         ensure(second.status() == CompletionStatus::WorkRequestFlushedError, &format!("{second:?} behind {first:?}"))
     }
 
-    /// Lets the guest do what this end refuses, with this status there and the event that goes with it here.
+    /// Has the guest send a request that this end refuses, with this status there and the matching event here.
     pub(super) fn refused_here(&mut self, connection: &Connection, command: &str, status: &str) -> Outcome {
         self.guest.command(command)?.expect(&[("status", status), ("done", "0")])?;
         self.guest.command("state")?.expect(&[("state", "err")])?;
@@ -44,7 +44,7 @@ impl Home {
             "rem_access_err" => AsyncEvent::QueuePairAccessError(qpn),
             _ => AsyncEvent::QueuePairRequestError(qpn),
         };
-        // Those of earlier connections lie before it.
+        // Events of earlier connections come first.
         while let Some(event) = self.context.get_async_event(PATIENCE) {
             if event == wanted {
                 return Ok(());
@@ -53,14 +53,14 @@ impl Home {
         Err(format!("{command}: no {wanted:?}").into())
     }
 
-    /// The guest's next completion of a request must be this success.
+    /// Checks that the guest's next completion of a request is this success.
     fn guest_done(&mut self, remote: &Answer, wr_id: u64, opcode: &str) -> Outcome {
         let (wr_id, qpn) = (wr_id.to_string(), remote.number("qpn")?.to_string());
         let expected = [("status", "success"), ("wr_id", wr_id.as_str()), ("opcode", opcode), ("qpn", qpn.as_str())];
         self.guest.command("poll send")?.expect(&expected)
     }
 
-    /// A connection and whether the guest's device has a feature; if it has none, no rights that it does not know.
+    /// Connects, and returns whether the guest's device has a feature; without it, the usual access flags are used.
     fn connect_for(&mut self, feature: &str, terms: Terms) -> Result<(Connection, bool), Box<dyn std::error::Error>> {
         let usual = self.connect(Terms { retry_cnt: 2, ..USUAL })?;
         if usual.remote.number(feature)? == 0 {
@@ -69,7 +69,7 @@ impl Home {
         Ok((self.connect(terms)?, true))
     }
 
-    /// A guest without the feature drops the request or refuses it, changes nothing, and goes on with others.
+    /// Checks that a guest without the feature drops or refuses the request, changes nothing, and continues to work.
     fn unknown_there(&mut self, connection: &Connection, request: SendRequest<'_>, name: &str) -> Outcome {
         use CompletionStatus::{RemoteInvalidRequestError, RetryExceededError};
         self.guest.command(&format!("fill open 0 {AREA_BYTES} 200"))?;
@@ -83,7 +83,7 @@ impl Home {
         self.guest.expect_pattern("open", 0, 64, 201)
     }
 
-    /// So does the guest's program, before anything is sent.
+    /// Checks that the guest's program refuses the command before anything is sent.
     fn guest_cannot(&mut self, command: &str) -> Outcome {
         ensure(self.guest.command(command).is_err(), &format!("{command} on a device that does not have it"))
     }
@@ -104,7 +104,7 @@ pub(super) fn our_flushes(home: &mut Home) -> Outcome {
         home.done(qp, u64::from(seed), CompletionOpcode::Flush)?;
         home.guest.expect_pattern("open", 24, length, seed)?;
     }
-    // The whole region: address and length mean nothing.
+    // The whole region: address and length are ignored.
     let nowhere = RemoteMemory::new(0x10, memory.rkey(), 1 << 40);
     let flush = SendRequest::flush(nowhere, FlushFlags::GLOBAL | FlushFlags::WHOLE_REGION).wr_id(7).signaled();
     qp.post_send(&[flush])?;
@@ -112,7 +112,7 @@ pub(super) fn our_flushes(home: &mut Home) -> Outcome {
     our_flushes_among_others(home, qp, memory)
 }
 
-/// Many at once, between WRITEs and READs: all in order.
+/// Many FLUSHes at once, between WRITEs and READs: all in order.
 fn our_flushes_among_others(home: &mut Home, qp: &QueuePair, memory: RemoteMemory) -> Outcome {
     const STEP: usize = 700;
     home.fill(MANY * STEP, 320)?;
@@ -161,7 +161,7 @@ pub(super) fn flushes_that_the_guest_refuses(home: &mut Home) -> Outcome {
     Ok(())
 }
 
-/// A region of a file, that peers may flush to persistence.
+/// Creates a file for a region that peers may flush to persistence.
 fn persistent_memory(len: usize) -> std::io::Result<std::fs::File> {
     let path = std::env::temp_dir().join(format!("rdma-verbs-interop-{}", std::process::id()));
     let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path)?;
@@ -246,7 +246,7 @@ pub(super) fn our_atomic_writes(home: &mut Home) -> Outcome {
     our_atomic_writes_among_others(home, qp, memory)
 }
 
-/// More than may be under way, each behind a WRITE, between atomics on the same word.
+/// More than may be outstanding, each behind a WRITE, between atomics on the same word.
 fn our_atomic_writes_among_others(home: &mut Home, qp: &QueuePair, memory: RemoteMemory) -> Outcome {
     const STEP: usize = 1000;
     let place = memory.slice(AREA_BYTES..AREA_BYTES + 8)?;
@@ -293,7 +293,7 @@ pub(super) fn atomic_writes_that_the_guest_refuses(home: &mut Home) -> Outcome {
         let connection = home.connect(Terms { guest_access, ..USUAL })?;
         home.refused_there(&connection.qp, SendRequest::atomic_write(Payload::inline(&word), memory), &[status])?;
     }
-    // This crate posts no misaligned address; but a zero-based window can begin anywhere.
+    // This crate posts no misaligned address, but a zero-based window can begin anywhere.
     let connection = home.connect(USUAL)?;
     let window = home.guest.command("bind 4 64 access=wz")?;
     window.expect(&[("status", "success"), ("addr", "0")])?;
@@ -315,7 +315,7 @@ pub(super) fn guests_atomic_writes(home: &mut Home) -> Outcome {
     let mut expected = pattern(380, 2 * WORD_OFFSET);
     expected[WORD_OFFSET..WORD_OFFSET + 8].copy_from_slice(&word.to_ne_bytes());
     home.own_bytes_are(0, &expected)?;
-    // Many, and in between an atomic on the same word.
+    // Many, with an atomic on the same word among them.
     let done = home.guest.command(&format!("atomic_write {place} {rkey} 500 count={MANY}"))?;
     done.expect(&[("status", "success"), ("done", &MANY.to_string())])?;
     let done = home.guest.command(&format!("faa {place} {rkey} 3 count=4"))?;

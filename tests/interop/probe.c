@@ -1,6 +1,6 @@
 /*
- * probe: says, a line each, what the guest's verbs device grants: `NAME yes` or `NAME no (ERROR)`. The columns of
- * docs/verbs.md rest on it, where no case of the exchange shows it.
+ * probe: prints, a line each, whether the guest's verbs device supports a feature: `NAME yes` or `NAME no (ERROR)`. The
+ * columns of docs/verbs.md rest on it where no case of the exchange shows a feature.
  *
  *   probe GID_INDEX
  */
@@ -22,7 +22,7 @@ static struct ibv_cq *queue;
 static unsigned char *bytes;
 static int gid_index;
 
-/* Of a call that returns an error number, or -1 with errno. */
+/* Prints the result of a call that returns an error number, or -1 with errno. */
 static void say(const char *name, int error)
 {
 	if (!error)
@@ -31,7 +31,7 @@ static void say(const char *name, int error)
 		printf("%s no (%s)\n", name, strerror(error < 0 ? errno : error));
 }
 
-/* Of a call that makes something. */
+/* Prints the result of a call that creates an object, and returns the object. */
 static void *made(const char *name, void *object)
 {
 	say(name, object ? 0 : -1);
@@ -135,7 +135,7 @@ static struct ibv_qp *queue_pair(enum ibv_qp_type type, struct ibv_srq *shared)
 	return ibv_create_qp(domain, &init);
 }
 
-/* From RESET to RTS, connected to itself; then the states that few use. */
+/* Goes from RESET to RTS, connected to itself, then to the rarely used states. */
 static void probe_states(struct ibv_qp *pair)
 {
 	struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL};

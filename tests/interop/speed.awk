@@ -1,6 +1,6 @@
-# speed.awk: judges what `speed` has measured: lines of setting, measurement, side and figure, one for each repetition.
+# speed.awk: evaluates the results of `speed`: lines of setting, measurement, side and figure, one for each repetition.
 
-# Sets `median` (of an even number the upper one) and `spread`, how far the values lie apart as a part of it.
+# Sets `median` (the upper one of an even number of values) and `spread`, the range of the values relative to it.
 function weigh(key,    i, list) {
   for (i = 1; i <= count[key]; i++) list[i] = value[key, i]
   sorted(list, count[key])
@@ -8,7 +8,7 @@ function weigh(key,    i, list) {
   spread = (list[count[key]] - list[1]) / median
 }
 
-# row NAME SETTING MEASUREMENT SIDE TARGET: of this side with rxe; the target is `>= 1.8` or so, or nothing.
+# row NAME SETTING MEASUREMENT SIDE TARGET: compares this side with rxe; the target is like `>= 1.8`, or empty.
 function row(name, setting, measurement, side, target,    own, other, i, one, part, met, mark) {
   own = setting " " measurement " " side
   other = setting " " measurement " rxe"

@@ -1,5 +1,5 @@
-//! Memory windows in both directions. A window of type 2 is taken away by the other end's SEND with invalidate; Linux
-//! has the kind that belongs to the queue pair that bound it (2B).
+//! Memory windows in both directions. The other end's SEND with invalidate invalidates a type 2 window; Linux
+//! implements the kind that belongs to the queue pair that bound it (2B).
 //!
 //! A guest's window is never invalidated twice: the kernels 6.1 and 6.12 dereference a null pointer then.
 
@@ -11,14 +11,14 @@ use rdma_verbs::verbs::{
 use super::{Connection, Home, Outcome, Terms, USUAL, ensure, lengths, pattern};
 
 const REFUSED: &[CompletionStatus] = &[CompletionStatus::RemoteAccessError];
-/// Of windows, in their regions.
+/// Offset of windows in their regions.
 const START: usize = 8_192;
 const LENGTH: usize = 65_536;
-/// Where atomics work, in a window.
+/// Offset of the atomics' target in a window.
 const COUNTER: usize = 512;
 
 impl Home {
-    /// Binds a window of the guest. Its answer names the address by which this end reaches it.
+    /// Binds a window of the guest and returns it as this end names it.
     fn guests_window(&mut self, options: &str) -> Result<RemoteMemory, Box<dyn std::error::Error>> {
         let window = self.guest.command(&format!("bind {START} {LENGTH} {options}"))?;
         window.expect(&[("status", "success")])?;
@@ -31,7 +31,7 @@ impl Home {
         let mtu = connection.remote.path_mtu()?.bytes() as usize;
         for (seed, length) in (400..).zip(lengths(mtu)) {
             self.fill(length, seed)?;
-            // At its end.
+            // At the window's end.
             let there = window.slice(LENGTH - length..)?;
             self.perform_well(qp, SendRequest::write(self.open.slice(..length)?, there))?;
             self.guest.expect_pattern("open", START + LENGTH - length, length, seed)?;
@@ -49,7 +49,7 @@ impl Home {
         ensure(found == 99, &format!("the counter is {found}"))
     }
 
-    /// Takes the guest's window away, and looks at all that the guest learns of it.
+    /// Invalidates the guest's window, and checks the guest's completion.
     fn invalidate_guests(&mut self, connection: &Connection, rkey: Rkey) -> Outcome {
         let receive = self.guest.command("recv 1 4096")?.number("first")?.to_string();
         self.fill(100, 430)?;
@@ -61,7 +61,7 @@ impl Home {
         self.guest.expect_pattern("receive", 0, 100, 430)
     }
 
-    /// Binds one of our windows, and looks at its completion.
+    /// Binds one of our windows, and checks its completion.
     fn bind(&self, qp: &QueuePair, window: &MemoryWindow, tag: u8, bind: &MemoryWindowBind<'_>) -> Outcome {
         qp.post_send(&[SendRequest::bind_mw(window, tag, &bind.wr_id(u64::from(tag)).signaled())?])?;
         let completion = self.wait()?;
@@ -70,7 +70,7 @@ impl Home {
         ensure(found == expected, &format!("{found:?} instead of {expected:?}"))
     }
 
-    /// Lets the guest work through a window of ours.
+    /// Has the guest use one of our windows.
     fn guest_uses(&mut self, region: &MemoryRegion, mtu: usize, window: RemoteMemory) -> Outcome {
         let (addr, rkey) = (window.addr(), window.rkey().0);
         for (seed, length) in (440..).zip(lengths(mtu)) {
@@ -92,7 +92,7 @@ impl Home {
         ensure(found == 1_234_567_u64.to_ne_bytes(), "the atomics did not work through the window")
     }
 
-    /// Lets the guest take a window of ours away, and looks at all that we learn of it.
+    /// Has the guest invalidate one of our windows, and checks our completion.
     fn guest_invalidates(&mut self, connection: &Connection, rkey: Rkey, seed: u32) -> Outcome {
         let receive = ReceiveRequest::new(self.open.slice(..4096)?).wr_id(u64::from(seed));
         connection.qp.post_recv(&[receive])?;
@@ -149,7 +149,7 @@ pub(super) fn what_the_guests_windows_refuse(home: &mut Home) -> Outcome {
         };
         home.perform_badly(&connection.qp, request, REFUSED)?;
     }
-    // Linux 6.1 and 6.12 look for the region's bounds only; whoever looks for the window's must refuse.
+    // Linux 6.1 and 6.12 check the region's bounds only; an implementation that checks the window's must refuse.
     let connection = home.connect(USUAL)?;
     let window = home.guests_window("")?;
     home.fill(64, 435)?;
@@ -163,7 +163,7 @@ pub(super) fn what_the_guests_windows_refuse(home: &mut Home) -> Outcome {
     ensure(REFUSED.contains(&status), &format!("{status:?} instead of {REFUSED:?}"))
 }
 
-/// A region that nobody reaches but through windows.
+/// Registers a region that peers can reach only through windows.
 fn hidden_region(home: &Home) -> Result<MemoryRegion, Box<dyn std::error::Error>> {
     Ok(home.pd.alloc_mr(START + 2 * LENGTH, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND)?)
 }
@@ -206,7 +206,7 @@ pub(super) fn our_windows_taken_away(home: &mut Home) -> Outcome {
         let mtu = connection.remote.path_mtu()?.bytes() as usize;
         home.guest_uses(&region, mtu, remote)?;
         let before = region.to_vec(..)?;
-        // By the guest, and once by ourselves.
+        // By the guest, and once locally.
         if tag < 5 {
             home.guest_invalidates(&connection, remote.rkey(), 480 + u32::from(tag))?;
         } else {
@@ -235,7 +235,7 @@ pub(super) fn what_our_windows_refuse(home: &mut Home) -> Outcome {
         (AccessFlags::REMOTE_READ, format!("write {base} KEY 64 1")),
         (AccessFlags::REMOTE_WRITE, format!("read {base} KEY 64 1")),
         (AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE, format!("cas {base} KEY 0 1")),
-        // The region's own key gives no rights.
+        // The region's own key grants no remote access.
         (all, format!("write {base} {} 64 1", region.rkey().0)),
     ];
     let before = region.to_vec(..)?;
@@ -247,7 +247,7 @@ pub(super) fn what_our_windows_refuse(home: &mut Home) -> Outcome {
         let key = window.rkey_with(tag);
         home.refused_here(&connection, &command.replace("KEY", &key.0.to_string()), "rem_access_err")?;
         let other = home.connect(Terms { access: all, ..USUAL })?;
-        // It belongs to the queue pair that bound it, which is in error now.
+        // The window belongs to the queue pair that bound it, which is in error now.
         home.refused_here(&other, &format!("write {base} {} 64 1", key.0), "rem_access_err")?;
     }
     ensure(region.to_vec(..)? == before, "a refused request changed the region")

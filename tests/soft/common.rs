@@ -1,4 +1,4 @@
-//! A queue pair with everything it needs, and the steps that all tests take.
+//! A queue pair with everything it needs, and the steps common to all tests.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,12 +25,12 @@ pub(crate) struct Node {
     pub(crate) context: Arc<dyn Context>,
 }
 
-/// How the two ends know each other.
+/// What the two ends know of each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Acquaintance {
-    /// Each knows what the other can.
+    /// Each is a native peer and knows the other's capabilities.
     Ours,
-    /// Neither knows anything.
+    /// Standard peers: neither knows the other's capabilities.
     Strangers,
 }
 
@@ -65,7 +65,7 @@ impl Node {
         self.mr.region()
     }
 
-    /// Brings the queue pair to RTS towards the one of `peer`.
+    /// Brings the queue pair to RTS, connected to the one of `peer`.
     pub(crate) fn try_connect(&self, peer: &Node, acquaintance: Acquaintance) -> Result<()> {
         self.qp.modify(&init_attributes())?;
         self.qp.modify(&self.ready_to_receive(peer, acquaintance))?;
@@ -103,7 +103,7 @@ impl Node {
         pushed
     }
 
-    /// A piece of the own region.
+    /// Returns an SGE in the node's own region.
     pub(crate) fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge { addr: BASE + offset, length, lkey: self.mr.lkey() }
     }
@@ -127,7 +127,7 @@ impl Node {
         completion
     }
 
-    /// Sleeps on the channel for one completion.
+    /// Waits on the channel for one completion.
     #[track_caller]
     pub(crate) fn completion_by_event(&self) -> RawCompletion {
         let mut out = [RawCompletion::default()];
@@ -173,14 +173,14 @@ pub(crate) fn connect(first: &Node, second: &Node, acquaintance: Acquaintance) {
     second.try_connect(first, acquaintance).unwrap();
 }
 
-/// Two connected nodes on these addresses.
+/// Creates two connected nodes on these addresses.
 pub(crate) fn pair(first: &str, second: &str, region_bytes: usize, acquaintance: Acquaintance) -> (Node, Node) {
     let nodes = (Node::new(first, region_bytes), Node::new(second, region_bytes));
     connect(&nodes.0, &nodes.1, acquaintance);
     nodes
 }
 
-/// Bytes that differ along the way.
+/// Returns bytes that differ with the position and the seed.
 pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let next = |_| {

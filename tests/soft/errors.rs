@@ -1,4 +1,4 @@
-//! Wrong states, wrong arguments, failures, and what is left afterwards.
+//! Wrong states, wrong arguments, failures, and the state after them.
 
 use rdma_verbs::provider::{ErrorKind, QueuePair};
 use rdma_verbs::types::*;
@@ -146,7 +146,7 @@ fn overflow_of_a_completion_queue_is_reported() {
     }
     let end = std::time::Instant::now() + DEADLINE;
     let error = loop {
-        // Not polled until all are there.
+        // Polls only when all have completed.
         std::thread::sleep(std::time::Duration::from_millis(50));
         let mut out = [RawCompletion::default(); 8];
         if let Err(error) = a.cq.poll(&mut out) {

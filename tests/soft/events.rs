@@ -63,7 +63,7 @@ fn solicited_only_sleeps_through_the_others() {
     assert_eq!(b.channel.wait_event(Some(DEADLINE)).unwrap(), Some(77));
 }
 
-/// The runtime's newest versions want a promise that the descriptor stays open; these tests keep it so.
+/// Newer versions of the runtime require a promise that the descriptor stays open; these tests keep it open.
 #[allow(deprecated)]
 fn watch<T: std::os::fd::AsRawFd>(descriptor: T) -> AsyncFd<T> {
     AsyncFd::new(descriptor).unwrap()
@@ -102,7 +102,7 @@ async fn ping(node: &Node, turns: u64) {
 fn ping_pong_in_an_asynchronous_runtime() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (a, b) = pair("127.78.4.7", "127.78.4.8", 4_096, Acquaintance::Ours);
-    // Both post a receive and a send at once, and both wait for the other's.
+    // Both post a receive and a send, then wait for the other's message.
     let both = async {
         tokio::join!(ping(&a, 500), ping(&b, 500));
     };
@@ -111,7 +111,7 @@ fn ping_pong_in_an_asynchronous_runtime() {
 
 #[test]
 fn descriptor_wakes_for_what_the_engine_does_alone() {
-    // The peer is silent: nothing but the engine's own deadline leads to the completion.
+    // The peer is silent: only the engine's own deadline leads to the completion.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (a, b) = (Node::new("127.78.4.9", 64), Node::new("127.78.4.10", 64));
     a.try_connect(&b, Acquaintance::Strangers).unwrap();
@@ -167,8 +167,8 @@ fn moderated_queue_announces_many_at_once_and_the_last_ones_in_time() {
     assert!(start.elapsed() >= Duration::from_millis(20), "{:?}", start.elapsed());
 }
 
-/// Two threads post, one sleeps between completions without ever looking at the clock: if an announcement were lost, it
-/// would sleep for ever.
+/// Two threads post, one sleeps between completions without a timeout of its own: a lost event would leave it asleep
+/// until the deadline.
 #[test]
 fn no_announcement_is_lost_under_stress() {
     let requests = 20_000_u64;
@@ -180,7 +180,7 @@ fn no_announcement_is_lost_under_stress() {
         let post = |offset: u64| {
             for number in 0..requests / 2 {
                 let write = Operation::Write { remote_addr: BASE + offset, rkey: b.mr.rkey() };
-                // A full queue: the other side has not slept enough.
+                // A full queue: the other side has to poll first.
                 while a.post_send(number, write, Data::Inline(&[b"stress"])).is_err() {
                     std::thread::yield_now();
                 }
@@ -209,7 +209,7 @@ fn no_announcement_is_lost_under_stress() {
     }
 }
 
-/// The shard that lost a completion tells its own queue pairs; whoever polls tells the others.
+/// The shard that lost a completion fails its own queue pairs; polling fails those of the other shards.
 #[test]
 fn overflow_ends_the_queue_pairs_of_all_shards() {
     let device = rdma_verbs::provider::soft::SoftConfig::new().shards(2).open("soft:127.34.1.1").unwrap();

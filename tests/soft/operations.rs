@@ -1,4 +1,4 @@
-//! Every operation, between peers that know each other and between strangers.
+//! Every operation, between native peers and between standard peers.
 
 use rdma_verbs::types::*;
 
@@ -95,7 +95,7 @@ fn ping_pong_by_polling() {
         let mut turn = 0u64;
         let mut answered = 0;
         while answered < 2_000 {
-            // The next question may be here before the acknowledgement of the last answer.
+            // The next question may arrive before the acknowledgement of the last reply.
             let done = b.completion();
             assert!(done.status.is_success(), "{done:?}");
             if done.opcode == CompletionOpcode::Send {
@@ -108,7 +108,7 @@ fn ping_pong_by_polling() {
         }
         b
     });
-    // The server's first receive may be late: then the client is told to wait.
+    // The server's first receive may be late: the client then gets RNR NAKs.
     for turn in 0..2_000u64 {
         a.post_recv(1, &[a.sge(0, 64)]).unwrap();
         a.post_send(2, Operation::Send, Data::Inline(&[b"question"])).unwrap();
@@ -116,7 +116,7 @@ fn ping_pong_by_polling() {
         assert!(seen.iter().all(|done| done.status.is_success()), "{seen:?}");
         assert_eq!(a.region().load_acquire_u64(0).unwrap(), turn);
     }
-    // The last acknowledgement is sent by the engine's thread.
+    // The engine's thread sends the last acknowledgement.
     drop(server.join().unwrap());
 }
 

@@ -1,4 +1,4 @@
-//! Reports on paths. Those within this host are not controlled; `src/transport/tests/path_report.rs` has others.
+//! Path reports. Paths within this host have no congestion control; `src/transport/tests/path_report.rs` tests others.
 
 use rdma_verbs::types::{Data, Operation, PathReport};
 

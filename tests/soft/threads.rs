@@ -1,4 +1,4 @@
-//! Many threads, many devices, and things dropped while others are at work.
+//! Many threads, many devices, and objects dropped while others are in use.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -94,12 +94,12 @@ fn queue_pairs_are_destroyed_in_the_middle_of_transfers() {
     }
 }
 
-/// Median of how long a message takes to arrive and to complete, if one thread polls both ends, and has polled the
-/// receiver's for so long before.
+/// Returns the median time of a message to arrive and to complete when one thread polls both ends, after polling the
+/// receiver for `polled`.
 fn message_time(from: &Node, to: &Node, polled: Duration) -> Duration {
     let mut times = [(); 25].map(|()| {
         to.post_recv(1, &[to.sge(0, 1)]).unwrap();
-        // Longer than a lease: whatever was polled before does not count.
+        // Longer than a poller lease, so that earlier polls do not count.
         std::thread::sleep(Duration::from_millis(10));
         let (mut out, start) = ([RawCompletion::default()], Instant::now());
         while start.elapsed() < polled {
@@ -115,7 +115,8 @@ fn message_time(from: &Node, to: &Node, polled: Duration) -> Duration {
     times[times.len() / 2]
 }
 
-/// The receiver's acknowledgement waits for an answer of the thread that polls, but not while this thread waits for it.
+/// The receiver delays its acknowledgement so that a reply of the polling thread can carry it, but not while this
+/// thread waits for the acknowledgement.
 #[test]
 fn a_thread_that_polls_both_ends_does_not_wait_for_itself() {
     let (a, b) = pair("127.78.5.13", "127.78.5.14", 4_096, Acquaintance::Ours);

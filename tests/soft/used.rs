@@ -1,5 +1,5 @@
-//! At the provider tier, as in C: what others use is not destroyed, and stays as it was. The safe tier's handles keep
-//! what they need instead.
+//! The provider tier, like C, does not destroy objects that others use, and leaves them unchanged. In the safe tier,
+//! handles keep what they need alive.
 
 use rdma_verbs::memory::Backing;
 use rdma_verbs::provider::{ErrorKind, QueuePairInit, SharedReceiveQueueInit};

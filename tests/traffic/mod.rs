@@ -1,5 +1,5 @@
-//! Traffic between two devices of this process, for the tests that count what it costs. One thread drives both ends, so
-//! nobody waits for a processor, and what is counted hangs little on who else wants it.
+//! Traffic between two devices of this process, for tests that count its cost. One thread drives both ends, so no
+//! thread waits for a processor, and the counts depend little on other load.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use rdma_verbs::verbs::{
     SendRequest,
 };
 
-/// Requests of a batch.
+/// Number of requests in a batch.
 pub(crate) const BATCH: usize = 16;
 /// Bytes of a small message.
 pub(crate) const SMALL: usize = 8;
@@ -24,15 +24,15 @@ pub(crate) struct End {
     pub(crate) context: Context,
     qp: QueuePair,
     cq: CompletionQueue,
-    /// The large messages come first, then the small ones that arrive, then those that leave.
+    /// The large messages come first, then the incoming small ones, then the outgoing ones.
     mr: MemoryRegion,
     /// Signaled sends whose completions have not been polled.
     sends: Cell<usize>,
 }
 
-/// Where the small messages stand that arrive.
+/// Offset of the incoming small messages.
 const ARRIVING: usize = LARGE_IN_FLIGHT * LARGEST;
-/// Where the small ones stand that leave.
+/// Offset of the outgoing small messages.
 const LEAVING: usize = ARRIVING + BATCH * SMALL;
 const REGION: usize = LEAVING + BATCH * SMALL;
 
@@ -61,7 +61,7 @@ impl End {
         request.signaled()
     }
 
-    /// Takes what is there; how many receives there are among it.
+    /// Polls once; returns the number of receives among the completions.
     pub(crate) fn poll(&self) -> usize {
         let mut out = [Completion::default(); BATCH];
         let count = self.cq.poll(&mut out).unwrap();
@@ -90,7 +90,7 @@ impl End {
         self.word_at(ARRIVING)
     }
 
-    /// What came last is what leaves next.
+    /// Copies the last incoming message to the outgoing ones.
     fn answer(&self) {
         self.mr.write_at(LEAVING, &self.arrived()).unwrap();
     }
@@ -100,7 +100,7 @@ impl End {
 pub(crate) struct Ends(pub(crate) [End; 2]);
 
 impl Ends {
-    /// On these addresses.
+    /// Connects two ends on these addresses.
     pub(crate) fn connect(addresses: [&str; 2]) -> Self {
         let ends = addresses.map(End::open);
         ends[0].qp.connect(&ends[1].qp.connection_info().unwrap()).unwrap();
@@ -108,8 +108,7 @@ impl Ends {
         Self(ends)
     }
 
-    /// A small message goes there and one comes back; two messages a round. The sends of one round in so many are
-    /// signaled.
+    /// Sends a small message there and one back in each round. The sends of one round in `signal_every` are signaled.
     pub(crate) fn ping_pong(&self, rounds: usize, signal_every: usize) {
         let [near, far] = &self.0;
         for round in 0..rounds {
@@ -128,7 +127,7 @@ impl Ends {
         self.wait_sent(0);
     }
 
-    /// So many batches of small messages go there.
+    /// Sends batches of small messages from the first end to the second.
     pub(crate) fn batches(&self, batches: usize) {
         let [near, far] = &self.0;
         for batch in 0..batches {
@@ -146,7 +145,7 @@ impl Ends {
         }
     }
 
-    /// So many messages of so many bytes are written there.
+    /// Writes `messages` messages of `bytes` bytes from the first end to the second.
     pub(crate) fn writes(&self, messages: usize, bytes: usize) {
         let [near, far] = &self.0;
         let number = (messages as u64).to_le_bytes();
@@ -155,7 +154,7 @@ impl Ends {
         assert_eq!(far.word_at(bytes - SMALL), number);
     }
 
-    /// So many messages of so many bytes are read from there.
+    /// Reads `messages` messages of `bytes` bytes from the second end.
     pub(crate) fn reads(&self, messages: usize, bytes: usize) {
         let [near, far] = &self.0;
         let number = (!messages as u64).to_le_bytes();
@@ -182,12 +181,12 @@ impl Ends {
         self.wait_sent(0);
     }
 
-    /// Polls at both ends until at most so many signaled sends are left at each.
+    /// Polls at both ends until each has at most `left` signaled sends outstanding.
     fn wait_sent(&self, left: usize) {
         let start = Instant::now();
         while self.0.iter().any(|end| end.sends.get() > left) {
             for end in &self.0 {
-                assert_eq!(end.poll(), 0, "a receive that nobody waits for");
+                assert_eq!(end.poll(), 0, "an unexpected receive");
                 assert!(start.elapsed() < PATIENCE, "{} sends are left: {:?}", end.sends.get(), end.context.counters());
             }
         }

@@ -36,7 +36,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 const FLUSH: AdviceFlags = AdviceFlags::FLUSH;
 const INVALID: ErrorKind = ErrorKind::InvalidArgument;
 
-/// The pages as an on-demand region.
+/// Registers the pages as an on-demand region.
 fn register(end: &End, pages: &Pages, access: AccessFlags) -> MemoryRegion {
     // SAFETY: the pages outlive the region, and no reference to them exists.
     unsafe { end.pd.reg_mr_raw(pages.at(0), pages.len(), None, access | AccessFlags::ON_DEMAND) }.expect("reg_mr_raw")
@@ -47,7 +47,7 @@ fn advise<'a>(end: &End, advice: MemoryAdvice, ranges: impl Into<RegionList<'a>>
     end.pd.advise_mr(advice, FLUSH, ranges).expect("advise_mr");
 }
 
-/// Registration on demand touches nothing, advice just the pages of its range.
+/// Registration on demand faults in no page; advice faults in exactly the pages of its range.
 fn prefetch(world: &World) {
     let end = world.end(0, &Shape::default());
     let (pages, page) = (Pages::new(6), Pages::size());
@@ -75,7 +75,7 @@ fn no_fault(world: &World) {
     let region = register(&end, &pages, ALL_RIGHTS);
     advise(&end, MemoryAdvice::PrefetchNoFault, &region);
     assert_eq!(pages.present(), [true, false, false, false]);
-    // What is not there is no error of this advice.
+    // Absent pages are no error of this advice.
     let closed = Pages::closed(1);
     advise(&end, MemoryAdvice::PrefetchNoFault, &register(&end, &closed, ALL_RIGHTS));
 }
@@ -149,7 +149,7 @@ fn deregistered(world: &World) {
     refused(refusal, ErrorKind::InvalidState, &["advise_mr", "deregistered"]);
 }
 
-/// What is wrong by itself is found before any page is touched.
+/// Invalid ranges are found before any page is faulted in.
 fn one_bad_range(world: &World) {
     let end = world.end(0, &Shape::default());
     let pages = Pages::new(2);
@@ -175,9 +175,9 @@ fn unknown_flag(world: &World) {
 fn implicit(world: &World) {
     let end = world.end(0, &Shape::default());
     let (pages, page) = (Pages::new(3), Pages::size());
-    // SAFETY: it has no remote rights.
+    // SAFETY: it has no remote access.
     let region = unsafe { end.pd.reg_mr_implicit(AccessFlags::LOCAL_WRITE) }.unwrap();
-    // SAFETY: the pages are nobody's, and advice changes nothing.
+    // SAFETY: nothing else uses the pages, and advice changes nothing.
     let middle = unsafe { region.slice(pages.at(page), page) }.unwrap();
     advise(&end, MemoryAdvice::PrefetchWrite, middle);
     assert_eq!(pages.present(), [false, true, false]);

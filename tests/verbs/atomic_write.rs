@@ -80,7 +80,7 @@ fn from_a_region(world: &World) {
     assert_eq!(right.region.to_vec(..8).unwrap(), [&bytes[4..], &bytes[..4]].concat());
 }
 
-/// Who sees the word also sees what was written before it.
+/// A reader that sees the word also sees all earlier writes.
 fn after_earlier_writes(world: &World) {
     let (left, right) = world.pair();
     let remote = right.region.remote();
@@ -122,7 +122,7 @@ fn never_torn(world: &World) {
     });
 }
 
-/// More than may be outstanding are posted: they wait for their turn, and none fails.
+/// More requests than may be outstanding: they wait, and none fails.
 fn counts_as_read(world: &World) {
     let shape = Shape { max_dest_rd_atomic: Some(1), ..Shape::default() };
     let (left, right) = world.pair_of(&shape, &ConnectOptions::default());
@@ -165,7 +165,7 @@ fn misaligned(world: &World) {
     check_all(&right.region, 0, 64, 0);
 }
 
-/// The address is a multiple of eight, but not the byte that it names.
+/// The address is a multiple of eight, but the byte behind it is not aligned.
 fn misaligned_in_memory(world: &World) {
     let (left, right) = world.pair();
     let mut region = None;

@@ -1,4 +1,4 @@
-//! All attributes of a state change by name, and what a transition makes of them.
+//! All attributes of a state change by name, and checks of transitions.
 
 use rdma_verbs::types::Qkey;
 use rdma_verbs::verbs::{
@@ -7,7 +7,7 @@ use rdma_verbs::verbs::{
 
 use super::end::{End, refused, way_to};
 
-/// An attribute: its name, whether two sets give it alike, how to copy it from one set to another.
+/// An attribute: its name, how to compare it between two sets, how to copy it from one set to another.
 pub(crate) struct Attribute {
     pub(crate) name: &'static str,
     alike: fn(&QueuePairAttributes, &QueuePairAttributes) -> bool,
@@ -16,7 +16,7 @@ pub(crate) struct Attribute {
 
 macro_rules! attributes {
     ($($field:ident)*) => {
-        /// Every attribute but the states.
+        /// All attributes except the states.
         pub(crate) const ATTRIBUTES: &[Attribute] = &[$(Attribute {
             name: stringify!($field),
             alike: |one, other| one.$field == other.$field,
@@ -28,7 +28,7 @@ macro_rules! attributes {
 attributes!(pkey_index port_num qp_access_flags qkey ah_attr path_mtu dest_qp_num rq_psn sq_psn max_dest_rd_atomic
     max_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry en_sqd_async_notify peer);
 
-/// A set that gives every attribute but the states, with values that the device takes. The peer is the queue pair
+/// Returns a set of all attributes except the states, with values that the device accepts. The peer is the queue pair
 /// itself.
 pub(crate) fn everything(end: &End) -> QueuePairAttributes {
     let own = end.qp.connection_info().expect("connection_info");
@@ -54,7 +54,7 @@ pub(crate) fn everything(end: &End) -> QueuePairAttributes {
     }
 }
 
-/// The state to go to, with those attributes of `from` that are named.
+/// Returns the state to go to, with the named attributes of `from`.
 pub(crate) fn set(to: QueuePairState, from: &QueuePairAttributes, names: &[&str]) -> QueuePairAttributes {
     let mut set = QueuePairAttributes { qp_state: Some(to), ..QueuePairAttributes::default() };
     for attribute in ATTRIBUTES.iter().filter(|attribute| names.contains(&attribute.name)) {
@@ -63,7 +63,7 @@ pub(crate) fn set(to: QueuePairState, from: &QueuePairAttributes, names: &[&str]
     set
 }
 
-/// The queue pair's attributes must be those of `expected` where they are named.
+/// Checks that the queue pair's named attributes equal those of `expected`.
 #[track_caller]
 pub(crate) fn tells(qp: &QueuePair, expected: &QueuePairAttributes, names: &[&str]) {
     let told = qp.query().expect("query_qp").attributes;
@@ -72,12 +72,12 @@ pub(crate) fn tells(qp: &QueuePair, expected: &QueuePairAttributes, names: &[&st
     }
 }
 
-/// A row of the standard's table, beginning in the state in which the queue pair is: each missing and each extra
-/// attribute must be refused by its name, all at once by all of theirs, with nothing changed; then required and
-/// optional ones together must be taken, and told by query_qp.
+/// Checks a row of the standard's table, starting in the queue pair's current state: each missing and each extra
+/// attribute is refused by name, all extra ones together by all their names, with nothing changed; then the required
+/// and optional ones together are accepted and reported by query_qp.
 #[track_caller]
 pub(crate) fn transition(end: &End, to: QueuePairState, required: &[&str], optional: &[&str]) {
-    // Draining may end at any moment by itself.
+    // Draining may finish at any moment.
     let status = || {
         let mut status = end.qp.query().expect("query_qp");
         status.sq_draining = false;
@@ -109,7 +109,7 @@ pub(crate) fn transition(end: &End, to: QueuePairState, required: &[&str], optio
     tells(&end.qp, &all, &whole);
 }
 
-/// Brings a fresh queue pair to a state by what is required and nothing else.
+/// Brings a fresh queue pair to a state with the required attributes only.
 #[track_caller]
 pub(crate) fn walk(end: &End, path: &[(QueuePairState, &[&str])]) {
     let all = everything(end);

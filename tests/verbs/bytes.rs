@@ -1,8 +1,8 @@
-//! Bytes that tell where they come from.
+//! Byte patterns that identify their origin.
 
 use rdma_verbs::verbs::MemoryRegion;
 
-/// Bytes that differ along the way and between seeds.
+/// Returns bytes that differ with the position and the seed.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = |_| {
@@ -12,19 +12,19 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(next).collect()
 }
 
-/// Writes the pattern of a seed from an offset.
+/// Writes the pattern of a seed, starting at an offset.
 #[track_caller]
 pub(crate) fn fill(region: &MemoryRegion, offset: usize, len: usize, seed: u64) {
     region.write_at(offset, &pattern(len, seed)).expect("write_at");
 }
 
-/// The bytes from an offset must be the pattern of a seed.
+/// Checks that the bytes from an offset are the pattern of a seed.
 #[track_caller]
 pub(crate) fn check(region: &MemoryRegion, offset: usize, len: usize, seed: u64) {
     check_equal(&region.to_vec(offset..offset + len).expect("to_vec"), &pattern(len, seed), offset);
 }
 
-/// The bytes from an offset must all have this value.
+/// Checks that all bytes from an offset have this value.
 #[track_caller]
 pub(crate) fn check_all(region: &MemoryRegion, offset: usize, len: usize, value: u8) {
     check_equal(&region.to_vec(offset..offset + len).expect("to_vec"), &vec![value; len], offset);

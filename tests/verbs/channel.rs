@@ -1,4 +1,4 @@
-//! Completion channels: which completions announce themselves, to whom, and when.
+//! Completion channels: which completions raise events, on which channel, and when.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,7 +64,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         .needs(&[COMPLETION_TIMESTAMPS]),
 ];
 
-/// A queue pair, connected to itself, with a queue on a channel.
+/// A queue pair, connected to itself, with a completion queue on a channel.
 struct Announced {
     qp: QueuePair,
     cq: CompletionQueue,
@@ -91,7 +91,7 @@ impl Announced {
         write_each(&self.qp, &self.end, [wr_id]);
     }
 
-    /// The next event must be of this queue.
+    /// Checks that the next event is of this queue.
     #[track_caller]
     fn announces(&self, cq_context: u64) {
         assert_eq!(self.channel.wait_event(Some(patience())).unwrap(), Some(cq_context));
@@ -149,7 +149,7 @@ fn needs_a_channel(world: &World) {
     refused(cq.req_notify(Notify::Any), ErrorKind::InvalidState, &["req_notify", "channel"]);
 }
 
-/// Two ends, the right one's receives on a channel; 32 are posted.
+/// Returns two ends, the right one's completion queue on a channel, with 32 receives posted.
 fn receiving(world: &World) -> (End, Announced) {
     let (left, end) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     let channel = end.context.create_comp_channel().unwrap();
@@ -318,7 +318,7 @@ fn never_blocks(world: &World) {
     assert_eq!(it.channel.poll_event(), None);
 }
 
-/// Whether the descriptor becomes readable within the time.
+/// Returns whether the descriptor becomes readable within the time.
 pub(crate) fn is_readable(descriptor: BorrowedFd<'_>, within: Duration) -> bool {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -327,7 +327,7 @@ pub(crate) fn is_readable(descriptor: BorrowedFd<'_>, within: Duration) -> bool 
     })
 }
 
-/// The runtime's newest versions want a promise that the descriptor stays open; these scenarios keep it so.
+/// Newer versions of the runtime require a promise that the descriptor stays open; these scenarios keep it open.
 #[allow(deprecated)]
 fn watch(descriptor: BorrowedFd<'_>) -> AsyncFd<BorrowedFd<'_>> {
     AsyncFd::new(descriptor).unwrap()
@@ -338,7 +338,7 @@ fn readable_while_it_waits(world: &World) {
     it.cq.req_notify(Notify::Any).unwrap();
     it.write(1);
     let start = Instant::now();
-    // It may be readable for nothing, so it counts what is found.
+    // The descriptor may become readable spuriously, so the loop counts only events found.
     loop {
         assert!(is_readable(it.channel.as_fd(), patience()), "not readable, though an event comes");
         if it.channel.poll_event() == Some(4) {
@@ -469,7 +469,7 @@ fn between_looks(world: &World) {
         last = timestamp;
     }
     assert!(last <= end.context.query_clock().unwrap());
-    // When they were added counts, not when they are polled.
+    // Timestamps are of the moment of completion, not of the poll.
     write_each(&qp, &end, [1]);
     settle(&qp);
     let between = end.context.query_clock().unwrap();

@@ -1,4 +1,4 @@
-//! Connecting, step by step and with the helpers, what query tells afterwards, and explanations.
+//! Connecting, step by step and with the helpers, the state that query reports afterwards, and explanations.
 
 use std::os::unix::net::UnixStream;
 
@@ -53,7 +53,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("explain/state/before_and_after", "API: QueuePair::explain_state", explains_state),
 ];
 
-/// What INIT to RTR needs, by hand.
+/// Returns the attributes that INIT to RTR requires.
 pub(crate) fn ready_to_receive(own: &End, peer: &End) -> QueuePairAttributes {
     let info = peer.qp.connection_info().unwrap();
     let mtu = own.context.query_port(1).unwrap().active_mtu.min(info.path_mtu);
@@ -69,7 +69,7 @@ pub(crate) fn ready_to_receive(own: &End, peer: &End) -> QueuePairAttributes {
     }
 }
 
-/// What RTR to RTS needs, by hand.
+/// Returns the attributes that RTR to RTS requires.
 pub(crate) fn ready_to_send() -> QueuePairAttributes {
     QueuePairAttributes {
         qp_state: Some(QueuePairState::ReadyToSend),
@@ -150,7 +150,7 @@ fn mtu_too_large(world: &World) {
     let end = world.end(0, &Shape::default());
     let active = end.context.query_port(1).unwrap().active_mtu;
     let Some(larger) = Mtu::ALL.into_iter().find(|mtu| *mtu > active) else {
-        // No MTU is larger than the link's: then the largest must be possible.
+        // No MTU is larger than the link's: then the largest must be accepted.
         return end
             .qp
             .connect_with(&end.qp.connection_info().unwrap(), &ConnectOptions::default().path_mtu(active))
@@ -210,7 +210,7 @@ fn info_nonsense(world: &World) {
     assert_eq!(ConnectionInfo::from_bytes(&wrong).unwrap_err().kind(), ErrorKind::Protocol);
 }
 
-/// Brings both ends to RTS by single steps, knowing nothing of each other but the standard's attributes.
+/// Brings both ends to RTS by single steps, with only the standard's attributes known of each other.
 pub(crate) fn step_by_step(left: &End, right: &End) {
     for (own, peer) in [(left, right), (right, left)] {
         own.is_in(QueuePairState::Reset);
@@ -244,7 +244,7 @@ fn as_strangers(world: &World) {
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     step_by_step(&left, &right);
     super::bytes::fill(&left.region, 0, 60_000, 1);
-    // The sequence numbers wrap on the way.
+    // The sequence numbers wrap during this message.
     left.post(&[SendRequest::write(left.at(0..60_000), right.far(0..60_000)).wr_id(1).signaled()]);
     left.written(1);
     super::bytes::check(&right.region, 0, 60_000, 1);

@@ -1,4 +1,4 @@
-//! Completion queues: what they are created as, how they are polled, resized, and what their overflow does.
+//! Completion queues: creation, polling, resizing, and the effects of an overflow.
 
 use std::ops::ControlFlow;
 use std::sync::Mutex;
@@ -70,11 +70,11 @@ pub(crate) fn write_each(qp: &QueuePair, end: &End, wr_ids: impl IntoIterator<It
     }
 }
 
-/// Much longer than a request takes between two ends of a machine.
+/// Much longer than a request takes between two ends of one machine.
 pub(crate) const A_WHILE: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// Waits until all that was posted is finished, without taking a completion. Where the device does not say when, for
-/// a while.
+/// Waits until all posted requests have finished, without taking a completion. Sleeps for a while where the device does
+/// not report this.
 #[track_caller]
 pub(crate) fn settle(qp: &QueuePair) {
     if !qp.context().query_device().failure_causes {
@@ -92,7 +92,7 @@ fn numbers(cq: &CompletionQueue, count: usize) -> Vec<u64> {
     (0..count).map(|_| next(cq).wr_id()).collect()
 }
 
-/// A connected queue pair more, to itself, on the end's domain.
+/// Creates another queue pair on the end's domain, connected to itself.
 fn another(end: &End, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> QueuePair {
     let qp = create_qp(&end.pd, send_cq, recv_cq, &Shape::default());
     qp.connect(&qp.connection_info().unwrap()).unwrap();
@@ -337,7 +337,7 @@ fn may_post(world: &World) {
     write_each(&end.qp, &end, [0]);
     settle(&end.qp);
     let mut posted = 0;
-    // Each completion leads to the next request: the call ends nevertheless.
+    // Each completion posts the next request; the call ends nevertheless.
     let count = end.cq.poll_with(|completion| {
         posted += 1;
         write_each(&end.qp, &end, [completion.wr_id() + 1]);
@@ -351,7 +351,7 @@ fn may_post(world: &World) {
     end.silent();
 }
 
-/// The end's queue has overflowed, and its queue pair with it.
+/// Checks that the end's queue has overflowed, and that its queue pair has failed with it.
 #[track_caller]
 fn has_overflowed(end: &End) {
     if !OVERFLOW_IGNORED.holds() {
@@ -361,7 +361,7 @@ fn has_overflowed(end: &End) {
     end.is_in(QueuePairState::ReadyToSend);
 }
 
-/// A queue of one entry more than it can hold, and its queue pair.
+/// Creates a queue with one completion more than it can hold, and its queue pair.
 fn overflowed(world: &World, cqe: u32) -> (End, u64) {
     let end = world.loopback(&small(cqe));
     let entries = u64::from(end.cq.cqe());
@@ -446,7 +446,7 @@ fn overflow_stays(world: &World) {
     assert_eq!(numbers(&end.cq, entries as usize).len(), entries as usize);
     end.cq.resize(100).unwrap();
     refused(end.cq.poll(&mut [Completion::default()]), ErrorKind::ResourceLimit, &["poll_cq"]);
-    // Its queue pairs can be used again with nothing but another queue.
+    // Its queue pairs work again only with another queue.
     let other = end.context.create_cq(8).unwrap();
     let qp = another(&end, &other, &other);
     write_each(&qp, &end, [1]);
@@ -520,7 +520,7 @@ fn resized_while_in_use(world: &World) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for cqe in [300, 700, 301, 1000].into_iter().cycle() {
-                // Never below what can be outstanding.
+                // Never below the number of outstanding requests.
                 left.cq.resize(cqe).unwrap();
                 if is_over.load(Ordering::Relaxed) {
                     return;

@@ -1,7 +1,7 @@
-//! Where a device is known to differ from the standard: the table `deviations.txt`, and what it means for a scenario.
+//! Known differences of devices from the standard: the table `deviations.txt`, and its meaning for scenarios.
 //!
-//! A row is about a scenario, which then fails with this text, or it is a fact, which the scenarios ask for where it
-//! matters: they check that it is so, and everything around it.
+//! A row names either a scenario, which then fails with the row's text, or a fact, which scenarios query where it
+//! matters: they check that it holds, and everything around it.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,17 +11,17 @@ use rdma_verbs::verbs;
 
 const TABLE: &str = include_str!("deviations.txt");
 const KERNEL: &str = "/proc/sys/kernel/osrelease";
-/// Begins the last column where the scenario may pass, too.
+/// Starts the last column of rows whose scenario may also pass.
 const AT_TIMES: &str = "at times: ";
 
-/// A way in which a device may differ, whatever the scenario.
+/// A way in which a device may differ, independent of the scenario.
 pub(crate) struct Fact(pub(crate) &'static str);
 
 macro_rules! facts {
     ($($(#[doc = $doc:literal])* $name:ident = $text:literal;)*) => {
         $($(#[doc = $doc])* pub(crate) const $name: Fact = Fact($text);)*
 
-        /// The facts that scenarios ask for.
+        /// The facts that scenarios query.
         const FACTS: &[&str] = &[$($text),*];
     };
 }
@@ -35,59 +35,58 @@ facts! {
     NO_LAST_EVENT = "no event of the last receive";
     /// QP_LAST_WQE_REACHED comes more than once.
     LAST_EVENT_AGAIN = "event of the last receive repeated";
-    /// SQ_DRAINED comes whether it was asked for or not.
+    /// SQ_DRAINED comes even if it was not requested.
     DRAINED_UNASKED = "event of draining unasked";
     /// The send queue counts as drained while a request waits for a receive of the peer.
     WAITING_IS_DRAINED = "requests that wait for a receive do not drain";
-    /// What was posted in SQD begins with the next post after RTS.
+    /// Requests posted in SQD start only with the next post after RTS.
     RTS_BEGINS_NOTHING = "return from drained begins nothing";
     /// A refused WRITE with immediate data fails the receive with the refusal's status, not with a local access error.
     TAKEN_IS_REFUSED = "receives of refused WRITEs have the refusal's status";
-    /// LOC_QP_OP_ERR where LOC_LEN_ERR is due, at the sender REM_OP_ERR where REM_INV_REQ_ERR is.
+    /// LOC_QP_OP_ERR instead of LOC_LEN_ERR; at the sender, REM_OP_ERR instead of REM_INV_REQ_ERR.
     LENGTH_STATUS = "status of receives that are too short";
-    /// LOC_QP_OP_ERR where LOC_PROT_ERR is due, at receives.
+    /// LOC_QP_OP_ERR instead of LOC_PROT_ERR, at receives.
     RECEIVE_STATUS = "status of receives without memory";
-    /// LOC_QP_OP_ERR where LOC_PROT_ERR is due, at send requests.
+    /// LOC_QP_OP_ERR instead of LOC_PROT_ERR, at send requests.
     SEND_STATUS = "status of requests without memory";
-    /// The request that fails at its own end is flushed as those behind it are, and as those before that are not
-    /// acknowledged.
+    /// A request that fails locally is flushed, like those behind it and the unacknowledged ones before it.
     FAILED_IS_FLUSHED = "failed requests are flushed";
     /// No SQE: a local error of UC and UD leads to ERR.
     NO_SEND_QUEUE_ERROR = "no send queue error state";
-    /// The high bit of a request's Q_Key does not stand for the queue pair's own.
+    /// The high bit of a request's Q_Key does not select the queue pair's own Q_Key.
     QKEY_TAKEN_LITERALLY = "high bit of the Q_Key means nothing";
-    /// Datagrams that do not fit end the queue pair, where they are to be dropped.
+    /// Datagrams that do not fit put the queue pair into ERR instead of being dropped.
     SHORT_DATAGRAMS_FAIL = "datagrams that do not fit end the receiver";
-    /// Datagrams that do not fit fail a receive of the shared queue, where they are to be dropped.
+    /// Datagrams that do not fit fail a receive of the shared queue instead of being dropped.
     SHORT_SHARED_FAILS = "datagrams that do not fit fail shared receives";
-    /// Receives that are posted in ERR are flushed with the next state change only.
+    /// Receives posted in ERR are flushed only by the next state change.
     LATE_FLUSH = "receives posted in error are not flushed";
-    /// Flushed receives wake nobody who waits for solicited completions.
+    /// Flushed receives do not trigger events of solicited completions.
     FLUSH_UNSOLICITED = "flushed receives are not solicited";
-    /// Queue pairs go on when their completion queue has overflowed.
+    /// Queue pairs keep working after their completion queue overflowed.
     OVERFLOW_IGNORED = "overflow leaves queue pairs alone";
     /// max_rd_atomic and max_dest_rd_atomic become powers of two.
     RD_ATOMIC_ROUNDED = "numbers of READs rounded up";
-    /// The receive of a SEND with invalidate does not say which key is dead.
+    /// The receive of a SEND with invalidate does not report the invalidated key.
     INVALIDATED_UNTOLD = "invalidated key not told";
-    /// The bounds of windows do not count, those of their region do.
+    /// The bounds of windows are not checked, only those of their region.
     WINDOW_BOUNDS = "bounds of windows unchecked";
-    /// A receive of a shared queue that a message has begun to fill is lost with its queue pair's end.
+    /// A receive of a shared queue that a message has started to fill is lost when its queue pair ends.
     BEGUN_IS_LOST = "begun receives are not flushed";
     /// Receives of a shared queue are looked up in the queue pair's domain.
     SHARED_DOMAIN_IGNORED = "domain of shared receive queues ignored";
-    /// Completions of queue pairs that are gone or were reset stay, if the receives were shared.
+    /// Completions of destroyed or reset queue pairs stay if the receives were shared.
     NOTHING_PURGED = "shared receives are not purged";
-    /// The header of looped datagrams has no checksum.
+    /// The IP header of looped-back datagrams has no checksum.
     HEADER_CHECKSUM = "header without checksum";
-    /// The way's hop limit is the system's.
+    /// The path's hop limit is the system's.
     HOP_LIMIT_OF_ROUTE = "hop limit of the route";
-    /// Arming below the limit raises nothing before the next receive is taken.
+    /// Arming above the number of waiting receives raises no event before the next receive is taken.
     LIMIT_LATE = "limit is looked at by receives only";
 }
 
 impl Fact {
-    /// Whether it is so on this device; the scenario then differs from the standard by it.
+    /// Returns whether the fact holds on this device; if so, the scenario counts as deviating by it.
     pub(crate) fn holds(&self) -> bool {
         SCENARIO.with_borrow_mut(|scenario| {
             let known = scenario.facts.contains(self.0);
@@ -98,13 +97,13 @@ impl Fact {
         })
     }
 
-    /// What must come: what the standard says, or what comes instead.
+    /// Returns the expected result: `instead` where the fact holds, else `standard`.
     pub(crate) fn or<T>(&self, instead: T, standard: T) -> T {
         if self.holds() { instead } else { standard }
     }
 }
 
-/// What is known about the device, and which of it this thread's scenario has met.
+/// The facts known about the device, and those that this thread's scenario has met.
 #[derive(Default)]
 struct OfScenario {
     facts: Arc<BTreeSet<&'static str>>,
@@ -116,39 +115,39 @@ thread_local! {
     static SCENARIO: RefCell<OfScenario> = RefCell::default();
 }
 
-/// The scenario of this thread begins; whether it is known to fail.
+/// Starts this thread's scenario; `is_deviating` says whether it is known to fail.
 pub(crate) fn begin(facts: Arc<BTreeSet<&'static str>>, is_deviating: bool) {
     SCENARIO.set(OfScenario { facts, met: BTreeSet::new(), is_deviating });
 }
 
-/// The facts that the scenario of this thread has met.
+/// Takes the facts that this thread's scenario has met.
 pub(crate) fn met() -> BTreeSet<&'static str> {
     SCENARIO.with_borrow_mut(|scenario| std::mem::take(&mut scenario.met))
 }
 
-/// Whether the scenario of this thread is known to fail.
+/// Returns whether this thread's scenario is known to fail.
 pub(crate) fn is_deviating() -> bool {
     SCENARIO.with_borrow(|scenario| scenario.is_deviating)
 }
 
 /// A row about a scenario.
 pub(crate) struct Deviation {
-    /// Part of what the scenario says when it fails.
+    /// Part of the scenario's failure message.
     instead: &'static str,
 }
 
 impl Deviation {
-    /// Whether the scenario failed as the row says.
+    /// Returns whether the scenario failed as the row says.
     pub(crate) fn is_met(&self, said: &str) -> bool {
         said.contains(self.instead.strip_prefix(AT_TIMES).unwrap_or(self.instead))
     }
 
-    /// Whether the scenario does not end.
+    /// Returns whether the scenario is known to hang.
     pub(crate) fn hangs(&self) -> bool {
         self.instead.starts_with("hangs")
     }
 
-    /// Whether the scenario may pass.
+    /// Returns whether the scenario may pass.
     pub(crate) fn is_occasional(&self) -> bool {
         self.instead.starts_with(AT_TIMES)
     }
@@ -161,8 +160,8 @@ pub(crate) struct Known {
     pub(crate) facts: Arc<BTreeSet<&'static str>>,
 }
 
-/// Whether the table's `all`, `SERIES` or `SERIES before RELEASE` names this release: `6.12 before 6.12.117` names
-/// 6.12.107+deb13-amd64.
+/// Returns whether the table's `all`, `SERIES` or `SERIES before RELEASE` matches this release: `6.12 before 6.12.117`
+/// matches 6.12.107+deb13-amd64.
 fn names_release(kernel: &str, release: &str) -> bool {
     let numbers =
         |text: &str| -> Vec<u32> { text.split(['.', '-', '+']).map_while(|part| part.parse().ok()).collect() };
@@ -171,7 +170,7 @@ fn names_release(kernel: &str, release: &str) -> bool {
     kernel == "all" || release.starts_with(&numbers(series)) && end.is_none_or(|end| release < numbers(end))
 }
 
-/// The rows for this device: `provider | kernel | scenario or fact | clause | what comes instead, and why`.
+/// Returns the rows for this device: `provider | kernel | scenario or fact | clause | what comes instead, and why`.
 pub(crate) fn known(device: &str, scenarios: &[&str]) -> Known {
     let provider = verbs::devices().ok().and_then(|devices| devices.into_iter().find(|found| found.name() == device));
     let provider = provider.map_or("soft", |found| found.provider_name());

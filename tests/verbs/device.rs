@@ -1,4 +1,4 @@
-//! What devices, ports and GID tables say, and what creating a queue pair refuses.
+//! Attributes of devices, ports and GID tables, and shapes of queue pairs that creation refuses.
 
 use rdma_verbs::verbs::{
     self, ErrorKind, LinkLayer, LinkSpeed, LinkWidth, Mtu, PortState, QueuePairCapabilities, QueuePairState,
@@ -102,14 +102,14 @@ fn port(world: &World) {
     assert!(port.gid_tbl_len > 0 && port.pkey_tbl_len > 0 && port.max_msg_sz >= 1 << 20, "{port:?}");
 }
 
-/// Programs choose devices by what these two say together, and refuse codes that they do not know.
+/// Programs choose devices by the product of the two, and refuse unknown codes.
 fn width_and_speed(world: &World) {
     let port = world.device(0).query_port(1).unwrap();
     let megabits = port.active_width.lanes() * port.active_speed.megabits();
     assert!((2_500..=2_400_000).contains(&megabits), "{port:?}");
     assert!(LinkWidth::ALL.contains(&port.active_width) && (port.active_width as u8).is_power_of_two());
     assert!(LinkSpeed::ALL.contains(&port.active_speed) && (port.active_speed as u16).is_power_of_two());
-    // GIDs alone lead to peers on Ethernet.
+    // On Ethernet, peers are reached by GIDs only.
     assert!(port.link_layer == LinkLayer::InfiniBand || port.lid == 0, "{port:?}");
 }
 
@@ -154,7 +154,7 @@ fn gid_table(world: &World) {
     }
 }
 
-/// An entry below the table's length that no address has is told apart from one beyond it, and cannot be used.
+/// An empty entry below the table's length is distinguished from an index beyond it, and cannot be used.
 fn gid_empty(world: &World) {
     let context = world.device(0);
     let (length, used) = (context.query_port(1).unwrap().gid_tbl_len, context.gid_table(1).unwrap());
@@ -263,7 +263,7 @@ fn smallest(world: &World) {
     }
 }
 
-/// Creating a queue pair of this shape must be refused for the attribute.
+/// Checks that creating a queue pair of this shape is refused for the attribute.
 #[track_caller]
 fn refuses(world: &World, attribute: &str, limit: u32, change: impl Fn(&mut QueuePairCapabilities)) {
     let context = world.device(0);
@@ -297,7 +297,7 @@ fn too_much_inline(world: &World) {
     refuses(world, "max_inline_data", limit, |cap| cap.max_inline_data = limit + 1);
 }
 
-/// Requests for which every machine has memory.
+/// A number of requests for which every machine has enough memory.
 pub(crate) const MODEST: u32 = 1 << 16;
 
 fn at_the_limits(world: &World) {
@@ -313,7 +313,7 @@ fn at_the_limits(world: &World) {
     );
     let cap = end.qp.cap();
     assert!(cap.max_send_sge >= device.max_sge && cap.max_inline_data >= device.max_inline_data, "{cap:?}");
-    // The limits are the device's; the machine's memory may have others.
+    // The limits are the device's; the machine may have less memory than they allow.
     let most = device.max_qp_wr.min(MODEST);
     let wide = end.pd.create_qp(&end.cq, &end.cq).max_send_wr(most).max_recv_wr(most).build().unwrap();
     assert!(wide.cap().max_send_wr >= most && wide.cap().max_recv_wr >= most, "{:?}", wide.cap());

@@ -1,4 +1,4 @@
-//! Device memory: allocation, copies, and registered parts of it.
+//! Device memory: allocation, copies, and registered ranges of it.
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, CompletionOpcode, CompletionStatus, DeviceMemory, ErrorKind, MemoryRegion, Payload,
@@ -86,7 +86,7 @@ fn too_much(world: &World) {
     assert_eq!(half.len() as u64, most / 2 + 1);
 }
 
-/// A region keeps what it is a part of; the last one gives it back.
+/// A region keeps its device memory allocated; the last owner frees it.
 fn comes_back(world: &World) {
     let end = world.end(0, &Shape::default());
     let most = end.context.query_device().max_dm_size as usize;
@@ -160,7 +160,7 @@ fn zero_based(world: &World) {
     assert_eq!(region.to_vec(8..12).unwrap(), b"part");
 }
 
-/// The memory goes on there, but the region does not.
+/// The memory continues behind the region's end, but the region does not.
 fn beyond_the_part(world: &World) {
     let (left, right) = world.pair();
     let memory = alloc(&right, 256);
@@ -212,7 +212,7 @@ fn rights(world: &World) {
     holds(&memory, 0, &pattern(64, 2));
 }
 
-/// Parts that overlap, each with its own domain and rights.
+/// Overlapping ranges, each with its own domain and access flags.
 fn two_domains(world: &World) {
     let (left, right) = world.pair();
     let memory = alloc(&right, 64);

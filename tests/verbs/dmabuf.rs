@@ -1,4 +1,4 @@
-//! Memory behind descriptors.
+//! Memory behind file descriptors.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -40,13 +40,13 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 
 const PAGE: usize = 4096;
 
-/// Memory of this name behind a descriptor.
+/// Creates a memory file of this name.
 fn memfd(name: &str, len: usize) -> File {
     let name = CString::new(name).expect("no zero in it");
     // SAFETY: `name` ends with zero.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0, "memfd_create");
-    // SAFETY: the descriptor is new and belongs to nobody else.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.set_len(len as u64).expect("memory");
     file
@@ -143,7 +143,7 @@ fn truncated_there(world: &World) {
     let file = memfd("truncated", 2 * PAGE);
     let region = register(&right, &file, 0, 2 * PAGE);
     file.set_len(PAGE as u64).unwrap();
-    // What is left can still be used.
+    // The rest of the file can still be used.
     left.post(&[SendRequest::write(Payload::inline(b"here"), region.remote()).wr_id(1).signaled()]);
     left.written(1);
     holds(&file, 0, b"here");
@@ -175,7 +175,7 @@ fn truncated_here(world: &World) {
     right.no_event();
 }
 
-/// It is there as long as the region, or the memory that came back from it.
+/// The mapping exists as long as the region, or the memory returned by its deregistration.
 fn mapping_goes(world: &World) {
     let end = world.end(0, &Shape::default());
     let file = memfd("rdma_verbs_mapping_goes", PAGE);

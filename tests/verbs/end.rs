@@ -1,4 +1,4 @@
-//! One end of a connection, and what is expected to happen at it.
+//! One end of a connection, and checks of its completions, events and states.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -16,31 +16,31 @@ use rdma_verbs::verbs::{
 
 /// Longer than anything takes that happens at all.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Where something is known not to happen.
+/// For a scenario that is known to fail.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long a scenario waits for what must happen.
+/// Returns how long a scenario waits for an expected event.
 pub(crate) fn patience() -> Duration {
     if deviations::is_deviating() { LITTLE_PATIENCE } else { PATIENCE }
 }
-/// How long nothing must happen where nothing may.
+/// How long to watch that nothing happens.
 pub(crate) const SILENCE: Duration = Duration::from_millis(20);
-/// Every right that a peer can have.
+/// Every access flag that concerns a peer.
 pub(crate) const ALL_RIGHTS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
 
-/// What an end shall be.
+/// The shape of an end: queue pair, completion queue and region.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) qp_type: QueuePairType,
     pub(crate) cap: QueuePairCapabilities,
     pub(crate) sq_sig_all: bool,
-    /// What the queue pair allows its peer.
+    /// Access that the queue pair grants its peer.
     pub(crate) access: AccessFlags,
     pub(crate) max_dest_rd_atomic: Option<u8>,
-    /// Entries of the completion queue.
+    /// Number of entries of the completion queue.
     pub(crate) cqe: u32,
     pub(crate) region_bytes: usize,
-    /// Rights of the region.
+    /// Access flags of the region.
     pub(crate) region_access: AccessFlags,
 }
 
@@ -59,7 +59,7 @@ impl Default for Shape {
     }
 }
 
-/// A queue pair with a device, a domain, a completion queue and a region of its own.
+/// A queue pair with its own device context, domain, completion queue and region.
 pub(crate) struct End {
     pub(crate) qp: QueuePair,
     pub(crate) region: MemoryRegion,
@@ -78,19 +78,19 @@ impl End {
         Self { qp, region, cq, pd, context }
     }
 
-    /// Another region of this end.
+    /// Registers another region of this end.
     #[track_caller]
     pub(crate) fn region(&self, len: usize, access: AccessFlags) -> MemoryRegion {
         self.pd.alloc_mr(len, access).expect("alloc_mr")
     }
 
-    /// A range of the end's own region.
+    /// Returns a range of the end's own region.
     #[track_caller]
     pub(crate) fn at(&self, range: Range<usize>) -> RegionRange<'_> {
         self.region.slice(range).expect("within the region")
     }
 
-    /// A range of the end's own region, as its peer names it.
+    /// Returns a range of the end's own region, as its peer names it.
     #[track_caller]
     pub(crate) fn far(&self, range: Range<usize>) -> RemoteMemory {
         self.region.remote().slice(range).expect("within the region")
@@ -108,13 +108,13 @@ impl End {
         self.qp.post_recv(&[ReceiveRequest::new(self.at(range)).wr_id(wr_id)]).expect("post_recv");
     }
 
-    /// The next completion, whatever it is.
+    /// Takes the next completion, whatever it is.
     #[track_caller]
     pub(crate) fn next(&self) -> Completion {
         next(&self.cq)
     }
 
-    /// The next completion must be the success of this request of this queue pair.
+    /// Takes the next completion, which must be the success of this request of this queue pair.
     #[track_caller]
     pub(crate) fn done(&self, wr_id: u64, opcode: CompletionOpcode) -> Success {
         let completion = self.next();
@@ -127,38 +127,38 @@ impl End {
         success
     }
 
-    /// A SEND must be done.
+    /// Checks that a SEND has completed.
     #[track_caller]
     pub(crate) fn sent(&self, wr_id: u64) {
         self.done(wr_id, CompletionOpcode::Send);
     }
 
-    /// A WRITE must be done.
+    /// Checks that a WRITE has completed.
     #[track_caller]
     pub(crate) fn written(&self, wr_id: u64) {
         self.done(wr_id, CompletionOpcode::RdmaWrite);
     }
 
-    /// A READ of so many bytes must be done.
+    /// Checks that a READ of `byte_len` bytes has completed.
     #[track_caller]
     pub(crate) fn read(&self, wr_id: u64, byte_len: u32) {
         assert_eq!(self.done(wr_id, CompletionOpcode::RdmaRead).byte_len, byte_len, "byte_len of the READ {wr_id}");
     }
 
-    /// A message of a plain SEND must have come, of so many bytes.
+    /// Checks that a plain SEND of `byte_len` bytes has arrived.
     #[track_caller]
     pub(crate) fn received(&self, wr_id: u64, byte_len: u32) {
         self.received_with(wr_id, byte_len, None);
     }
 
-    /// A message of a SEND must have come, of so many bytes and with this immediate data.
+    /// Checks that a SEND of `byte_len` bytes with this immediate data has arrived.
     #[track_caller]
     pub(crate) fn received_with(&self, wr_id: u64, byte_len: u32, immediate: Option<u32>) {
         let success = self.done(wr_id, CompletionOpcode::Receive);
         assert_eq!((success.byte_len, success.immediate, success.invalidated), (byte_len, immediate, None));
     }
 
-    /// The notice of a WRITE with immediate data must have come.
+    /// Checks that a WRITE with immediate data has arrived.
     #[track_caller]
     pub(crate) fn notified(&self, wr_id: u64, byte_len: u32, immediate: u32) {
         let success = self.done(wr_id, CompletionOpcode::ReceiveRdmaWithImmediate);
@@ -166,13 +166,13 @@ impl End {
         assert_eq!(found, (byte_len, Some(immediate), None));
     }
 
-    /// The next completion must be the failure of this request, with this status.
+    /// Takes the next completion, which must be the failure of this request, with this status.
     #[track_caller]
     pub(crate) fn fails(&self, wr_id: u64, status: CompletionStatus) -> CompletionError {
         self.fails_with(wr_id, &[status])
     }
 
-    /// As [`End::fails`], where the specification allows several statuses.
+    /// Like [`End::fails`], where the specification allows several statuses.
     #[track_caller]
     pub(crate) fn fails_with(&self, wr_id: u64, statuses: &[CompletionStatus]) -> CompletionError {
         let completion = self.next();
@@ -185,7 +185,7 @@ impl End {
         error
     }
 
-    /// The next completions must be these requests, flushed, in this order.
+    /// Checks that the next completions are these requests, flushed, in this order.
     #[track_caller]
     pub(crate) fn flushed(&self, wr_ids: impl IntoIterator<Item = u64>) {
         for wr_id in wr_ids {
@@ -193,13 +193,13 @@ impl End {
         }
     }
 
-    /// A receive that was posted in ERR must be flushed.
+    /// Checks that a receive posted in ERR is flushed.
     #[track_caller]
     pub(crate) fn flushed_receive(&self, wr_id: u64) {
         if !LATE_FLUSH.holds() {
             return self.flushed([wr_id]);
         }
-        // The state change may not be over yet, and then it takes the receive along.
+        // If the state change is still in progress, it flushes the receive as well.
         match self.cq.wait(SILENCE) {
             Ok(early) => {
                 assert_eq!((early.wr_id(), early.status()), (wr_id, CompletionStatus::WorkRequestFlushedError))
@@ -211,20 +211,20 @@ impl End {
         }
     }
 
-    /// No completion may come for a while.
+    /// Checks that no completion comes for a while.
     #[track_caller]
     pub(crate) fn silent(&self) {
         silent(&self.cq);
     }
 
-    /// The next asynchronous event.
+    /// Returns the next asynchronous event.
     #[track_caller]
     pub(crate) fn event(&self) -> AsyncEvent {
         let event = self.context.get_async_event(patience());
         event.unwrap_or_else(|| panic!("no asynchronous event: {}", self.qp.explain_state()))
     }
 
-    /// The next asynchronous event must be one of these, about a failure of the queue pair.
+    /// Checks that the next asynchronous event is one of these failures of the queue pair.
     #[track_caller]
     pub(crate) fn failure_event(&self, allowed: &[fn(Qpn) -> AsyncEvent]) {
         if NO_ERROR_EVENTS.holds() {
@@ -234,7 +234,7 @@ impl End {
         assert!(allowed.contains(&event), "{event:?} instead of {allowed:?}");
     }
 
-    /// In RTR, the first message must be told as an event.
+    /// Checks that the first message in RTR raises an event.
     #[track_caller]
     pub(crate) fn is_told_of_the_connection(&self) {
         match NO_ESTABLISHED_EVENT.holds() {
@@ -243,20 +243,20 @@ impl End {
         }
     }
 
-    /// No asynchronous event may come for a while.
+    /// Checks that no asynchronous event comes for a while.
     #[track_caller]
     pub(crate) fn no_event(&self) {
         let event = self.context.get_async_event(SILENCE);
         assert_eq!(event, None, "an event that should not be there");
     }
 
-    /// The queue pair must be in this state now.
+    /// Checks that the queue pair is in this state now.
     #[track_caller]
     pub(crate) fn is_in(&self, state: QueuePairState) {
         assert_eq!(self.qp.state().expect("query_qp"), state, "{}", self.qp.explain_state());
     }
 
-    /// The queue pair must come into this state.
+    /// Waits until the queue pair is in this state.
     #[track_caller]
     pub(crate) fn becomes(&self, state: QueuePairState) {
         let start = Instant::now();
@@ -266,7 +266,7 @@ impl End {
         }
     }
 
-    /// The send queue must come to have nothing under way, if it drains.
+    /// Waits until the send queue is no longer draining.
     #[track_caller]
     pub(crate) fn is_drained(&self) {
         let start = Instant::now();
@@ -275,7 +275,7 @@ impl End {
         }
     }
 
-    /// The send queue goes on after SQD. `nudge` is a request that nobody notices.
+    /// Resumes the send queue after SQD. `nudge` is a request without any visible effect.
     #[track_caller]
     pub(crate) fn resume(&self, nudge: SendRequest<'_>) {
         let ready = QueuePairAttributes { qp_state: Some(QueuePairState::ReadyToSend), ..Default::default() };
@@ -286,46 +286,46 @@ impl End {
         }
     }
 
-    /// Brings the queue pair to the error state.
+    /// Moves the queue pair to the error state.
     #[track_caller]
     pub(crate) fn to_error(&self) {
         let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
-        self.qp.modify(&error).expect("any state but RESET has a way to ERR");
+        self.qp.modify(&error).expect("any state but RESET can go to ERR");
     }
 }
 
-/// A request of a connection that nobody notices: without bytes, no key is looked at.
+/// Returns a request without any visible effect: without bytes, no key is checked.
 pub(crate) fn nothing() -> SendRequest<'static> {
     SendRequest::write(Payload::EMPTY, RemoteMemory::new(0, Rkey(0), 0))
 }
 
-/// The status of a receive that is too short for its message.
+/// Returns the status of a receive that is too short for its message.
 pub(crate) fn too_short() -> CompletionStatus {
     LENGTH_STATUS.or(CompletionStatus::LocalQueuePairOperationError, CompletionStatus::LocalLengthError)
 }
 
-/// The status of a message that is too long for its receive.
+/// Returns the status of a message that is too long for its receive.
 pub(crate) fn too_long_for_peer() -> CompletionStatus {
     LENGTH_STATUS.or(CompletionStatus::RemoteOperationError, CompletionStatus::RemoteInvalidRequestError)
 }
 
-/// The status of a receive whose memory is gone.
+/// Returns the status of a receive whose memory is gone.
 pub(crate) fn receive_without_memory() -> CompletionStatus {
     RECEIVE_STATUS.or(CompletionStatus::LocalQueuePairOperationError, CompletionStatus::LocalProtectionError)
 }
 
-/// The status of a send request whose own memory is gone.
+/// Returns the status of a send request whose local memory is gone.
 pub(crate) fn memory_gone() -> CompletionStatus {
     let known = SEND_STATUS.or(CompletionStatus::LocalQueuePairOperationError, CompletionStatus::LocalProtectionError);
     FAILED_IS_FLUSHED.or(CompletionStatus::WorkRequestFlushedError, known)
 }
 
-/// The status of a request that is carried out at its own end and fails: the standard's, or what comes instead.
+/// Returns the status of a request that fails locally: the standard's, or the device's known deviation.
 pub(crate) fn failed_here(standard: CompletionStatus) -> CompletionStatus {
     FAILED_IS_FLUSHED.or(CompletionStatus::WorkRequestFlushedError, standard)
 }
 
-/// The cause of a failure must be this one, where devices tell causes.
+/// Checks the cause of a failure, where devices report causes.
 #[track_caller]
 pub(crate) fn caused_by(end: &End, error: &CompletionError, cause: Cause) {
     if end.context.query_device().failure_causes {
@@ -333,19 +333,19 @@ pub(crate) fn caused_by(end: &End, error: &CompletionError, cause: Cause) {
     }
 }
 
-/// The way from a device's own address to this one.
+/// Returns the address vector from a device's own address to this one.
 #[track_caller]
 pub(crate) fn way_to(context: &Context, to: Gid) -> AddressVector {
     AddressVector::new(to, context.default_gid_index(1).expect("the port has a GID"))
 }
 
-/// The address by which a device is reached.
+/// Returns the address by which a device is reached.
 #[track_caller]
 pub(crate) fn own_gid(context: &Context) -> Gid {
     context.query_gid(1, context.default_gid_index(1).expect("the port has a GID")).expect("query_gid").gid
 }
 
-/// Another queue pair of this shape.
+/// Creates another queue pair of this shape.
 #[track_caller]
 pub(crate) fn create_qp(
     pd: &ProtectionDomain,
@@ -375,13 +375,13 @@ pub(crate) fn create_qp(
     builder.build().expect("create_qp")
 }
 
-/// The next completion of a queue, whatever it is.
+/// Takes the next completion of a queue, whatever it is.
 #[track_caller]
 pub(crate) fn next(cq: &CompletionQueue) -> Completion {
     cq.wait(patience()).unwrap_or_else(|error| panic!("no completion: {error}"))
 }
 
-/// No completion may come for a while.
+/// Checks that no completion comes for a while.
 #[track_caller]
 pub(crate) fn silent(cq: &CompletionQueue) {
     match cq.wait(SILENCE) {
@@ -390,7 +390,7 @@ pub(crate) fn silent(cq: &CompletionQueue) {
     }
 }
 
-/// A verb must be refused, for this kind of reason, and the text must name each of these.
+/// Checks that a verb is refused with this kind of error, and that the text names each of these.
 #[track_caller]
 pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, Error>, kind: ErrorKind, names: &[&str]) {
     let error = result.expect_err("the verb should be refused");

@@ -1,4 +1,4 @@
-//! Asynchronous events: which happen when, to whom they go, and how they are acknowledged.
+//! Asynchronous events: when they happen, which object they concern, and how they are acknowledged.
 
 use std::os::fd::AsFd;
 use std::sync::Mutex;
@@ -41,22 +41,22 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("event/ack/wakes_who_waits", "ibv_ack_async_event(3)", ack_wakes),
 ];
 
-/// No time at all, to ask whether something is so.
+/// A zero timeout, to check a condition without waiting.
 const NOW: Duration = Duration::ZERO;
 
-/// A key that nobody gave out.
+/// Returns a key that was never allocated.
 fn forged(right: &End) -> RemoteMemory {
     let remote = right.region.remote();
     RemoteMemory::new(remote.addr(), Rkey(remote.rkey().0 ^ 1), remote.len())
 }
 
-/// Makes the right end raise an access error.
+/// Provokes an access error at the right end.
 fn provoke(left: &End, right: &End) {
     left.qp.post_send(&[SendRequest::write(Payload::inline(b"x"), forged(right)).wr_id(1).signaled()]).unwrap();
     left.fails(1, CompletionStatus::RemoteAccessError);
 }
 
-/// Makes an end raise an event that every device has.
+/// Raises an event that every device supports.
 fn raise(end: &End) {
     drain(end, Some(true));
 }
@@ -65,7 +65,7 @@ fn raised_by(end: &End) -> AsyncEvent {
     AsyncEvent::SendQueueDrained(end.qp.qpn())
 }
 
-/// The right end stays in RTR, with a receive posted.
+/// Connects two ends, of which the right one stays in RTR, with a receive posted.
 fn half_connected(world: &World) -> (End, End) {
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     let near = left.qp.connection_info().unwrap();
@@ -127,7 +127,7 @@ fn sq_drained(world: &World) {
     assert_eq!(left.event(), AsyncEvent::SendQueueDrained(left.qp.qpn()));
     assert!(!left.qp.query().unwrap().sq_draining);
     left.no_event();
-    // Those that were not begun yet go on in RTS.
+    // Requests that had not started continue in RTS.
     left.qp.modify(&QueuePairAttributes { qp_state: Some(QueuePairState::ReadyToSend), ..Default::default() }).unwrap();
     write_each(&left.qp, &right, [3]);
     (0..4).for_each(|wr_id| left.written(wr_id));
@@ -175,7 +175,7 @@ fn qp_fatal(world: &World) {
     right.no_event();
 }
 
-/// Two ends that share a context.
+/// Creates two ends that share a context.
 fn two_ends(world: &World) -> [End; 2] {
     let context = world.device(1);
     [0, 1].map(|_| {
@@ -278,7 +278,7 @@ fn destroy_while_unacknowledged(world: &World) {
     assert!(context.wait_events_acked(object, NOW).unwrap());
 }
 
-/// The next event, to be acknowledged.
+/// Takes the next event, unacknowledged.
 fn take(end: &End) -> rdma_verbs::verbs::UnacknowledgedEvent {
     let start = std::time::Instant::now();
     loop {

@@ -56,7 +56,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("flush/rc/through_a_window", "IBTA, annex on memory placement", WINDOW, through_a_window),
 ];
 
-/// The right-hand queue pair grants every right there is.
+/// Connects two ends; the right one's queue pair grants every access flag.
 fn pair(world: &World) -> (End, End) {
     let access = AccessFlags::REMOTE | AccessFlags::FLUSH;
     world.pair_of(&Shape { access, ..Shape::default() }, &ConnectOptions::default())
@@ -85,7 +85,7 @@ fn refused_by_peer(left: &End, right: &End, remote: RemoteMemory, flags: FlushFl
     right.becomes(QueuePairState::Error);
 }
 
-/// The bytes are there when the FLUSH completes, though the WRITE says nothing itself.
+/// The bytes are in place when the FLUSH completes, though the WRITE itself is unsignaled.
 fn behind_a_write(world: &World) {
     let (left, right) = pair(world);
     let region = flushable(&right);
@@ -99,7 +99,7 @@ fn behind_a_write(world: &World) {
     right.silent();
 }
 
-/// Address and length mean nothing then.
+/// Address and length are ignored then.
 fn whole_region(world: &World) {
     let (left, right) = pair(world);
     let region = flushable(&right);
@@ -129,7 +129,7 @@ fn many_in_order(world: &World) {
     }
 }
 
-/// A file without a name that anybody else could find.
+/// Creates an unlinked file.
 fn file(len: u64) -> File {
     let path =
         std::env::temp_dir().join(format!("rdma-verbs-flush-{}-{:?}", std::process::id(), std::thread::current().id()));
@@ -208,7 +208,7 @@ fn to_nowhere(world: &World) {
     left.silent();
 }
 
-/// The whole of a window is the window, not its region.
+/// For a window, WHOLE_REGION means the window, not its region.
 fn through_a_window(world: &World) {
     let (left, right) = pair(world);
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND | AccessFlags::FLUSH_GLOBAL;

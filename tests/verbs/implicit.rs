@@ -57,11 +57,11 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 
 #[track_caller]
 fn register(end: &End, access: AccessFlags) -> ImplicitMemoryRegion {
-    // SAFETY: the scenarios name their own pages only, which nobody refers to.
+    // SAFETY: the scenarios name only their own pages, to which no references exist.
     unsafe { end.pd.reg_mr_implicit(access) }.expect("reg_mr_implicit")
 }
 
-/// A range of pages that nobody touches until the request is complete.
+/// Returns a range of pages; nothing accesses them until the request is complete.
 #[track_caller]
 fn slice<'a>(region: &'a ImplicitMemoryRegion, pages: &Pages, offset: usize, len: usize) -> RegionRange<'a> {
     // SAFETY: pages of the scenario; no reference to them exists, and it waits for its requests.
@@ -74,7 +74,7 @@ fn write(peer: &End, remote: RemoteMemory, bytes: &[u8]) {
     peer.written(1);
 }
 
-/// The peer's request is refused for what it names, and both ends hear of it.
+/// Checks that the peer's request is refused with an access error, reported at both ends.
 #[track_caller]
 fn closed(peer: &End, owner: &End, request: SendRequest<'_>) {
     peer.post(&[request.wr_id(2)]);
@@ -163,7 +163,7 @@ fn missing_here(world: &World) {
     right.no_event();
 }
 
-/// The receiving end has the fault: its receive ends so, and the peer hears that it is not its own.
+/// The receiver's memory is at fault: its receive fails, and the peer gets an operational error.
 fn missing_receive(world: &World) {
     let (left, right) = world.pair();
     let region = register(&right, AccessFlags::LOCAL_WRITE);
@@ -183,7 +183,7 @@ fn missing_there(world: &World) {
     check_all(&left.region, 0, 64, 0);
 }
 
-/// It can be read, and what may not be written is not.
+/// The page can be read; a WRITE to it is refused.
 fn read_only_page(world: &World) {
     let (left, right) = world.pair();
     let region = register(&right, ALL_RIGHTS);
@@ -216,7 +216,7 @@ fn closed_to_peers(world: &World) {
     assert_eq!(pages.read(0, 8), [0; 8]);
 }
 
-/// The window opens what it was bound to, and nothing beside it.
+/// The window opens its bound range, and nothing beside it.
 fn window_on_a_slice(world: &World) {
     let (left, right) = world.pair();
     let region = register(&right, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND);
@@ -244,7 +244,7 @@ fn deregistered(world: &World) {
     assert_eq!(pages.read(0, 8), b"12345678");
 }
 
-/// Neither a slice nor the region's own methods go where they must not.
+/// Neither a slice nor the region's own methods reach beyond their bounds.
 fn beyond_the_end(world: &World) {
     let end = world.end(0, &Shape::default());
     let region = register(&end, AccessFlags::LOCAL_WRITE);

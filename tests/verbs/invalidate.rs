@@ -1,4 +1,4 @@
-//! Invalidation of regions: by this host's requests and by the peer's SEND.
+//! Invalidation of regions: by local requests and by the peer's SEND.
 
 use rdma_verbs::verbs::{
     AsyncEvent, Cause, CompletionOpcode, CompletionStatus, ErrorKind, MemoryRegion, Payload, QueuePairState,
@@ -35,7 +35,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("invalidate/local/posting_with_it", "IBTA, memory management: L_Key and R_Key", posting_with_it),
 ];
 
-/// A region with all rights, whose key may be revoked.
+/// Registers a region with all access flags, whose key may be invalidated.
 fn offered(end: &End) -> MemoryRegion {
     let options = RegisterOptions { access: ALL_RIGHTS, invalidatable: true, ..Default::default() };
     end.pd.reg_mr_with(vec![0; 4096], &options).expect("reg_mr")
@@ -76,7 +76,7 @@ fn long_message(world: &World) {
     check(&right.region, 0, 20_000, 4);
 }
 
-/// The key that the peer names may not be invalidated: both ends fail, and the region stays as it was.
+/// Checks that the named key cannot be invalidated by the peer: both ends fail, and the region is unchanged.
 #[track_caller]
 fn refused_remotely(left: &End, right: &End, rkey: Rkey) {
     right.qp.post_recv(&[ReceiveRequest::new(&right.region).wr_id(1)]).unwrap();
@@ -130,7 +130,7 @@ fn local_unsignaled(world: &World) {
     end.silent();
 }
 
-/// A long WRITE from the region, and behind it the end of the region's key: the WRITE must be whole.
+/// A long WRITE from the region, followed by the invalidation of its key: the WRITE must be complete.
 fn after_earlier(world: &World) {
     let (left, right) = world.pair();
     let options = RegisterOptions { access: ALL_RIGHTS, invalidatable: true, ..Default::default() };
@@ -183,7 +183,7 @@ fn memory_comes_back(world: &World) {
     assert_eq!((bytes.len(), &bytes[7..11]), (4096, &b"kept"[..]));
 }
 
-/// A request that was posted before fails when it is executed, one that is posted after is refused.
+/// A request posted before the invalidation fails on execution; one posted after it is refused.
 fn posting_with_it(world: &World) {
     let end = world.loopback(&Shape::default());
     let region = offered(&end);

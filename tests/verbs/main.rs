@@ -1,11 +1,11 @@
-//! The conformance suite: what any provider of verbs must do, scenario by scenario.
+//! The conformance suite: requirements on every provider of verbs, scenario by scenario.
 //!
 //! `cargo test --test verbs` runs it on the software device, `RDMA_VERBS_DEVICES=first,second cargo test --test verbs`
-//! on the devices of these names (two ports that reach each other, or twice the same). A part of a name chooses
-//! scenarios: `cargo test --test verbs -- rc/send`; `--list` prints all. With `RDMA_VERBS_FAULTS=signal` missing pages
-//! are found by handlers of signals instead of the kernel's copies.
+//! on the devices of these names (two ports that reach each other, or twice the same). A part of a name selects
+//! scenarios: `cargo test --test verbs -- rc/send`; `--list` prints all. With `RDMA_VERBS_FAULTS=signal` signal
+//! handlers instead of the kernel's copies detect missing pages.
 //!
-//! Written against the public API only. A new family is a file with its `SCENARIOS`, its `mod` and its line in
+//! The suite uses the public API only. A new family is a file with its `SCENARIOS`, its `mod` and its line in
 //! [`FAMILIES`].
 
 mod advise;
@@ -118,7 +118,7 @@ pub(crate) fn main() -> ! {
     run(suite::TIME_LIMIT, |_| {})
 }
 
-/// Runs the suite with this limit for each scenario; `failed` hears at once what one that fails says.
+/// Runs the suite with this limit for each scenario; `failed` is called at once with the message of each failure.
 pub(crate) fn run(limit: Duration, failed: fn(&str)) -> ! {
     if std::env::var("RDMA_VERBS_FAULTS").is_ok_and(|way| way == "signal") {
         rdma_verbs::memory::recover_from_faults().expect("handlers of faults");

@@ -1,4 +1,4 @@
-//! Memory regions: registration, keys, bounds, rights and protection domains, local and remote.
+//! Memory regions: registration, keys, bounds, access flags and protection domains, local and remote.
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, CompletionStatus, ConnectOptions, ErrorKind, Payload, QueuePairState, ReceiveRequest,
@@ -78,7 +78,7 @@ fn zero_based(world: &World) {
     left.qp.post_send(&[SendRequest::write(Payload::inline(b"zero"), remote).wr_id(1).signaled()]).unwrap();
     left.written(1);
     assert_eq!(region.to_vec(100..104).unwrap(), b"zero");
-    // This host's own requests count from there, too.
+    // Local requests also count from zero.
     right
         .qp
         .post_send(&[SendRequest::read(region.slice(..4).unwrap(), left.region.remote()).wr_id(2).signaled()])
@@ -87,7 +87,7 @@ fn zero_based(world: &World) {
     write_refused(&left, &right, RemoteMemory::new(256, region.rkey(), 1), 1);
 }
 
-/// The first packets would fit: none of them is written.
+/// The first packets would fit, but none of them is written.
 fn refused_whole(world: &World) {
     let (left, right) = world.pair();
     let region = right.region(20_000, ALL_RIGHTS);
@@ -144,7 +144,7 @@ fn zero_length_entries(world: &World) {
     check_all(&right.region, 100, 64, 0);
 }
 
-/// An address that is a multiple of eight names bytes that are not, because of the region's iova.
+/// Because of the region's iova, an address that is a multiple of eight names bytes that are not aligned.
 fn atomic_misaligned(world: &World) {
     let (left, right) = world.pair();
     let own = left.region.slice(..8).unwrap();

@@ -107,7 +107,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mw/region/deregistered_under_it", "IBTA, memory windows", TYPE_2, region_deregistered),
 ];
 
-/// A region that windows can be bound to, without a remote right of its own.
+/// Registers a region to which windows can be bound, without remote access of its own.
 fn bindable(end: &End) -> MemoryRegion {
     end.region(4096, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND)
 }
@@ -125,7 +125,7 @@ fn bind(end: &End, window: &MemoryWindow, tag: u8, bind: MemoryWindowBind<'_>) -
     bind.remote(window.rkey_with(tag))
 }
 
-/// Binds a type 2 window, which must fail and end the connection.
+/// Binds a type 2 window, which must fail and put the connection into the error state.
 #[track_caller]
 fn bind_fails(end: &End, window: &MemoryWindow, bind: MemoryWindowBind<'_>, cause: Cause) {
     end.qp.post_send(&[SendRequest::bind_mw(window, 5, &bind.wr_id(78).signaled()).unwrap()]).unwrap();
@@ -135,7 +135,7 @@ fn bind_fails(end: &End, window: &MemoryWindow, bind: MemoryWindowBind<'_>, caus
     end.becomes(QueuePairState::Error);
 }
 
-/// The peer's WRITE to it is refused, for want of a right or a key.
+/// Checks that the peer's WRITE to it is refused for an access flag or a key.
 #[track_caller]
 fn closed(peer: &End, remote: RemoteMemory) {
     let request = SendRequest::write(Payload::inline(b"intruder"), RemoteMemory::new(remote.addr(), remote.rkey(), 8));
@@ -143,7 +143,7 @@ fn closed(peer: &End, remote: RemoteMemory) {
     peer.fails(79, CompletionStatus::RemoteAccessError);
 }
 
-/// The peer's WRITE beyond the window must be refused, and leave no trace in the region.
+/// Checks that the peer's WRITE beyond the window is refused and leaves the region unchanged.
 #[track_caller]
 fn bounded(peer: &End, beyond: RemoteMemory, (region, from): (&MemoryRegion, usize)) {
     if WINDOW_BOUNDS.holds() {
@@ -259,7 +259,7 @@ fn key_is_index_and_tag(world: &World) {
     open(&left, remote);
 }
 
-/// A message that names the key may be posted right behind the bind, unsignaled as it is.
+/// A message that names the key may be posted right after the bind, even an unsignaled one.
 fn bound_in_order(world: &World) {
     let (left, right) = world.pair();
     let (region, window) = (bindable(&right), window(&right));
@@ -286,7 +286,7 @@ fn bound_in_order(world: &World) {
     assert_eq!(region.to_vec(64..72).unwrap(), b"12345678");
 }
 
-/// Two connections between the same ends; only the one whose queue pair bound the window may use it.
+/// Two connections between the same ends; only the queue pair that bound the window may use it.
 fn only_its_queue_pair(world: &World) {
     let (left, right) = world.pair();
     let others = [&left, &right].map(|end| create_qp(&end.pd, &end.cq, &end.cq, &Shape::default()));
@@ -360,7 +360,7 @@ fn invalidated_elsewhere(world: &World) {
     open(&end, remote);
 }
 
-/// Nobody could invalidate it any more, and the number of its queue pair may be given again.
+/// Otherwise no queue pair could invalidate the window, and the number of its queue pair may be reused.
 fn ends_with_queue_pair(world: &World) {
     let (left, right) = world.pair();
     let (region, window) = (bindable(&right), window(&right));
@@ -395,7 +395,7 @@ fn no_byte(world: &World) {
     bind_fails(&end, &window, nothing, Cause::WindowArguments);
 }
 
-/// The region goes between the making of the request and its execution.
+/// The region is deregistered after the request is made and before it executes.
 fn region_gone_meanwhile(world: &World) {
     let end = world.loopback(&Shape::default());
     let window = window(&end);
@@ -404,7 +404,7 @@ fn region_gone_meanwhile(world: &World) {
     let request = SendRequest::bind_mw(&window, 5, &gone).unwrap();
     region.revoke().unwrap();
     if let Err(error) = end.qp.post_send(&[request]) {
-        // The library wants the region itself, so it is missed at once.
+        // The library takes the region itself, so posting finds it missing at once.
         assert_eq!((error.verb(), error.kind()), ("post_send", ErrorKind::InvalidArgument), "{error}");
         return end.silent();
     }
@@ -434,7 +434,7 @@ fn window_of_another_domain(world: &World) {
     bind_fails(&end, &window, MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ), Cause::WindowUnknown);
 }
 
-/// Their keys may be those of other objects there.
+/// On this device, their keys may name other objects.
 fn objects_of_another_device(world: &World) {
     let (end, other) = (world.loopback(&Shape::default()), world.loopback(&Shape::default()));
     let refused = |window: &MemoryWindow, region: &MemoryRegion| {
@@ -478,20 +478,21 @@ fn failure_flushes(world: &World) {
         .unwrap();
     left.received(8, 6);
     let ended: Vec<Completion> = (0..4).map(|_| right.next()).collect();
-    // Each queue in its order; between the two queues there is none.
+    // Completions are ordered within each queue, but not between the two queues.
     let (sends, receives): (Vec<Completion>, Vec<Completion>) = ended.iter().partition(|done| done.wr_id() < 9);
     let statuses = |done: &[Completion]| done.iter().map(|done| (done.wr_id(), done.status())).collect::<Vec<_>>();
     let flushed = CompletionStatus::WorkRequestFlushedError;
     assert_eq!(statuses(&receives), [(9, flushed)]);
     let failed = failed_here(CompletionStatus::MemoryWindowBindError);
     assert_eq!(statuses(&sends)[1..], [(2, failed), (3, flushed)]);
-    // Where the failure takes those before along, it depends on whether the acknowledgement was faster.
+    // Where a failure also flushes unacknowledged earlier requests, the result depends on whether the acknowledgement
+    // came first.
     let is_flushed = FAILED_IS_FLUSHED.holds() && sends[0].status() == flushed;
     assert!(sends[0].wr_id() == 1 && (sends[0].is_success() || is_flushed), "{:?}", sends[0]);
     left.silent();
 }
 
-/// A window with each remote right alone lets in what it says and nothing else.
+/// A window with a single remote access flag allows exactly that operation.
 fn each_right(world: &World) {
     let rights = [AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_ATOMIC];
     for granted in rights {
@@ -517,7 +518,7 @@ fn each_right(world: &World) {
     }
 }
 
-/// The region goes on behind the window's last byte, but not for the peer.
+/// The region continues behind the window's last byte, but the peer must not reach it.
 fn beyond_the_window(world: &World) {
     let (left, right) = world.pair();
     let (region, window) = (bindable(&right), window(&right));
@@ -557,7 +558,8 @@ fn dealloc_key_is_dead(world: &World) {
     check_all(&region, 0, 64, 0);
 }
 
-/// The memory comes back at once, and the window leads nowhere; if it is there still, it can be bound again.
+/// Deregistration returns the memory at once and invalidates the window's key; a window that still exists can be bound
+/// again.
 fn region_deregistered(world: &World) {
     let (left, right) = world.pair();
     let window = window(&right);
@@ -567,7 +569,7 @@ fn region_deregistered(world: &World) {
     assert_eq!(region.dereg().unwrap().into_vec().expect("a Vec went in"), [0; 64]);
     let other = bindable(&right);
     let second = MemoryWindowBind::new(&other, AccessFlags::REMOTE_WRITE).wr_id(77).signaled();
-    // An adapter may let the region go with its windows only.
+    // Some adapters can release a region only together with its windows.
     if right.qp.post_send(&[SendRequest::bind_mw(&window, 2, &second).unwrap()]).is_ok() {
         right.done(77, CompletionOpcode::BindMemoryWindow);
         open(&left, second.remote(window.rkey_with(2)));

@@ -1,16 +1,16 @@
-//! Pages of this process that come and go under registered memory.
+//! Pages of this process that are mapped, protected and unmapped under registered memory.
 
 use std::ptr::{self, NonNull};
 
 use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_NONE, PROT_READ, PROT_WRITE, c_int};
 
-/// Fresh pages without rights, mapped until they are dropped. No reference to their bytes ever exists.
+/// Fresh pages without access, mapped until they are dropped. No reference to their bytes ever exists.
 pub(crate) struct Pages {
     first: NonNull<u8>,
     count: usize,
 }
 
-// SAFETY: the pages belong to nobody but this value.
+// SAFETY: only this value owns the pages.
 unsafe impl Send for Pages {}
 
 impl Pages {
@@ -19,14 +19,14 @@ impl Pages {
         usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).expect("a page size")
     }
 
-    /// Pages that may be read and written.
+    /// Maps pages that may be read and written.
     pub(crate) fn new(count: usize) -> Self {
         let pages = Self::closed(count);
         pages.protect(PROT_READ | PROT_WRITE);
         pages
     }
 
-    /// Pages that nobody may access yet.
+    /// Maps pages without any access.
     pub(crate) fn closed(count: usize) -> Self {
         let (len, flags) = (count * Self::size(), MAP_PRIVATE | MAP_ANONYMOUS);
         // SAFETY: new pages, wherever the kernel puts them.
@@ -39,19 +39,19 @@ impl Pages {
         self.count * Self::size()
     }
 
-    /// The address of a byte.
+    /// Returns the address of a byte.
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len());
         self.first.as_ptr().wrapping_add(offset)
     }
 
-    /// What may be done with all of them from now on.
+    /// Sets the protection of all pages.
     pub(crate) fn protect(&self, rights: c_int) {
         // SAFETY: the pages are ours, and no reference to them exists.
         assert_eq!(unsafe { libc::mprotect(self.at(0).cast(), self.len(), rights) }, 0, "mprotect");
     }
 
-    /// Which pages are present now.
+    /// Returns for each page whether it is present.
     pub(crate) fn present(&self) -> Vec<bool> {
         let mut found = vec![0u8; self.count];
         // SAFETY: a byte for each page.
@@ -59,14 +59,14 @@ impl Pages {
         found.iter().map(|page| page & 1 == 1).collect()
     }
 
-    /// Writes bytes; while no request may access them.
+    /// Writes bytes; no request may access them meanwhile.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.len());
         // SAFETY: in bounds, and `bytes` is no part of the pages.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(offset), bytes.len()) };
     }
 
-    /// Reads bytes; while no request may change them.
+    /// Reads bytes; no request may change them meanwhile.
     pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.len());
         let mut bytes = vec![0; len];
@@ -78,7 +78,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the pages are ours, and nobody uses them any more.
+        // SAFETY: the pages are ours, and nothing uses them any more.
         unsafe { libc::munmap(self.at(0).cast(), self.len()) };
     }
 }

@@ -1,4 +1,4 @@
-//! What posting refuses, and that it then has done nothing.
+//! Requests that posting refuses, without any effect.
 
 use rdma_verbs::verbs::{
     AccessFlags, ConnectOptions, ErrorKind, Payload, QueuePairCapabilities, ReceiveRequest, RegionList, RemoteMemory,
@@ -90,7 +90,7 @@ fn small_pair(world: &World) -> (End, End) {
 fn full_send_queue(world: &World) {
     let (left, right) = small_pair(world);
     let slots = left.qp.cap().max_send_wr;
-    // Without a receive nothing completes.
+    // Without a receive, nothing completes.
     (0..slots).for_each(|wr_id| left.post(&[empty().wr_id(wr_id.into()).signaled()]));
     refused(left.qp.post_send(&[empty().wr_id(99)]), ErrorKind::QueueFull, &["post_send", &slots.to_string()]);
     (0..slots).for_each(|wr_id| right.receive(wr_id.into(), 0..8));

@@ -1,5 +1,5 @@
-//! What a queue pair says of itself: everything it was created with and everything that was set, for every type; and
-//! what RESET and destruction take away.
+//! Queries of a queue pair: all creation parameters and all attributes set, for every type; and completions purged by
+//! RESET and destruction.
 
 use std::time::{Duration, Instant};
 
@@ -61,13 +61,13 @@ fn datagrams(world: &World) {
     let anew = QueuePairAttributes { qkey: Some(Qkey(0x7654_3210)), ..go(ReadyToSend) };
     end.qp.modify(&anew).unwrap();
     tells(&end.qp, &anew, &["qkey"]);
-    // What datagrams do not have is not told as if it had been set.
+    // Attributes that datagrams lack are not reported as if they had been set.
     let told = query(&end).attributes;
     assert_eq!((told.ah_attr, told.dest_qp_num, told.rq_psn, told.path_mtu), (None, None, None, None));
     assert_eq!((told.timeout, told.max_rd_atomic, told.qp_state), (None, None, Some(ReadyToSend)));
 }
 
-/// The steps of a connection that goes through all states.
+/// Returns the steps of a connection through all states.
 fn steps(qp_type: QueuePairType) -> [(QueuePairState, &'static [&'static str]); 4] {
     let reliable = qp_type == RC;
     let receive: &[&str] = match qp_type {
@@ -148,7 +148,7 @@ fn queues(world: &World) {
     assert_eq!((qp.send_cq().number(), qp.recv_cq().number()), (sends.number(), receives.number()));
     assert_ne!(sends.number(), receives.number());
     assert!(qp.srq().is_none() && qp.xrc_domain().is_none());
-    // The handles that it names are those that it completes on.
+    // The completion queues that it returns are those that it completes on.
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     qp.post_recv(&[ReceiveRequest::new(end.at(0..8)).wr_id(1)]).unwrap();
     qp.post_send(&[SendRequest::send(Payload::EMPTY).wr_id(2).signaled()]).unwrap();
@@ -162,7 +162,7 @@ fn shared_queue(world: &World) {
     let qp = end.pd.create_qp(&end.cq, &end.cq).srq(&srq).max_send_wr(7).max_recv_wr(70).build().unwrap();
     assert_eq!(qp.srq().map(|srq| srq.number()), Some(srq.number()));
     let status = qp.query().unwrap();
-    // There is no receive queue whose size could be told.
+    // There is no receive queue whose size could be reported.
     assert_eq!((status.cap.max_recv_wr, status.cap.max_recv_sge, status.qp_type), (0, 0, RC));
     assert!(status.cap.max_send_wr >= 7 && qp.xrc_domain().is_none());
     let (number, held) = (srq.number(), qp.srq().cloned().unwrap());
@@ -190,7 +190,7 @@ fn xrc_ends(world: &World) {
         assert_eq!((told.dest_qp_num, told.rq_psn), (Some(peer.qpn), Some(peer.psn)));
         assert_eq!(told.ah_attr.map(|way| way.dgid), Some(peer.gid));
     }
-    // An initiator answers nothing and a target asks for nothing.
+    // An initiator serves no requests and a target sends none.
     assert_eq!(initiator.query().unwrap().attributes.max_dest_rd_atomic, None);
     assert_eq!(target.query().unwrap().attributes.retry_cnt, None);
 }
@@ -200,7 +200,7 @@ fn destroyed(world: &World) {
     let number = right.qp.qpn();
     let End { qp, cq, pd, .. } = right;
     drop(qp);
-    // Its number leads nowhere, and a new queue pair knows nothing of it.
+    // Its number is no longer valid, and a new queue pair inherits nothing from it.
     let next = create_qp(&pd, &cq, &cq, &Shape::default());
     let status = next.query().unwrap();
     assert_eq!((status.qp_state, status.attributes.dest_qp_num), (Reset, None));
@@ -208,7 +208,7 @@ fn destroyed(world: &World) {
     left.is_in(ReadyToSend);
 }
 
-/// Receives are taken from INIT on, sends from RTS on, whatever the type; in ERR both are taken and flushed.
+/// Receives are accepted from INIT on and sends from RTS on, for every type; in ERR both are accepted and flushed.
 fn posting_by_state(world: &World) {
     for qp_type in [UC, UD] {
         let end = world.end(0, &Shape { qp_type, ..Shape::default() });
@@ -232,13 +232,13 @@ fn posting_by_state(world: &World) {
         refused(send(0), ErrorKind::InvalidState, &["post_send", "RTR", "RTS"]);
         receive(2).unwrap();
         walk(&end, &steps[2..]);
-        // Drained: taken, and begun in RTS.
+        // Drained: accepted now, started in RTS.
         send(3).unwrap();
         receive(4).unwrap();
         end.silent();
         end.to_error();
         let ended = (0..4).map(|_| end.next().wr_id());
-        // Each queue in its order; between the two queues there is none.
+        // Completions are ordered within each queue, but not between the two queues.
         let (sends, receives): (Vec<u64>, Vec<u64>) = ended.partition(|wr_id| *wr_id == 3);
         assert_eq!((sends, receives), (vec![3], vec![1, 2, 4]));
         send(5).unwrap();
@@ -248,7 +248,7 @@ fn posting_by_state(world: &World) {
     }
 }
 
-/// A pair that completes on queues of its own for each side: left has a send done, right a receive, nobody polled.
+/// Returns a pair in which left has a completed send and a completed receive on separate queues, both unpolled.
 fn unpolled(world: &World) -> (End, End, [rdma_verbs::verbs::CompletionQueue; 2]) {
     let (mut left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     let receives = left.context.create_cq(64).unwrap();
@@ -261,7 +261,7 @@ fn unpolled(world: &World) -> (End, End, [rdma_verbs::verbs::CompletionQueue; 2]
     right.post(&[SendRequest::send(Payload::inline(b"in")).wr_id(4).signaled()]);
     right.sent(4);
     let start = Instant::now();
-    // The answer came after the acknowledgement, so the SEND is done as well.
+    // The message from the right came after the acknowledgement, so the SEND is complete as well.
     while left.region.to_vec(0..2).unwrap() != b"in" {
         assert!(start.elapsed() < patience(), "the message does not come");
         std::thread::sleep(Duration::from_millis(1));

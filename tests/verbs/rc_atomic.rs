@@ -9,7 +9,7 @@ use super::end::{ALL_RIGHTS, End, Shape, create_qp, refused};
 use super::suite::{ATOMIC_CAP, Capability, Scenario};
 use super::world::World;
 
-/// Atomics of peers are atomic towards the host's own instructions as well.
+/// Atomics of peers are atomic with respect to the host's own instructions as well.
 const ATOMIC_CAP_GLOBAL: Capability =
     Capability { name: "atomic_cap_global", present: |device| device.atomic_cap == AtomicCapability::Global };
 const ATOMICS: &[Capability] = &[ATOMIC_CAP];
@@ -113,7 +113,7 @@ fn neighbours_stay(world: &World) {
 fn exact_result(world: &World) {
     let (left, right) = world.pair();
     right.region.store_release_u64(64, 5).unwrap();
-    // A region of eight bytes: nothing else can be named.
+    // A region of exactly eight bytes: nothing beyond can be named.
     let exact = left.region(8, ALL_RIGHTS);
     left.post(&[SendRequest::fetch_and_add(&exact, right.far(64..72), 1).wr_id(1).signaled()]);
     left.done(1, CompletionOpcode::FetchAndAdd);

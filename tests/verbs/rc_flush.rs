@@ -168,7 +168,7 @@ fn purges(world: &World) {
     let (left, right) = world.pair();
     right.receive(1, 0..8);
     left.post(&[SendRequest::send(Payload::inline(b"seen")).wr_id(2).signaled()]);
-    // Until the bytes and the acknowledgement are there, without polling either queue.
+    // The READ ends when the bytes and the acknowledgement have arrived, without a poll of either queue.
     let wanted = SendRequest::read(left.at(0..8), right.far(0..8)).wr_id(3).signaled();
     left.post(&[wanted]);
     while left.region.load_acquire_u8(0).unwrap() != b's' {
@@ -187,7 +187,7 @@ fn drops_requests(world: &World) {
     left.qp.reset().unwrap();
     left.is_in(QueuePairState::Reset);
     left.silent();
-    // Neither do they come back with the next connection.
+    // Nor do they return with the next connection.
     left.qp.connect(&left.qp.connection_info().unwrap()).unwrap();
     left.receive(3, 0..8);
     left.post(&[SendRequest::send(Payload::inline(b"new")).wr_id(4)]);
@@ -253,7 +253,7 @@ fn refuses_posts(world: &World) {
     left.silent();
 }
 
-/// What was prepared for one connection is not carried out in RESET, and not on the next connection.
+/// An open batch of one connection is not posted in RESET, nor on the next connection.
 fn open_batches(world: &World) {
     let (left, right) = world.pair();
     let remote = right.region.remote();
@@ -324,7 +324,7 @@ fn destroy_in_read(world: &World) {
             right.is_in(QueuePairState::ReadyToSend);
         } else {
             drop(right);
-            // Whether the answer was complete by then is open, but it ends.
+            // The response may or may not have been complete by then, but the READ ends.
             assert_eq!(left.next().wr_id(), 1);
         }
     }

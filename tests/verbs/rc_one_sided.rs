@@ -90,7 +90,7 @@ fn peer_is_not_told(world: &World) {
     left.post(&[SendRequest::write(Payload::inline(b"quiet"), right.far(0..64)).wr_id(2).signaled()]);
     left.written(2);
     right.silent();
-    // The receive is still there.
+    // The receive has not been consumed.
     left.post(&[SendRequest::send(Payload::inline(b"loud"))]);
     right.received(1, 4);
 }
@@ -187,7 +187,7 @@ fn passive_peer(world: &World) {
     let (left, right) = world.pair();
     left.post(&[SendRequest::write(Payload::inline(&[1]), right.far(99..100))]);
     let start = Instant::now();
-    // Neither end calls a verb: the devices work by themselves.
+    // Neither end calls a verb: the devices make progress by themselves.
     while right.region.load_acquire_u8(99).unwrap() == 0 {
         assert!(start.elapsed() < patience(), "the byte never came");
         std::thread::yield_now();
@@ -271,7 +271,7 @@ fn passive_read(world: &World) {
     let start = Instant::now();
     let expected = pattern(64, 3);
     while left.region.load_acquire_u8(63).unwrap() != expected[63] {
-        assert!(start.elapsed() < patience(), "the answer never came");
+        assert!(start.elapsed() < patience(), "no response arrived");
         std::thread::yield_now();
     }
     left.read(1, 64);

@@ -1,4 +1,4 @@
-//! Order of execution and completion, signaling, and what it frees.
+//! Order of execution and completion, signaling, and when slots are freed.
 
 use rdma_verbs::verbs::{CompletionOpcode, ConnectOptions, ErrorKind, Payload, QueuePairCapabilities, SendRequest};
 
@@ -42,7 +42,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 fn sends_complete_in_order(world: &World) {
     let (left, right) = world.pair();
     (0..100).for_each(|wr_id| right.receive(wr_id, 0..2048));
-    // Long and short in turn: a short one must not pass a long one.
+    // Long and short alternate: a short one must not overtake a long one.
     for wr_id in 0..100 {
         let len = if wr_id % 2 == 0 { 2000 } else { 1 };
         left.post(&[SendRequest::send(left.at(0..len)).wr_id(wr_id).signaled()]);
@@ -83,7 +83,7 @@ fn read_first(world: &World) {
         SendRequest::read(left.at(0..1 << 20), right.far(0..1 << 20)).wr_id(1).signaled(),
         SendRequest::send(Payload::EMPTY).wr_id(2).signaled(),
     ]);
-    // The SEND is done at the peer long before the READ's answer is complete.
+    // The SEND completes at the peer long before the READ's response is complete.
     right.received(9, 0);
     left.read(1, 1 << 20);
     left.sent(2);
@@ -183,7 +183,7 @@ fn every_fourth(world: &World) {
     left.silent();
 }
 
-/// Ends with send queues of four.
+/// Returns ends with send queues of four.
 fn small_queue() -> Shape {
     Shape { cap: QueuePairCapabilities { max_send_wr: 4, ..Shape::default().cap }, ..Shape::default() }
 }
@@ -207,7 +207,7 @@ fn until_polled(world: &World) {
     // In one call: no completion comes before all are posted.
     let write = |wr_id: u32| SendRequest::write(Payload::inline(&[7; 8]), number(wr_id)).wr_id(wr_id.into()).signaled();
     left.post(&(0..slots).map(write).collect::<Vec<_>>());
-    // All are done, but nobody has polled.
+    // All are complete, but unpolled.
     while right.region.load_acquire_u8(slots as usize * 8 - 1).unwrap() != 7 {
         std::thread::yield_now();
     }

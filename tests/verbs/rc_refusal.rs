@@ -1,4 +1,4 @@
-//! Requests that the peer refuses: the status at the requester, what the responder notices, and that nothing changes.
+//! Requests that the peer refuses: the requester's status, the responder's event, and unchanged memory.
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, CompletionStatus, ConnectOptions, Payload, QueuePairState, ReceiveRequest, RemoteMemory,
@@ -59,7 +59,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("rc/refuse/immediate_with_wrong_key", ACCESS, immediate_wrong_key),
 ];
 
-/// The request must be refused for the key, the bounds or the right; nothing of the responder's region may change.
+/// Checks that the request is refused for its key, bounds or access, and that the responder's region is unchanged.
 #[track_caller]
 fn refuses_access(left: &End, right: &End, request: SendRequest<'_>) {
     right.region.write_at(0, &[0x77; 4096]).unwrap();
@@ -78,7 +78,7 @@ fn other_key(right: &End, flip: u32) -> RemoteMemory {
     RemoteMemory::new(right.region.iova(), Rkey(right.region.rkey().0 ^ flip), 4096)
 }
 
-/// A range that begins `from` bytes after the region's first byte, or before.
+/// Returns a range that begins `from` bytes from the region's first byte; negative means before it.
 fn shifted(right: &End, from: i64, len: u64) -> RemoteMemory {
     RemoteMemory::new(right.region.iova().wrapping_add_signed(from), right.region.rkey(), len)
 }
@@ -132,7 +132,7 @@ fn atomic_unknown_key(world: &World) {
     check_all(&left.region, 0, 64, 0x11);
 }
 
-/// Ends whose responder's region has these rights only.
+/// Connects ends whose responder's region has only these access flags.
 fn pair_with_region(world: &World, region_access: AccessFlags) -> (End, End) {
     let left = world.end(0, &Shape::default());
     let right = world.end(1, &Shape { region_access, ..Shape::default() });
@@ -159,7 +159,7 @@ fn atomic_without_right(world: &World) {
     refuses_access(&left, &right, SendRequest::fetch_and_add(left.at(0..8), right.far(0..8), 1));
 }
 
-/// The queue pair of the responder grants everything but one thing; its region grants all.
+/// The responder's queue pair grants all access but one flag; its region grants all.
 #[track_caller]
 fn qp_forbids(world: &World, forbidden: AccessFlags) {
     let left = world.end(0, &Shape::default());
@@ -274,7 +274,7 @@ fn later_are_flushed(world: &World) {
         assert_eq!(completion.status(), CompletionStatus::WorkRequestFlushedError);
         completion.wr_id()
     });
-    // Each queue in its order; between the two queues there is none.
+    // Completions are ordered within each queue, but not between the two queues.
     let (sends, receives): (Vec<u64>, Vec<u64>) = flushed.partition(|wr_id| *wr_id < 90);
     assert_eq!((sends, receives), (vec![1, 2, 3], vec![90, 91]));
 }

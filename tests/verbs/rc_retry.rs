@@ -1,4 +1,4 @@
-//! Peers that are not ready, silent, or not there.
+//! Peers that are not ready, silent or absent.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     ),
     Scenario::new(
         "rc/rnr/one_receive_after_the_other",
-        "IBTA, reliable service: each message waits anew",
+        "IBTA, reliable service: each message restarts the wait",
         rnr_one_by_one,
     ),
     Scenario::new("rc/rnr/long_message_once", "IBTA, reliable service: nothing is executed twice", rnr_long_message),
@@ -56,12 +56,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("rc/retry/works_again_after_reset", "IBTA, queue pair states: RESET", works_again),
 ];
 
-/// Short waits and few tries.
+/// Short timeouts and few retries.
 fn impatient() -> ConnectOptions {
     ConnectOptions::default().timeout(8).retry_cnt(1).min_rnr_timer(1)
 }
 
-/// Short waits for receives; the transport timer runs out for a dead peer only.
+/// Short RNR waits; the transport timer expires only for a dead peer.
 fn eager() -> ConnectOptions {
     ConnectOptions::default().min_rnr_timer(1)
 }
@@ -85,7 +85,7 @@ fn rnr_exhausted(world: &World) {
     left.is_in(QueuePairState::Error);
     if right.context.query_device().packet_counters {
         let counters = right.qp.counters();
-        // Under load, the probe may have asked once more.
+        // Under load, a probe may have drawn one more RNR NAK.
         assert!(counters.get(Counter::SentRnr) >= 4, "one try and three more: {counters:?}");
     }
 }
@@ -167,7 +167,7 @@ fn rnr_flushes(world: &World) {
     check_all(&right.region, 0, 8, 0);
 }
 
-/// The first request fails for want of an answer, the others are flushed.
+/// Checks that the first request fails for lack of a response, and that the others are flushed.
 #[track_caller]
 fn gives_up(left: &End) {
     left.post(&[SendRequest::send(Payload::inline(b"?")).wr_id(1), SendRequest::send(Payload::EMPTY).wr_id(2)]);
@@ -233,15 +233,15 @@ fn wrong_psn(world: &World) {
 }
 
 fn stranger(world: &World) {
-    // By single steps, so with the same first PSN and without a key, which would show by itself who sends.
+    // Single steps give both connections the same first PSN and no key; a key alone would reveal the sender.
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     step_by_step(&left, &right);
     right.receive(9, 0..64);
-    // A third device claims to be connected to the right one, under the numbers of the left one.
+    // A third device claims to be connected to the right one, with the left one's numbers.
     let third = world.end(2, &Shape::default());
     third.qp.init().unwrap();
     third.qp.modify(&ready_to_receive(&third, &right)).unwrap();
-    // With one device for all, the third end has the peer's address: then only its numbers are foreign.
+    // With one device for all, the third end has the peer's address; then only its sequence numbers differ.
     let address = |end: &End| end.qp.connection_info().unwrap().gid;
     let (first, is_one_device) = (ready_to_send().sq_psn.unwrap(), address(&third) == address(&left));
     let sq_psn = Some(first.plus(if is_one_device { 1 << 22 } else { 0 }));

@@ -167,7 +167,7 @@ fn most_pieces(world: &World) {
 
 fn inline_is_copied(world: &World) {
     let (left, right) = world.pair();
-    // Nothing can leave before there is a receive, so the bytes are used long after posting.
+    // Nothing can be sent before a receive is posted, so the bytes are used long after posting.
     let mut bytes = pattern(100, 8);
     left.post(&[SendRequest::send(Payload::inline(&bytes)).wr_id(1).signaled()]);
     bytes.fill(0xee);

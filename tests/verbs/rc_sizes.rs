@@ -1,4 +1,4 @@
-//! Messages of every size that packets make special.
+//! Message sizes at the boundaries of packets.
 
 use rdma_verbs::verbs::{ConnectOptions, Mtu, SendRequest};
 
@@ -20,7 +20,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("rc/size/read_many_packets", "IBTA, reliable service: FIRST, MIDDLE, LAST", many_packets_read),
 ];
 
-/// Moves bytes from one end to the other in one way.
+/// Moves bytes from one end to the other by one operation.
 type Move = fn(&End, &End, usize, u64);
 
 fn send(left: &End, right: &End, len: usize, seed: u64) {
@@ -39,7 +39,7 @@ fn write(left: &End, right: &End, len: usize, seed: u64) {
     check(&right.region, 0, len, seed);
 }
 
-/// From right to left, by the left one.
+/// Moves bytes from right to left, by a READ of the left one.
 fn read(left: &End, right: &End, len: usize, seed: u64) {
     fill(&right.region, 0, len, seed);
     left.post(&[SendRequest::read(left.at(0..len), right.far(0..len)).wr_id(seed).signaled()]);

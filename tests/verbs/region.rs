@@ -219,7 +219,7 @@ fn iova_at_the_top(world: &World) {
     check_all(&region, len - 16, 16, 9);
 }
 
-/// A new file of zeros that is gone when its handle is.
+/// Creates a file of zeros that is unlinked and ends with its handle.
 fn temporary_file(len: usize) -> std::fs::File {
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -270,11 +270,11 @@ fn dereg_while_named(world: &World) {
     let options = ConnectOptions::default().rnr_retry(7).min_rnr_timer(1);
     let (left, right) = world.pair_of(&Shape::default(), &options);
     let source = left.region(64, ALL_RIGHTS);
-    // It waits for a receive, and is read anew with each try.
+    // The request waits for a receive, and its memory is read again with each retry.
     left.post(&[SendRequest::send(&source).wr_id(1), SendRequest::send(Payload::EMPTY).wr_id(2)]);
     left.silent();
     source.dereg().unwrap();
-    // No receive at the other end: a try, or a probe, that had left before would fill it.
+    // There is still no receive at the other end: a retry or a probe that had left before would consume it.
     let error = left.fails(1, memory_gone());
     caused_by(&left, &error, Cause::LocalKeyUnknown);
     left.flushed([2]);

@@ -1,4 +1,4 @@
-//! Registering regions anew, and pages that are looked up on demand.
+//! Re-registration of regions, and pages that are looked up on demand.
 
 use rdma_verbs::verbs::{
     AccessFlags, Cause, CompletionOpcode, CompletionStatus, ErrorKind, Memory, MemoryWindowBind, MemoryWindowType,
@@ -113,7 +113,7 @@ fn revoked(world: &World) {
     assert_eq!(refusal.region.dereg().unwrap().into_vec().expect("a Vec went in"), [3; 64]);
 }
 
-/// A request that was made for the old region does not reach the new one, here or there.
+/// A request made for the old region does not reach the new one, at either end.
 fn posted_requests(world: &World) {
     let (left, right) = world.pair();
     let region = left.pd.reg_mr(vec![9; 64], ALL_RIGHTS).unwrap();
@@ -127,7 +127,7 @@ fn posted_requests(world: &World) {
     check_all(&region, 0, 64, 8);
 }
 
-/// The window goes on leading to the region, which is as it was.
+/// The window still opens the region, which is unchanged.
 fn with_a_window(world: &World) {
     let (left, right) = world.pair();
     let region = right.region(4096, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND);
@@ -146,12 +146,12 @@ fn with_a_window(world: &World) {
     assert!(refusal.region.rereg(Reregistration::new().access(ALL_RIGHTS)).is_ok());
 }
 
-/// Pages that are not there are found missing when they are accessed: a failed request, at both ends, and no signal.
+/// Absent pages are detected on access: the request fails at both ends, without a signal.
 fn absent_pages(world: &World) {
     let (left, right) = world.pair();
-    // The first page belongs to nobody, on every Linux.
+    // The first page is never mapped, on any Linux.
     let nowhere = std::ptr::without_provenance_mut(0x100);
-    // SAFETY: nothing lies there and nothing ever will, so nothing can be read or changed.
+    // SAFETY: nothing is or will be mapped there, so nothing can be read or changed.
     let plain = unsafe { right.pd.reg_mr_raw(nowhere, 256, None, ALL_RIGHTS) };
     refused(plain, ErrorKind::InvalidArgument, &["reg_mr", "addr", "mapped"]);
     // SAFETY: as above.

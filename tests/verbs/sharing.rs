@@ -16,11 +16,11 @@ use super::world::World;
 /// Shared receive queues.
 pub(crate) const MAX_SRQ: Capability = Capability { name: "max_srq", present: |device| device.max_srq > 0 };
 
-/// Bytes that each receive has room for, unless something else is said.
+/// Size of each receive's buffer in bytes, by default.
 pub(crate) const ROOM: usize = 256;
 
-/// The sharing end: device 0, a shared receive queue, and queue pairs that use it; each is connected to one of device
-/// 1.
+/// The sharing end: device 0, a shared receive queue, and queue pairs that use it; each is connected to a queue pair of
+/// device 1.
 pub(crate) struct Sharing {
     pub(crate) receivers: Vec<QueuePair>,
     pub(crate) senders: Vec<QueuePair>,
@@ -34,7 +34,7 @@ pub(crate) struct Sharing {
 }
 
 impl Sharing {
-    /// A queue of 16 receives that `count` queue pairs share.
+    /// Creates a queue of 16 receives shared by `count` queue pairs.
     #[track_caller]
     pub(crate) fn new(world: &World, count: usize) -> Self {
         Self::with(world, count, &ConnectOptions::default(), 16, |builder| builder)
@@ -61,7 +61,7 @@ impl Sharing {
         sharing
     }
 
-    /// One more queue pair that uses the queue, and its peer.
+    /// Adds a queue pair that uses the queue, and its peer.
     #[track_caller]
     pub(crate) fn connect_one(&mut self, options: &ConnectOptions) {
         let receiver = self.pd.create_qp(&self.cq, &self.cq).srq(&self.srq).build().unwrap();
@@ -71,7 +71,7 @@ impl Sharing {
         self.senders.push(sender);
     }
 
-    /// Posts receives with these numbers, each with room of its own, by its number.
+    /// Posts receives with these numbers; the number selects each one's own buffer.
     #[track_caller]
     pub(crate) fn post(&self, wr_ids: impl IntoIterator<Item = u64>) {
         for wr_id in wr_ids {
@@ -81,13 +81,13 @@ impl Sharing {
         }
     }
 
-    /// A peer sends bytes that say its number, and how often it was.
+    /// Sends bytes from a peer.
     #[track_caller]
     pub(crate) fn send(&self, peer: usize, text: &[u8]) {
         self.senders[peer].post_send(&[SendRequest::send(Payload::inline(text)).wr_id(100 + peer as u64)]).unwrap();
     }
 
-    /// The next completion must be this receive, filled by a message to this queue pair with these bytes.
+    /// Takes the next completion, which must be this receive, filled by a message to this queue pair with these bytes.
     #[track_caller]
     pub(crate) fn received(&self, wr_id: u64, receiver: usize, text: &[u8]) {
         let success = self.completed(wr_id, receiver);
@@ -97,7 +97,7 @@ impl Sharing {
         assert_eq!(self.inbox.to_vec(start..start + text.len()).unwrap(), text);
     }
 
-    /// The next completion must be the success of this receive, by this queue pair.
+    /// Takes the next completion, which must be the success of this receive, by this queue pair.
     #[track_caller]
     pub(crate) fn completed(&self, wr_id: u64, receiver: usize) -> Success {
         let completion = next(&self.cq);
@@ -105,7 +105,7 @@ impl Sharing {
         completion.result().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A message must arrive whole through this queue pair.
+    /// Checks that a message arrives whole through this queue pair.
     #[track_caller]
     pub(crate) fn works(&self, receiver: usize, wr_id: u64) {
         self.post([wr_id]);
@@ -113,7 +113,7 @@ impl Sharing {
         self.received(wr_id, receiver, b"it works");
     }
 
-    /// The next event of the sharing device.
+    /// Returns the next event of the sharing device.
     #[track_caller]
     pub(crate) fn event(&self) -> AsyncEvent {
         self.context.get_async_event(patience()).expect("no event")
@@ -124,7 +124,7 @@ impl Sharing {
         assert_eq!(self.context.get_async_event(SILENCE), None);
     }
 
-    /// The event of the last receive must come.
+    /// Checks that the event of the last receive comes.
     #[track_caller]
     pub(crate) fn last_event(&self, qpn: Qpn) {
         match NO_LAST_EVENT.holds() {
@@ -133,7 +133,7 @@ impl Sharing {
         }
     }
 
-    /// It must not come again, nor any other.
+    /// Checks that neither this event nor any other comes again.
     #[track_caller]
     pub(crate) fn no_event_after(&self, qpn: Qpn) {
         if LAST_EVENT_AGAIN.holds() {
@@ -144,7 +144,7 @@ impl Sharing {
         self.no_event();
     }
 
-    /// The event of a queue pair's failure must come.
+    /// Checks that the event of a queue pair's failure comes.
     #[track_caller]
     pub(crate) fn failure_event(&self, event: AsyncEvent) {
         if !NO_ERROR_EVENTS.holds() {
@@ -152,14 +152,14 @@ impl Sharing {
         }
     }
 
-    /// The limit event must come.
+    /// Checks that the limit event comes.
     #[track_caller]
     pub(crate) fn limit_reached(&self) {
         assert_eq!(self.event(), AsyncEvent::SharedReceiveQueueLimitReached(self.srq.number()));
     }
 }
 
-/// The queue pair must come into the error state.
+/// Waits until the queue pair is in the error state.
 #[track_caller]
 pub(crate) fn ends(qp: &QueuePair) {
     let start = Instant::now();

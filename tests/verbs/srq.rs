@@ -1,4 +1,4 @@
-//! Shared receive queues: who takes which receive, and what is in it then.
+//! Shared receive queues: which queue pair consumes which receive, and its contents.
 
 use rdma_verbs::verbs::{
     AccessFlags, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, ErrorKind, Payload, QueuePairState,

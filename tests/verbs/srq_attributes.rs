@@ -52,7 +52,7 @@ const fn limit(srq_limit: u32) -> SharedReceiveQueueAttributes {
     SharedReceiveQueueAttributes { max_wr: None, srq_limit: Some(srq_limit) }
 }
 
-/// The queue must be as large as one that is created for so many receives, which may be larger than that.
+/// Checks that the queue is as large as one created for `max_wr` receives, which may be larger than that.
 #[track_caller]
 fn is(sharing: &Sharing, max_wr: u32, srq_limit: u32) {
     let created = sharing.pd.create_srq(max_wr, 4).build().unwrap().query().unwrap();
@@ -60,7 +60,7 @@ fn is(sharing: &Sharing, max_wr: u32, srq_limit: u32) {
     assert_eq!(sharing.srq.query().unwrap(), SharedReceiveQueueStatus { srq_limit, ..created });
 }
 
-/// With so many receives waiting, as many must fit as the queue says, and no more. How many that were.
+/// Checks that, with `waiting` receives posted, the queue takes exactly the rest of its size. Returns that number.
 #[track_caller]
 fn fill_up(sharing: &Sharing, waiting: u32) -> u32 {
     let count = sharing.srq.query().unwrap().max_wr - waiting;

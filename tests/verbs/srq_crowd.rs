@@ -1,4 +1,4 @@
-//! Shared receive queues with many queue pairs, many threads, and handles that go while all of it runs.
+//! Shared receive queues with many queue pairs, many threads, and handles dropped meanwhile.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -27,8 +27,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("srq/destroy/handle_goes_in_the_middle", "rdma-core: object dependencies", handle_goes),
 ];
 
-/// Every queue pair's peer sends as many messages, from four threads; four others poll and post again. What each
-/// queue pair got must be what its peer sent, in order, each message once.
+/// Every queue pair's peer sends `each` messages, from four threads; four others poll and post again. Each queue pair
+/// must receive exactly its own peer's messages, each once.
 #[track_caller]
 fn exchange(sharing: &Sharing, each: u64) {
     let pairs = sharing.senders.len();
@@ -50,7 +50,7 @@ fn exchange(sharing: &Sharing, each: u64) {
         }
         for _ in 0..4 {
             scope.spawn(|| {
-                // Whoever takes a share of what is left waits for one completion, whichever it is.
+                // A thread that claims a message waits for one completion, whichever it is.
                 while left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok() {
                     let completion = next(&sharing.cq);
                     let success = completion.result().unwrap_or_else(|error| panic!("{error}"));
@@ -72,7 +72,7 @@ fn exchange(sharing: &Sharing, each: u64) {
     let found = found.into_inner().unwrap();
     assert_eq!(found.len(), pairs);
     for (peer, mut numbers) in found {
-        // Two pollers may note theirs in another order than they polled.
+        // Two pollers may record theirs in another order than they polled.
         numbers.sort_unstable();
         assert_eq!(numbers, (0..each).collect::<Vec<_>>(), "messages of peer {peer}");
     }
@@ -91,7 +91,7 @@ fn few_receives(world: &World) {
     exchange(&sharing, 4);
 }
 
-/// Queue pairs are destroyed, and go to the error state, while others of the queue are busy: those notice nothing.
+/// Destroying queue pairs, or moving them to the error state, does not disturb other busy ones of the queue.
 fn come_and_go(world: &World) {
     let sharing = Sharing::with(world, 4, &ConnectOptions::default(), 64, |builder| builder);
     sharing.post(0..64);
@@ -114,7 +114,7 @@ fn come_and_go(world: &World) {
     exchange(&sharing, 5);
 }
 
-/// Armed again after each event, while several queue pairs take: as many events as armings, no more.
+/// Armed again after each event, while several queue pairs consume receives: exactly one event per arming.
 fn limit_each_arming(world: &World) {
     let sharing = Sharing::new(world, 4);
     let armed = SharedReceiveQueueAttributes { srq_limit: Some(2), ..Default::default() };
@@ -134,7 +134,7 @@ fn limit_each_arming(world: &World) {
     sharing.no_event();
 }
 
-/// The last handle goes while messages arrive: the queue stays as long as its queue pairs, with what was posted.
+/// The last handle is dropped while messages arrive: the queue lives as long as its queue pairs, with its receives.
 fn handle_goes(world: &World) {
     let Sharing { receivers, senders, srq, inbox, cq, .. } = Sharing::new(world, 4);
     for wr_id in 0..16u64 {

@@ -1,4 +1,5 @@
-//! Shared receive queues of datagram queue pairs: what fits is taken, what does not is dropped and costs nothing.
+//! Shared receive queues of datagram queue pairs: datagrams that fit are delivered, others are dropped without a
+//! receive.
 
 use std::time::Instant;
 
@@ -40,7 +41,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// Datagram queue pairs that share the queue of `sharing`, and a sender with a way to them.
+/// Datagram queue pairs that share the queue of `sharing`, and a sender with an address handle for them.
 struct Datagrams {
     sharing: Sharing,
     receivers: Vec<QueuePair>,
@@ -72,7 +73,7 @@ impl Datagrams {
         self.sender.sent(1);
     }
 
-    /// The next completion must be this receive, filled by a datagram to this queue pair with these bytes.
+    /// Takes the next completion, which must be this receive, filled by a datagram to this queue pair with these bytes.
     #[track_caller]
     fn received(&self, wr_id: u64, receiver: usize, bytes: &[u8]) -> Success {
         let completion = next(&self.sharing.cq);
@@ -87,7 +88,7 @@ impl Datagrams {
         success
     }
 
-    /// So many packets must have been dropped for this reason by this queue pair, and nothing else be noticed.
+    /// Checks that exactly `count` packets were dropped for this reason by this queue pair, without any other effect.
     #[track_caller]
     fn dropped(&self, receiver: usize, reason: DropReason, count: u64) {
         let (qp, start) = (&self.receivers[receiver], Instant::now());
@@ -105,7 +106,7 @@ impl Datagrams {
     }
 }
 
-/// A datagram queue pair in RTS that takes its receives from the shared queue.
+/// Creates a datagram queue pair in RTS that takes its receives from the shared queue.
 #[track_caller]
 fn sharer(sharing: &Sharing) -> QueuePair {
     let builder = sharing.pd.create_qp(&sharing.cq, &sharing.cq).srq(&sharing.srq).max_inline_data(64);
@@ -164,7 +165,7 @@ fn empty_drops(world: &World) {
     ends.send(0, b"lost");
     ends.dropped(0, DropReason::NoReceive, 1);
     ends.sharing.post([1]);
-    // Nobody tries again: what comes now is the next one.
+    // Datagrams are not retried: the next to arrive is a new one.
     silent(&ends.sharing.cq);
     ends.send(1, b"taken");
     ends.received(1, 1, b"taken");
@@ -213,7 +214,7 @@ fn beside_connections(world: &World) {
     ends.sharing.received(2, 0, b"message again");
     ends.send(0, b"datagram again");
     ends.received(3, 0, b"datagram again");
-    // Empty for both: the connection waits, the datagram is lost.
+    // The queue is empty for both: the connection waits, the datagram is lost.
     ends.send(0, b"lost");
     ends.dropped(0, DropReason::NoReceive, 1);
     ends.sharing.send(0, b"waits");

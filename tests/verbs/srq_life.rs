@@ -1,4 +1,4 @@
-//! Shared receive queues: what becomes of receives and queue pairs when something ends.
+//! Shared receive queues: flushing and purging when a queue pair, a queue or a handle ends.
 
 use std::collections::HashSet;
 use std::thread;
@@ -89,7 +89,7 @@ fn after_failure(world: &World) {
     let qpn = sharing.receivers[0].qpn();
     sharing.failure_event(AsyncEvent::QueuePairRequestError(qpn));
     sharing.last_event(qpn);
-    // The event says that the last completion is there.
+    // The event implies that the last completion is in the queue.
     let mut out = [rdma_verbs::verbs::Completion::default(); 2];
     assert_eq!(sharing.cq.poll(&mut out).unwrap(), 1);
     assert_eq!((out[0].wr_id(), out[0].qpn()), (4, qpn));
@@ -131,7 +131,7 @@ fn reset_keeps_receives(world: &World) {
     }
 }
 
-/// The completion of receive 1 by this queue pair, which nobody has polled, must be gone.
+/// Checks that the unpolled completion of receive 1 by this queue pair is gone.
 #[track_caller]
 fn purged(sharing: &Sharing, qpn: Qpn) {
     if NOTHING_PURGED.holds() {
@@ -234,7 +234,7 @@ fn limit_event_gone(world: &World) {
     sharing.no_event();
 }
 
-/// Each message says which it is; each must come once.
+/// Checks that each message arrives once; messages carry their numbers.
 #[track_caller]
 fn collect(sharing: &Sharing, count: usize) {
     let found = thread::scope(|scope| {
@@ -262,7 +262,7 @@ fn collect(sharing: &Sharing, count: usize) {
     silent(&sharing.cq);
 }
 
-/// Every peer sends as many messages, which say who sent them and which they are.
+/// Sends `each` messages from every peer; each carries its peer and number.
 fn send_all(sharing: &Sharing, each: u64) {
     for number in 0..each {
         for (peer, qp) in (0u64..).zip(&sharing.senders) {

@@ -1,4 +1,4 @@
-//! A receive of a shared queue whose message never ends: the sender's memory goes in the middle of it.
+//! A receive of a shared queue whose message stays incomplete, because the sender's memory is deregistered during it.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("srq/partial/uc_flushed_once", LAST_WQE, uc_flushed_once),
 ];
 
-/// Bytes of the message that leave, and of those that do not.
+/// Bytes of the message that are sent, and bytes that are not.
 const SENT: usize = 12 << 10;
 const KEPT: usize = 4 << 10;
 
@@ -39,8 +39,8 @@ fn to(state: QueuePairState) -> QueuePairAttributes {
     QueuePairAttributes { qp_state: Some(state), ..Default::default() }
 }
 
-/// Has `sender` send the first part of a message, of which `receiver` sees the beginning; the request then fails,
-/// because the memory of the rest is gone, or as it may.
+/// Has `sender` send the first part of a message, which `receiver` sees; the request then fails, because the memory of
+/// the rest is gone, or with the status `may`.
 #[track_caller]
 pub(crate) fn send_half(
     (sender, pd, cq): (&QueuePair, &ProtectionDomain, &CompletionQueue),
@@ -72,7 +72,7 @@ pub(crate) fn send_half(
     }
 }
 
-/// A sharing end with a receive that is large enough for all of it, as number 30, and one like the others behind it.
+/// A sharing end with receive 30, large enough for the whole message, and an ordinary one behind it.
 #[track_caller]
 fn sharing(world: &World, count: usize) -> Sharing {
     let sharing = Sharing::new(world, count);
@@ -94,7 +94,7 @@ fn half_from(sharing: &Sharing, peer: usize) {
     assert_eq!(sharing.inbox.to_vec(16 << 10..17 << 10).unwrap(), [0xaa; 1 << 10], "it has begun");
 }
 
-/// The queue pair's last event must come, and everything before it be there already.
+/// Checks that the queue pair's last event comes, after the completion of the receive.
 #[track_caller]
 fn last_after(sharing: &Sharing, qp: &QueuePair) {
     sharing.last_event(qp.qpn());
@@ -127,7 +127,7 @@ fn failed_and_not_flushed(world: &World) {
     let short = sharing.inbox.slice(40 << 10..41 << 10).unwrap();
     sharing.srq.post_recv(&[ReceiveRequest::new(short).wr_id(31)]).unwrap();
     let sender = (&sharing.senders[1], &sharing.sender_pd, &sharing.sender_cq);
-    // Too long for the receive with its first packets already: it fails with its own status, and is not flushed too.
+    // Its first packets already exceed the receive, which fails with its own status and is not flushed as well.
     send_half(sender, &sharing.receivers[1], |ranges| SendRequest::send(ranges), Some(too_long_for_peer()));
     let error = next(&sharing.cq).result().unwrap_err();
     let qpn = sharing.receivers[1].qpn();
@@ -167,7 +167,7 @@ fn lost_with_queue_pair(world: &World) {
     half_from(&sharing, 0);
     drop(sharing.receivers.remove(0));
     sharing.senders.remove(0);
-    // It may be flushed before the queue pair goes, and then stay.
+    // It may be flushed before the queue pair is destroyed, and then stay.
     if NOTHING_PURGED.holds()
         && !BEGUN_IS_LOST.holds()
         && let Ok(left) = sharing.cq.wait(SILENCE)
@@ -178,11 +178,11 @@ fn lost_with_queue_pair(world: &World) {
     sharing.no_event();
     sharing.send(0, b"the one behind");
     sharing.received(1, 0, b"the one behind");
-    // Its slot was free when it was taken: the queue holds as many as before.
+    // Its slot was freed when it was taken: the queue still holds as many receives.
     sharing.post(0..16);
 }
 
-/// An unreliable connection to the sharing end.
+/// Adds an unreliable connection to the sharing end.
 #[track_caller]
 fn unreliable(sharing: &mut Sharing) {
     let kind = QueuePairType::UnreliableConnection;

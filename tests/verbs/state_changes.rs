@@ -1,4 +1,4 @@
-//! What state changes do: ranges of attributes, query, draining, reset and reuse, destruction.
+//! State changes: ranges of attributes, query, draining, reset and reuse, destruction.
 
 use std::time::{Duration, Instant};
 
@@ -73,7 +73,7 @@ fn drain(notify: bool) -> QueuePairAttributes {
     QueuePairAttributes { en_sqd_async_notify: Some(notify), ..go(SendQueueDrained) }
 }
 
-/// Each change must be refused, name these, and leave everything as it was.
+/// Checks that each change is refused, that the text contains these names, and that nothing changes.
 fn all_refused<const N: usize>(end: &End, cases: [(QueuePairAttributes, &[&str]); N]) {
     let before = end.qp.query().unwrap();
     for (attributes, names) in cases {
@@ -224,7 +224,7 @@ fn state_changed_by_a_failure(world: &World) {
     right.is_in(ReadyToSend);
 }
 
-/// A SEND whose receive is not posted yet.
+/// Posts a SEND whose receive is not posted yet.
 fn unanswered(left: &End, wr_id: u64) {
     left.qp.post_send(&[SendRequest::send(left.region.slice(..100).unwrap()).wr_id(wr_id).signaled()]).unwrap();
 }
@@ -344,7 +344,7 @@ fn path_changes_take_effect(world: &World) {
         from.sent(1);
         check(&to.region, 8192, 5000, seed);
     }
-    // More READs at a time than the connection began with are answered.
+    // The responder serves more READs at a time than the connection started with.
     let remote = left.region.remote();
     let reads = (0..4).map(|part| {
         let range = part * 512..(part + 1) * 512;
@@ -361,7 +361,7 @@ fn reset_forgets(world: &World, qp_type: QueuePairType) {
     left.event();
     unanswered(&left, 1);
     left.qp.post_recv(&[ReceiveRequest::new(&left.region).wr_id(2)]).unwrap();
-    // A completion that nobody has polled goes as well.
+    // An unpolled completion is removed as well.
     left.qp.post_recv(&[ReceiveRequest::new(&left.region).wr_id(3)]).unwrap();
     right.qp.post_send(&[SendRequest::send(Payload::inline(b"unread")).wr_id(4).signaled()]).unwrap();
     right.sent(4);
@@ -412,7 +412,7 @@ fn destroyed_with_work(world: &World, qp_type: QueuePairType) {
     drop(qp);
     super::end::silent(&cq);
     assert_eq!(context.get_async_event(Duration::from_millis(20)), None);
-    // What it was made of serves another one.
+    // The objects that it was made of can be reused.
     let other = pd.create_qp(&cq, &cq).qp_type(qp_type).build().unwrap();
     assert_ne!((other.qpn(), other.connection_info().unwrap().psn), (qpn, psn));
     other.connect(&other.connection_info().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The table of transitions: what each needs and takes, for queue pairs of all types that need nothing else.
+//! The table of transitions: required and allowed attributes, for queue pairs of all types that need nothing else.
 
 use rdma_verbs::verbs::{ErrorKind, QueuePairAttributes, QueuePairState, QueuePairType};
 
@@ -115,7 +115,7 @@ fn to_send(qp_type: QueuePairType) -> &'static [&'static str] {
     }
 }
 
-/// What a queue pair that sends may be told anew.
+/// Attributes that may change while a queue pair is in RTS.
 fn anew(qp_type: QueuePairType) -> &'static [&'static str] {
     match qp_type {
         RC | XRC_RECEIVE => &["qp_access_flags", "min_rnr_timer"],
@@ -124,7 +124,7 @@ fn anew(qp_type: QueuePairType) -> &'static [&'static str] {
     }
 }
 
-/// A queue pair in this state.
+/// Creates a queue pair in this state.
 fn end_in(world: &World, qp_type: QueuePairType, state: QueuePairState) -> End {
     let end = world.end(0, &Shape { qp_type, ..Shape::default() });
     let (receive, send) = (to_receive(qp_type), to_send(qp_type));
@@ -136,7 +136,7 @@ fn end_in(world: &World, qp_type: QueuePairType, state: QueuePairState) -> End {
         ReadyToReceive => 2,
         ReadyToSend => 3,
         SendQueueDrained => 4,
-        other => panic!("no way to {}", other.name()),
+        other => panic!("no path to {}", other.name()),
     };
     walk(&end, &path[..steps]);
     end.is_in(state);
@@ -268,7 +268,7 @@ fn no_other_transition(world: &World, qp_type: QueuePairType) {
         let end = end_in(world, qp_type, from);
         let all = everything(&end);
         for to in states {
-            // With what the state needs on its proper way, so that nothing else is wrong.
+            // All attributes that the state requires on its regular path, so that nothing else is wrong.
             let names = [start(qp_type), to_receive(qp_type), to_send(qp_type)].concat();
             refused(end.qp.modify(&set(*to, &all, &names)), ErrorKind::InvalidState, &[from.name(), to.name()]);
             end.is_in(from);

@@ -1,4 +1,4 @@
-//! How scenarios are described, chosen, run and counted.
+//! Scenarios: how they are described, selected, run and counted.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -13,24 +13,25 @@ use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities, OnDemandSupport};
 use super::deviations::{self, Deviation, Known};
 use super::world::{Devices, World};
 
-/// A scenario that takes longer hangs. With the address sanitizer, on an emulated processor, everything takes longer.
+/// A scenario that takes longer counts as hanging. The address sanitizer and emulated processors slow everything
+/// down.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(if cfg!(rdma_verbs_sanitize) { 120 } else { 30 });
-/// One that is known to hang need not prove it for long; rxe gives up waiting after 50 seconds.
+/// The limit for a scenario known to hang; rxe gives up waiting after 50 seconds.
 const KNOWN_TO_HANG: Duration = Duration::from_secs(30);
-/// Scenarios wait more than they compute.
+/// Scenarios running at a time; they mostly wait.
 const THREADS: usize = 4;
 
 /// One behaviour that every provider must show.
 #[derive(Clone, Copy)]
 pub(crate) struct Scenario {
-    /// `family/verb/behaviour`, by which it is chosen and reported.
+    /// `family/verb/behaviour`, by which it is selected and reported.
     pub(crate) name: &'static str,
-    /// Where it is written that it must be so: a chapter of the InfiniBand specification (IBTA) by its title, a manual
-    /// page, what Linux does.
+    /// The source of the requirement: a chapter of the InfiniBand specification (IBTA) by its title, a manual page,
+    /// Linux' behaviour.
     pub(crate) clause: &'static str,
-    /// What a device may lack.
+    /// Capabilities that a device may lack.
     pub(crate) needs: &'static [Capability],
-    /// Panics if it is not so.
+    /// The check; panics on failure.
     pub(crate) run: fn(&World),
 }
 
@@ -40,13 +41,13 @@ impl Scenario {
         Self { name, clause, needs: &[], run }
     }
 
-    /// The same, for devices that have these only.
+    /// Restricts the scenario to devices with these capabilities.
     pub(crate) const fn needs(self, needs: &'static [Capability]) -> Self {
         Self { needs, ..self }
     }
 }
 
-/// Something that a device may lack, and then says so in its attributes.
+/// A capability that a device may lack; its attributes then say so.
 #[derive(Clone, Copy)]
 pub(crate) struct Capability {
     /// The attribute's name.
@@ -122,46 +123,46 @@ pub(crate) const PACKET_COUNTERS: Capability =
 /// Causes of failures.
 pub(crate) const FAILURE_CAUSES: Capability =
     Capability { name: "failure_causes", present: |device| device.failure_causes };
-/// Memory at any place within the pages that its iova names.
+/// Memory at any offset within the pages that its iova names.
 pub(crate) const ANY_IOVA: Capability = Capability { name: "any_iova", present: |device| device.any_iova };
 
 thread_local! {
-    /// What the scenario of this thread said when it panicked.
+    /// Message of this thread's scenario when it panicked.
     static SAID: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// How it went beside passing and failing.
+/// Counts besides passes and failures.
 #[derive(Default)]
 struct Tally {
     /// Skipped scenarios by the capability that the device lacks.
     skipped: BTreeMap<&'static str, usize>,
     /// Scenarios that ended as the table of deviations says.
     deviating: usize,
-    /// The facts of the table, each with the scenarios that met it; without a name, rows about a scenario.
+    /// Scenarios by the fact of the table that they met; rows about a scenario count as [`OWN_ROW`].
     reasons: BTreeMap<&'static str, usize>,
 }
 
-/// What all scenarios share.
+/// State shared by all scenarios.
 struct Suite {
     devices: Arc<Devices>,
     known: Known,
     tally: Mutex<Tally>,
-    /// A scenario that takes longer hangs.
+    /// A scenario that takes longer counts as hanging.
     limit: Duration,
-    /// Hears what one that fails says.
+    /// Called with the message of each failure.
     failed: fn(&str),
 }
 
 /// Scenarios that have a row of their own in the table of deviations.
 const OWN_ROW: &str = "a row of its own";
 
-/// Runs what the command line asks for, prints how it went, and ends the process.
+/// Runs the scenarios selected on the command line, prints a summary, and ends the process.
 pub(crate) fn run(families: &'static [&'static [Scenario]], limit: Duration, failed: fn(&str)) -> ! {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
     let devices = Arc::new(Devices::from_environment());
     check_names(families);
-    // The suite may run on a machine that has nothing of the repository but this program.
+    // The suite may run on a machine that has only this program, not the repository.
     if std::path::Path::new(env!("CARGO_MANIFEST_DIR")).exists() {
         check_tables(families);
     }
@@ -189,7 +190,7 @@ pub(crate) fn run(families: &'static [&'static [Scenario]], limit: Duration, fai
     conclusion.exit()
 }
 
-/// What was counted, by name.
+/// Formats counts by name.
 fn list(counts: &BTreeMap<&'static str, usize>) -> String {
     let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{count} for {name}")).collect();
     if counts.is_empty() { String::new() } else { format!(" ({})", counts.join(", ")) }
@@ -220,7 +221,7 @@ impl Suite {
         self.tally.lock().expect("no panic while it is held")
     }
 
-    /// What an outcome means, if this is known about the scenario and it met these facts.
+    /// Turns an outcome into a verdict, given the scenario's row and the facts that it met.
     fn judge(
         &self,
         scenario: &Scenario,
@@ -244,7 +245,7 @@ impl Suite {
     }
 }
 
-/// Runs the scenario on a thread of its own, which is left behind if it hangs. Also which facts it has met.
+/// Runs the scenario on its own thread, which is left behind if it hangs. Returns also the facts that it met.
 fn run_within(
     limit: Duration,
     scenario: &'static Scenario,
@@ -258,7 +259,7 @@ fn run_within(
         deviations::begin(facts, is_deviating);
         let result = catch_unwind(AssertUnwindSafe(|| (scenario.run)(&world)));
         let said = result.map_err(|panic| SAID.take().unwrap_or_else(|| text_of(&*panic)));
-        // Nobody listens any more if the limit has passed.
+        // The receiver is gone if the limit has passed.
         let _ = report.send((said, deviations::met()));
     });
     let none = BTreeSet::new();
@@ -272,7 +273,7 @@ fn run_within(
     }
 }
 
-/// Keeps what a scenario says, to be printed in its turn. What its own threads say is printed at once.
+/// Keeps a scenario's panic message, to be printed in its turn. Panics of the scenario's own threads print at once.
 fn remember_panics() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -290,7 +291,7 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without text").to_owned()
 }
 
-/// Names choose scenarios, so each must be there once, and say where it belongs.
+/// Names select scenarios, so each must be unique and say where it belongs.
 fn check_names(families: &[&[Scenario]]) {
     let mut names = HashSet::new();
     for scenario in families.iter().copied().flatten() {
@@ -300,7 +301,7 @@ fn check_names(families: &[&[Scenario]]) {
     }
 }
 
-/// The tables say which scenarios show what; they must name no others.
+/// Checks that the scenarios named in the documents exist.
 fn check_tables(families: &[&[Scenario]]) {
     let names = || families.iter().copied().flatten().map(|scenario| scenario.name);
     for table in ["docs/verbs.md", "docs/conformance.md"] {
@@ -321,7 +322,7 @@ fn check_tables(families: &[&[Scenario]]) {
     }
 }
 
-/// The text of a file of this repository.
+/// Reads a file of this repository.
 fn file(path: &str) -> String {
     let whole = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     std::fs::read_to_string(&whole).unwrap_or_else(|error| panic!("{path}: {error}"))

@@ -1,4 +1,4 @@
-//! Threads that post, poll, connect and destroy at once.
+//! Threads that post, poll, connect and destroy concurrently.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -29,7 +29,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("threads/handles/move_between_threads", "API: objects are Send", move_between),
 ];
 
-/// Posts, waiting for free slots.
+/// Posts a request, waiting for a free slot.
 fn post_patiently(end: &End, request: SendRequest<'_>) {
     let start = Instant::now();
     while let Err(error) = end.qp.post_send(&[request]) {
@@ -119,7 +119,7 @@ fn ping_pong(world: &World) {
     let (left, right) = world.pair();
     let play = |end: &End, begins: bool| {
         let mut early = HashSet::new();
-        // The answer may be here before the completion of what it answers is polled.
+        // A message may arrive before the completion of the send that caused it is polled.
         let mut wait_for = |wr_id| {
             while !early.remove(&wr_id) {
                 let completion = end.next();

@@ -1,4 +1,4 @@
-//! Unreliable connections: what arrives is whole, what cannot be taken is dropped, nothing is awaited.
+//! Unreliable connections: arriving messages are complete, others are dropped, nothing is acknowledged.
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, ConnectOptions, Counter, ErrorKind, Mtu, Payload, QueuePairAttributes, QueuePairState,
@@ -67,7 +67,7 @@ fn go(state: QueuePairState) -> QueuePairAttributes {
     QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() }
 }
 
-/// A message of the pattern `seed` goes from one end into a posted receive of the other.
+/// Moves a message of the pattern `seed` from one end into a posted receive of the other.
 #[track_caller]
 fn exchange(from: &End, to: &End, len: usize, seed: u64) {
     to.qp.post_recv(&[ReceiveRequest::new(to.region.slice(..len).unwrap()).wr_id(seed)]).unwrap();
@@ -157,7 +157,7 @@ fn many_in_order(world: &World) {
     }
 }
 
-/// Longer than what may leave at once towards a stranger: the rest waits for its turn.
+/// Longer than the burst allowed towards a standard peer: the rest waits.
 fn long_message_at_once(world: &World) {
     let (left, right) = pair(world);
     let len = left.region.len();
@@ -232,7 +232,7 @@ fn no_acknowledgement_travels(world: &World) {
     assert_eq!((sent.get(Counter::RetransmittedPackets), sent.get(Counter::TailProbe)), (0, 0));
 }
 
-/// What the left end sends must leave no trace at the right one, and both must serve on.
+/// Checks that the left end's request leaves no trace at the right one, and that both stay in service.
 #[track_caller]
 fn dropped(left: &End, right: &End, request: SendRequest<'_>, opcode: rdma_verbs::verbs::CompletionOpcode) {
     left.qp.post_send(&[request.wr_id(77).signaled()]).unwrap();
@@ -265,7 +265,7 @@ fn immediate_dropped_without_a_receive(world: &World) {
     exchange(&left, &right, 10, 2);
 }
 
-/// A WRITE that must change nothing.
+/// Checks that a WRITE changes nothing.
 #[track_caller]
 fn write_dropped(left: &End, right: &End, target: RemoteMemory, len: usize) {
     fill(&left.region, 0, len, 99);
@@ -331,8 +331,8 @@ fn revoked_region_ends_the_receiver(world: &World) {
     left.is_in(ReadyToSend);
 }
 
-/// The left end's send queue fails: of three requests the second one names a revoked region. Whether it then is in SQE,
-/// as it must; otherwise it is in ERR.
+/// Makes the left end's send queue fail: the second of three requests names a revoked region. Returns whether it is
+/// then in SQE, as required; otherwise it is in ERR.
 #[track_caller]
 fn fail_send_queue(left: &End, right: &End) -> bool {
     let region = left.region(2000, AccessFlags::LOCAL_WRITE);

@@ -1,4 +1,4 @@
-//! What the scenarios of datagrams have in common.
+//! Common parts of the datagram scenarios.
 
 use rdma_verbs::verbs::{
     AddressHandle, Counter, DropReason, Gid, GlobalRouteHeader, Qkey, QueuePairAttributes, QueuePairState,
@@ -9,7 +9,7 @@ use super::end::{End, Shape, own_gid, patience, way_to};
 use super::suite::Capability;
 use super::world::World;
 
-/// The Q_Key of all that is not said otherwise.
+/// The default Q_Key.
 pub(crate) const QKEY: Qkey = Qkey(0x1111_1111);
 /// Bytes in front of each message.
 pub(crate) const HEADER: usize = GlobalRouteHeader::BYTES;
@@ -22,7 +22,7 @@ pub(crate) fn shape() -> Shape {
     Shape { qp_type: QueuePairType::UnreliableDatagram, ..Shape::default() }
 }
 
-/// A datagram queue pair in INIT on a new context of a device.
+/// Creates a datagram queue pair in INIT on a new context of a device.
 #[track_caller]
 pub(crate) fn idle(world: &World, index: usize, shape: &Shape) -> End {
     let end = world.end(index, shape);
@@ -30,7 +30,7 @@ pub(crate) fn idle(world: &World, index: usize, shape: &Shape) -> End {
     end
 }
 
-/// A datagram queue pair in RTS on a new context of a device.
+/// Creates a datagram queue pair in RTS on a new context of a device.
 #[track_caller]
 pub(crate) fn ready(world: &World, index: usize) -> End {
     let end = idle(world, index, &shape());
@@ -54,13 +54,13 @@ pub(crate) fn gid(end: &End) -> Gid {
     own_gid(&end.context)
 }
 
-/// The way from one end to another.
+/// Creates an address handle from one end to another.
 #[track_caller]
 pub(crate) fn way(from: &End, to: &End) -> AddressHandle {
     from.pd.create_ah(&way_to(&from.context, gid(to))).expect("create_ah")
 }
 
-/// Posts a receive with room for a message of so many bytes, the header at `offset`.
+/// Posts a receive with room for a message of `len` bytes, the header at `offset`.
 #[track_caller]
 pub(crate) fn receive(end: &End, wr_id: u64, offset: usize, len: usize) {
     let into = end.region.slice(offset..offset + HEADER + len).expect("slice");
@@ -73,7 +73,7 @@ pub(crate) fn post(end: &End, request: SendRequest<'_>) {
     end.qp.post_send(&[request]).expect("post_send");
 }
 
-/// The next completion must be a datagram of so many bytes from that queue pair.
+/// Takes the next completion, which must be a datagram of `len` bytes from that queue pair.
 #[track_caller]
 pub(crate) fn arrived(end: &End, wr_id: u64, len: usize, from: &End) -> Success {
     let success = end.done(wr_id, rdma_verbs::verbs::CompletionOpcode::Receive);
@@ -83,8 +83,8 @@ pub(crate) fn arrived(end: &End, wr_id: u64, len: usize, from: &End) -> Success 
     success
 }
 
-/// So many packets must have been dropped for this reason by the queue pair; where devices do not count them, nothing
-/// may come of them.
+/// Checks that the queue pair dropped exactly `count` packets for this reason; where devices do not count them, checks
+/// that they have no effect.
 #[track_caller]
 pub(crate) fn dropped(end: &End, reason: DropReason, count: u64) {
     if !end.context.query_device().packet_counters {
@@ -99,7 +99,7 @@ pub(crate) fn dropped(end: &End, reason: DropReason, count: u64) {
     assert_eq!(end.qp.counters().get_drop(reason), count, "{}", reason.name());
 }
 
-/// So many packets must have left, where devices count them.
+/// Checks how many packets were sent, where devices count them.
 #[track_caller]
 pub(crate) fn packets_sent(end: &End, count: u64) {
     if !end.context.query_device().packet_counters {
@@ -108,8 +108,8 @@ pub(crate) fn packets_sent(end: &End, count: u64) {
     assert_eq!(end.qp.counters().get(Counter::SentPackets), count, "packets sent");
 }
 
-/// A multicast group that nobody else uses: as unusual as the device's own address, or, where scenarios share a device,
-/// as the queue pair's number.
+/// Returns a multicast group that nothing else uses: as unique as the device's own address, or, where scenarios share a
+/// device, as the queue pair's number.
 pub(crate) fn group(end: &End, number: u8) -> Gid {
     let mut bytes = gid(end).to_bytes();
     match gid(end).to_ip() {
@@ -118,7 +118,7 @@ pub(crate) fn group(end: &End, number: u8) -> Gid {
                 true => own.octets(),
                 false => end.qp.qpn().value().to_be_bytes(),
             };
-            // Several groups of an address differ in the first two bytes: 239.192.0.0/14 is for organisations.
+            // Groups of one address differ in the first two bytes: 239.192.0.0/14 is for organisations.
             let address = std::net::Ipv4Addr::new(224 + 1 + number % 14, second ^ (number / 14) << 4, third, fourth);
             address.into()
         }

@@ -115,7 +115,7 @@ fn many_of_them(world: &World) {
     }
 }
 
-/// Sends one message with this address vector; what arrives in front of it.
+/// Sends one message with this address vector and returns the header in front of it.
 fn header_of(left: &End, right: &End, vector: &AddressVector) -> GlobalRouteHeader {
     receive(right, 1, 0, 64);
     let ah = left.pd.create_ah(vector).unwrap();
@@ -124,7 +124,7 @@ fn header_of(left: &End, right: &End, vector: &AddressVector) -> GlobalRouteHead
     parsed(&right.region.to_vec(..HEADER).unwrap())
 }
 
-/// The header that a datagram brought.
+/// Parses the header of a received datagram.
 #[track_caller]
 fn parsed(bytes: &[u8]) -> GlobalRouteHeader {
     let mut bytes: [u8; HEADER] = bytes.try_into().unwrap();
@@ -199,7 +199,7 @@ fn no_way_back_from_a_connection(world: &World) {
     refused(right.pd.create_ah_from_completion(&right.next(), &bytes, 1), "GLOBAL_ROUTE_HEADER");
 }
 
-/// A received datagram's completion, with its header.
+/// Returns the completion of a received datagram, with its header.
 fn received(world: &World) -> (End, rdma_verbs::verbs::Completion, Vec<u8>) {
     let end = ready(world, 0);
     let ah = way(&end, &end);

@@ -1,4 +1,4 @@
-//! Datagrams: what is refused, how requests fail, and the life of a datagram queue pair.
+//! Datagrams: refused requests, failing requests, and the states of a datagram queue pair.
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, DropReason, ErrorKind, Payload, Psn, Qkey, Qpn, QueuePairState, ReceiveRequest,
@@ -150,7 +150,7 @@ fn full_queue_and_back(world: &World) {
     }
 }
 
-/// Two ends, the left one in SQE after a send from memory that is registered no more. `None` if that leads to ERR.
+/// Returns two ends, the left one in SQE after a send from deregistered memory. `None` if that leads to ERR.
 fn in_send_queue_error(world: &World) -> Option<(super::end::End, super::end::End)> {
     let (left, right) = (ready(world, 0), ready(world, 1));
     let ah = way(&left, &right);
@@ -274,7 +274,7 @@ fn destroyed_while_receiving(world: &World) {
         });
         drop(qp);
     });
-    // Completions vanish with their queue pair.
+    // Completions are removed with their queue pair.
     super::end::silent(&cq);
     let bytes = region.to_vec(HEADER..HEADER + 64).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 7) || bytes.iter().all(|byte| *byte == 0), "{bytes:?}");

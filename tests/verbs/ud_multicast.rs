@@ -50,7 +50,7 @@ fn send(from: &End, to: Gid, bytes: &[u8]) {
     post(from, SendRequest::send_to(Payload::inline(bytes), &ah, Qpn::MULTICAST, QKEY));
 }
 
-/// The message must have come, once.
+/// Checks that the message arrived, once.
 #[track_caller]
 fn heard(end: &End, wr_id: u64, bytes: &[u8], from: &End) {
     arrived(end, wr_id, bytes.len(), from);
@@ -58,7 +58,7 @@ fn heard(end: &End, wr_id: u64, bytes: &[u8], from: &End) {
     end.silent();
 }
 
-/// An end in RTS that is attached and has a receive posted.
+/// Creates an end in RTS that is attached and has a receive posted.
 #[track_caller]
 fn member(world: &World, index: usize, to: Gid) -> End {
     let end = ready(world, index);
@@ -83,7 +83,7 @@ fn members_on_several_devices(world: &World) {
     members.iter().for_each(|member| heard(member, 1, b"all of you", &sender));
 }
 
-/// Another datagram queue pair of an end, in RTS, with the same queues.
+/// Creates another datagram queue pair of an end, in RTS, with the same queues.
 fn another(end: &End) -> QueuePair {
     let qp = create_qp(&end.pd, &end.cq, &end.cq, &shape());
     let settings = end.qp.query().unwrap().attributes;

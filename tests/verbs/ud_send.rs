@@ -1,4 +1,4 @@
-//! Datagrams: what arrives, and how.
+//! Datagrams: delivery, headers and ordering.
 
 use rdma_verbs::verbs::{
     AccessFlags, Counter, DropReason, Payload, Qkey, Qpn, QueuePairState, ReceiveRequest, SendRequest,
@@ -205,7 +205,7 @@ fn unsignaled_are_silent(world: &World) {
     let (right, most) = (ready(world, 1), u64::from(left.qp.cap().max_send_wr));
     let ah = way(&left, &right);
     let request = SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY);
-    // Four times what fits: the signaled ones give back the places of those before.
+    // Four times the queue's size: each signaled request frees the slots of those before it.
     for wr_id in 0..4 * most {
         if wr_id % most == most - 1 {
             post(&left, request.wr_id(wr_id).signaled());
@@ -351,7 +351,7 @@ fn qkey_changed_in_rts(world: &World) {
 }
 
 fn receiver_in_init_drops(world: &World) {
-    // A second queue pair has the address's packets received at all.
+    // With a second queue pair, the socket receives the address's packets.
     let (left, other) = (ready(world, 0), ready(world, 1));
     let right = idle(world, 1, &shape());
     receive(&right, 1, 0, 64);
@@ -419,11 +419,11 @@ fn solicited_wakes(world: &World) {
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     arrived(&right, 1, 0, &left);
     assert_eq!(channel.wait_event(Some(super::end::SILENCE)).unwrap(), None);
-    // Datagrams may be lost, and a busy adapter loses some. But not one that arrives without an event.
+    // Datagrams may be lost, and a busy adapter loses some, but none may arrive without an event.
     let woken = (0..3).find_map(|_| {
         post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).solicited());
         let woken = channel.wait_event(Some(super::end::patience() / 4)).unwrap();
-        assert!(woken.is_some() || right.cq.wait(super::end::SILENCE).is_err(), "it arrived, and nobody was woken");
+        assert!(woken.is_some() || right.cq.wait(super::end::SILENCE).is_err(), "it arrived without an event");
         woken
     });
     assert_eq!(woken, Some(5));

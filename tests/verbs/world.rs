@@ -1,4 +1,4 @@
-//! The devices that a scenario gets.
+//! The devices of a scenario.
 
 use std::fmt;
 use std::process;
@@ -10,14 +10,14 @@ use rdma_verbs::verbs::{self, ConnectOptions, Context};
 use super::end::{End, Shape};
 use super::suite::{Capability, Scenario};
 
-/// Names of devices, separated by commas; without it the software device.
+/// Names of devices, separated by commas; if unset, the software device is used.
 const DEVICES: &str = "RDMA_VERBS_DEVICES";
 
-/// Which devices the suite runs on.
+/// The devices that the suite runs on.
 pub(crate) enum Devices {
-    /// Software devices, on loopback addresses that nobody else has. The number counts them.
+    /// Software devices, each on its own loopback address; the counter makes the addresses unique.
     Soft(AtomicU32),
-    /// Devices of these names, for all scenarios alike.
+    /// Devices of these names, the same for all scenarios.
     Named(Vec<String>),
 }
 
@@ -29,7 +29,7 @@ impl Devices {
         }
     }
 
-    /// Name of the device that stands for all of them.
+    /// Returns the name of the device that represents all of them.
     pub(crate) fn first(&self) -> String {
         match self {
             Self::Soft(_) => "soft".to_owned(),
@@ -37,10 +37,10 @@ impl Devices {
         }
     }
 
-    /// A name for the `index`-th device of a scenario.
+    /// Returns a name for the `index`-th device of a scenario.
     fn name(&self, index: usize) -> String {
         match self {
-            // The second part differs between processes, so that several suites may run at once.
+            // The second byte differs between processes, so that several suites may run concurrently.
             Self::Soft(count) => {
                 let number = count.fetch_add(1, Ordering::Relaxed);
                 assert!(number < 0xff00, "the suite has used up its addresses");
@@ -63,7 +63,7 @@ impl fmt::Display for Devices {
 /// Devices that one scenario may use.
 const MOST_DEVICES: usize = 4;
 
-/// What a scenario gets: devices of its own, by number.
+/// A scenario's own devices, by number.
 pub(crate) struct World {
     scenario: &'static Scenario,
     names: [String; MOST_DEVICES],
@@ -74,7 +74,7 @@ impl World {
         Self { scenario, names: std::array::from_fn(|index| devices.name(index)) }
     }
 
-    /// The name of a device (0 to 3).
+    /// Returns the name of a device (0 to 3).
     pub(crate) fn name(&self, index: usize) -> &str {
         &self.names[index]
     }
@@ -86,24 +86,24 @@ impl World {
         verbs::open(name).unwrap_or_else(|error| panic!("{name} for {}: {error}", self.scenario.name))
     }
 
-    /// Whether the first device has it.
+    /// Returns whether the first device has the capability.
     pub(crate) fn has(&self, capability: &Capability) -> bool {
         (capability.present)(&self.device(0).query_device())
     }
 
-    /// A queue pair of this shape, in RESET, on a new context of a device.
+    /// Creates a queue pair of this shape, in RESET, on a new context of a device.
     #[track_caller]
     pub(crate) fn end(&self, index: usize, shape: &Shape) -> End {
         End::new(self.device(index), shape)
     }
 
-    /// Two reliable connections' ends on devices 0 and 1, with all rights, connected.
+    /// Connects two reliable ends on devices 0 and 1, with all access flags.
     #[track_caller]
     pub(crate) fn pair(&self) -> (End, End) {
         self.pair_of(&Shape::default(), &ConnectOptions::default())
     }
 
-    /// Two ends of this shape on devices 0 and 1, connected.
+    /// Connects two ends of this shape on devices 0 and 1.
     #[track_caller]
     pub(crate) fn pair_of(&self, shape: &Shape, options: &ConnectOptions) -> (End, End) {
         let (left, right) = (self.end(0, shape), self.end(1, shape));
@@ -111,7 +111,7 @@ impl World {
         (left, right)
     }
 
-    /// An end of this shape on device 0, connected to itself.
+    /// Creates an end of this shape on device 0, connected to itself.
     #[track_caller]
     pub(crate) fn loopback(&self, shape: &Shape) -> End {
         let end = self.end(0, shape);

@@ -67,7 +67,7 @@ impl Extended {
         self.initiator.post_send(&[request.wr_id(100).signaled().remote_srq(queue)]).unwrap();
     }
 
-    /// The request must be done at the initiator.
+    /// Checks that the request completes at the initiator.
     #[track_caller]
     pub(crate) fn sent(&self, opcode: CompletionOpcode) -> Success {
         let completion = next(&self.sender_cq);
@@ -77,7 +77,7 @@ impl Extended {
         success
     }
 
-    /// The request must fail at the initiator.
+    /// Checks that the request fails at the initiator.
     #[track_caller]
     pub(crate) fn fails(&self, status: CompletionStatus) {
         let error = next(&self.sender_cq).result().unwrap_err();
@@ -85,7 +85,7 @@ impl Extended {
         assert_eq!(self.initiator.state().unwrap(), QueuePairState::Error);
     }
 
-    /// The next completion of this queue must be a receive of the target.
+    /// Takes the next completion of this queue, which must be a receive of the target.
     #[track_caller]
     pub(crate) fn completed(&self, queue: usize, wr_id: u64) -> Success {
         let completion = next(&self.cqs[queue]);

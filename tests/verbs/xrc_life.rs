@@ -1,4 +1,4 @@
-//! Extended reliable connections: lost packets, half messages, states, and what remains when something goes.
+//! Extended reliable connections: lost packets, incomplete messages, states, and the lifetimes of their objects.
 
 use std::collections::HashSet;
 use std::thread;
@@ -45,7 +45,7 @@ fn to(state: QueuePairState) -> QueuePairAttributes {
     QueuePairAttributes { qp_state: Some(state), ..Default::default() }
 }
 
-/// Ends whose target has been put back to RESET, so that what the initiator sends is lost.
+/// Returns ends whose target was put back to RESET, so that the initiator's packets are lost.
 #[track_caller]
 fn deaf(world: &World, options: &ConnectOptions) -> Extended {
     let ends = Extended::with(world, options);
@@ -55,7 +55,7 @@ fn deaf(world: &World, options: &ConnectOptions) -> Extended {
     ends
 }
 
-/// The target listens, from where the initiator began.
+/// Connects the target, expecting the initiator's first packet.
 #[track_caller]
 fn listen(ends: &Extended, options: &ConnectOptions) {
     ends.target.connect_with(&ends.initiator.connection_info().unwrap(), options).unwrap();
@@ -66,7 +66,7 @@ fn first_packets_lost(world: &World) {
     let ends = deaf(world, &options);
     ends.post(1, 2);
     ends.send(1, b"again");
-    assert!(ends.sender_cq.wait(SILENCE).is_err(), "nobody has answered");
+    assert!(ends.sender_cq.wait(SILENCE).is_err(), "a response arrived");
     assert!(ends.initiator.counters().get(Counter::SentPackets) > 0);
     listen(&ends, &options);
     ends.received(1, 2, b"again");
@@ -91,7 +91,7 @@ fn every_operation_is_repeated(world: &World) {
         SendRequest::send_with_immediate(Payload::inline(b"last"), 9).wr_id(100).signaled().remote_srq(second),
     ];
     ends.initiator.post_send(&requests).unwrap();
-    assert!(ends.sender_cq.wait(SILENCE).is_err(), "nobody has answered");
+    assert!(ends.sender_cq.wait(SILENCE).is_err(), "a response arrived");
     listen(&ends, &options);
     ends.sent(CompletionOpcode::Send);
     ends.received(0, 1, b"first");
@@ -118,7 +118,7 @@ fn rnr_exceeded(world: &World) {
     ends.silent();
 }
 
-/// The target has seen the first half of a message for the second queue, into receive 30.
+/// Gives the target the first half of a message for the second queue, in receive 30.
 #[track_caller]
 fn half(ends: &Extended) {
     let room = ends.inbox.slice(16 << 10..40 << 10).unwrap();
@@ -143,7 +143,7 @@ fn flushed_where_the_queue_says(world: &World) {
     ends.silent();
 }
 
-/// The queue goes with what was posted to it. The target lives on, and has nothing to flush.
+/// The queue is destroyed together with its receives. The target lives on and has nothing to flush.
 fn queue_goes_in_the_middle(world: &World) {
     let mut ends = Extended::new(world);
     half(&ends);
@@ -184,7 +184,7 @@ fn sends_are_flushed(world: &World) {
     silent(&ends.sender_cq);
 }
 
-/// Two connections to the same queues: the failure of one leaves the queues to the other.
+/// Two connections to the same queues: the failure of one does not affect the other's use of the queues.
 fn other_target_goes_on(world: &World) {
     let ends = Extended::new(world);
     let target = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).xrc_target(&ends.domain).build().unwrap();
@@ -227,7 +227,7 @@ fn established(world: &World) {
     assert_eq!(ends.context.get_async_event(SILENCE), None);
 }
 
-/// Brings a target to RTR, and no further, with the initiator of `ends` as its peer.
+/// Brings a target to RTR only, with the initiator of `ends` as its peer.
 #[track_caller]
 fn to_rtr(ends: &Extended, target: &QueuePair) {
     target.init().unwrap();
@@ -288,7 +288,7 @@ fn limit_of_the_named_queue(world: &World) {
     assert_eq!(ends.queues[0].query().unwrap().srq_limit, 2);
 }
 
-/// Another connection to the domain, whose initiator completes on a queue of its own.
+/// Creates another connection to the domain, whose initiator has its own completion queue.
 #[track_caller]
 fn another(ends: &Extended) -> (QueuePair, QueuePair) {
     let target = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).xrc_target(&ends.domain).build().unwrap();
@@ -299,7 +299,7 @@ fn another(ends: &Extended) -> (QueuePair, QueuePair) {
     (target, initiator)
 }
 
-/// Takes so many messages from a queue, posting each receive again.
+/// Takes `count` messages from a queue, posting each receive again.
 fn collect(ends: &Extended, which: usize, count: u64) -> Vec<u64> {
     let mut found = Vec::new();
     for _ in 0..count {
@@ -315,7 +315,7 @@ fn collect(ends: &Extended, which: usize, count: u64) -> Vec<u64> {
     found
 }
 
-/// Four connections from four threads to two queues, which two threads poll and refill.
+/// Four threads, each with its own connection, send to two queues, which two threads poll and refill.
 fn many_threads(world: &World) {
     const EACH: u64 = 200;
     let ends = Extended::new(world);

@@ -1,4 +1,4 @@
-//! Extended reliable connections: FLUSH, ATOMIC WRITE, and whose protection domain decides.
+//! Extended reliable connections: FLUSH, ATOMIC WRITE, and which protection domain applies.
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, CompletionOpcode, CompletionStatus, ErrorKind, FlushFlags, MemoryRegion, Payload,
@@ -35,7 +35,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("xrc/post_send/queue_of_the_peer_for_all", "ibv_wr_set_xrc_srqn(3)", BASIC, all_name_a_queue),
 ];
 
-/// What another queue of the same domain grants, in a protection domain of its own.
+/// Another queue of the same domain, and a region in the queue's own protection domain.
 struct Other {
     region: MemoryRegion,
     queue: SharedReceiveQueue,
@@ -51,7 +51,7 @@ fn other(ends: &Extended) -> Other {
     Other { region, queue }
 }
 
-/// Ends whose target allows FLUSH as well.
+/// Creates ends whose target also allows FLUSH.
 #[track_caller]
 fn flushing(world: &World) -> Extended {
     let mut ends = Extended::new(world);
@@ -128,8 +128,8 @@ fn atomic_write_domain(world: &World) {
     check_all(&other.region, 0, 8, 0);
 }
 
-/// READs that name one queue while WRITEs behind them name the other: each is answered from its own domain, whatever
-/// was named last.
+/// READs name one queue while WRITEs behind them name the other: each is served from its own domain, independent of the
+/// latest name.
 fn read_domain(world: &World) {
     const EACH: usize = 12_000;
     let ends = Extended::new(world);
