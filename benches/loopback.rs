@@ -28,7 +28,7 @@ const WARM_UP: u32 = 2_000;
 const REPETITIONS: usize = 9;
 const MESSAGE_BYTES: usize = 8;
 const RECEIVES: usize = 64;
-/// Number of sends of which one is signaled, to free their slots.
+/// Interval of signaled sends, which free the slots of the sends before them.
 const SIGNAL_EVERY: u32 = 32;
 const PATIENCE: Duration = Duration::from_secs(30);
 const RATIO_LIMIT: f64 = 1.5;

@@ -120,7 +120,7 @@ pub(crate) struct Job {
     pub(crate) inline_size: u32,
     pub(crate) waiting: Waiting,
     pub(crate) bidirectional: bool,
-    /// Number of requests of which one is signaled.
+    /// Interval of signaled requests.
     pub(crate) signal_every: u32,
     /// Number of requests posted at once.
     pub(crate) post_list: u32,

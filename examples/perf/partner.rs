@@ -68,7 +68,7 @@ impl Drop for Partner {
     }
 }
 
-/// Waits until a process that was asked to end has exited successfully.
+/// Waits until a process that was requested to end has exited successfully.
 pub(crate) fn wait_for(child: &mut Child) -> Outcome {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {

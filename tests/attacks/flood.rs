@@ -111,8 +111,8 @@ fn garbage(random: &mut Random, aim: &Aim, wrong: &[(DropReason, Vec<u8>, Forger
 fn beside(kind: Kind, form: Form) {
     let (left, right) = pair(kind, Mtu::Mtu1024);
     exchange(&left, &right);
-    // Not aimed at PSNs that may become plausible: then only the ICRC of a standard peer protects, of which 1 in 85,000
-    // random values is right.
+    // Not aimed at PSNs that may become plausible: then only the ICRC of a standard peer protects; 1 in 85,000 random
+    // values is right.
     let aim = Aim { qpn: other(left.qp.qpn()), ..left.aim(right.address, 50_123) };
     let wrong = wrong_packets(&left.aim(right.address, 50_123), right.info().psn.minus(0x10_0000));
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use row::Row;
 
-/// What is not measured, and why.
+/// The omitted measurements, and why.
 const LEFT_OUT: &[&str] = &[
     "paths that hold more than 64 MiB: 10 Gbit/s at 100 ms, 100 Gbit/s from 20 ms on",
     "in case 16 the 8-byte ping-pong: the packets' queueing delay is measured instead",
@@ -38,7 +38,7 @@ struct Arguments {
     /// Only a selection of the rows, which takes two minutes on one processor
     #[arg(long)]
     selection: bool,
-    /// Number of seeds, of which the worst is reported; 3 by default, or 1 for a selection
+    /// Number of seeds, whose worst result is reported; 3 by default, or 1 for a selection
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100))]
     seeds: Option<u64>,
     /// Number of rows measured at a time

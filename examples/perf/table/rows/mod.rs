@@ -34,7 +34,7 @@ pub(super) struct Row {
     pub(super) network: Network,
     pub(super) placement: Placement,
     pub(super) ours: Task,
-    /// The programs to compare with, of which the best counts.
+    /// The programs to compare with; the best counts.
     pub(super) others: Vec<(&'static str, Task)>,
     pub(super) figures: Vec<(Figure, Option<Bound>)>,
 }
