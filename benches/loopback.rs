@@ -1,12 +1,12 @@
-//! How close the driving scheme comes to the sockets it stands on: an 8-byte polling SEND ping-pong against a raw
+//! The overhead of the driving scheme over the sockets below it: an 8-byte polling SEND ping-pong against a raw
 //! non-blocking UDP ping-pong of the same payload, on loopback.
 //!
-//! All run between the same two processes, each pinned to a core of its own, in turns, so that whatever else the
-//! machine does hits all alike. Raw UDP is played twice: between empty receives it spins, which is best on idle cores,
-//! or yields, as the engine does, which is best on busy ones. Printed are the medians of the repetitions' means, and
-//! the ratio of ours to the faster of the two.
+//! All run between the same two processes, each pinned to its own core, in turns, so that other load of the machine
+//! affects all alike. Raw UDP runs twice: between empty receives it spins, which is best on idle cores, or yields, like
+//! the engine, which is best on busy ones. The output has the medians of the repetitions' means, and our ratio to the
+//! faster of the two.
 //!
-//! `cargo bench --bench loopback`; with `-- --check`, the exit code tells whether the ratio is at most 1.5.
+//! `cargo bench --bench loopback`; with `-- --check`, the exit code says whether the ratio is at most 1.5.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -22,17 +22,17 @@ use rdma_verbs::verbs::{
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// Exchanges of a repetition, and those before it that are not measured.
+/// Number of exchanges of a repetition, and of those before it that are not measured.
 const EXCHANGES: u32 = 20_000;
 const WARM_UP: u32 = 2_000;
 const REPETITIONS: usize = 9;
 const MESSAGE_BYTES: usize = 8;
 const RECEIVES: usize = 64;
-/// Every so many sends one is signaled, to free their slots.
+/// Interval of signaled sends, which free the slots of the sends before them.
 const SIGNAL_EVERY: u32 = 32;
 const PATIENCE: Duration = Duration::from_secs(30);
 const RATIO_LIMIT: f64 = 1.5;
-/// Tells the process that it is the second one, and where the first one listens.
+/// Set in the second process, to the address on which the first one listens.
 const PARTNER: &str = "RDMA_VERBS_BENCH_PARTNER";
 
 fn main() -> ExitCode {
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The first process: starts the second one, measures, prints.
+/// Runs the first process: starts the second one, measures, prints.
 fn ask() -> Outcome<bool> {
     let check = std::env::args().any(|argument| argument == "--check");
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -72,7 +72,7 @@ fn ask() -> Outcome<bool> {
         yield_means.push(measure(|| udp.ask(Pause::Yield))?);
         verbs_means.push(measure(|| verbs.ask())?);
     }
-    // The partner stays until its last answer has arrived.
+    // The partner stays until its last response has arrived.
     stream.write_all(b"done")?;
     if !partner.wait()?.success() {
         return Err("the second process failed".into());
@@ -87,7 +87,7 @@ fn ask() -> Outcome<bool> {
     Ok(!check || ratio <= RATIO_LIMIT)
 }
 
-/// The second process: answers in the same order.
+/// Runs the second process: responds in the same order.
 fn answer(address: &str) -> Outcome {
     let cores = pin(1)?;
     let udp = Udp::bind("127.0.0.1")?;
@@ -112,7 +112,7 @@ fn answer(address: &str) -> Outcome {
     Ok(())
 }
 
-/// Mean of half a round trip in microseconds.
+/// Returns the mean of half a round trip in microseconds.
 fn measure(mut exchange: impl FnMut() -> Outcome) -> Outcome<f64> {
     for _ in 0..WARM_UP {
         exchange()?;
@@ -124,7 +124,7 @@ fn measure(mut exchange: impl FnMut() -> Outcome) -> Outcome<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(EXCHANGES) / 2.0)
 }
 
-/// What to do when nothing has come yet. On a single core, nothing would go on without yielding.
+/// The way of waiting for a message. On a single core, nothing would proceed without yielding.
 #[derive(Clone, Copy)]
 enum Pause {
     Spin,
@@ -143,7 +143,7 @@ impl Udp {
         Ok(Self { socket })
     }
 
-    /// Tells the other end its port.
+    /// Exchanges the ports of both ends.
     fn meet<S: Read + Write>(&self, stream: &mut S) -> Outcome {
         let own = self.socket.local_addr()?;
         stream.write_all(&own.port().to_be_bytes())?;
@@ -168,7 +168,7 @@ impl Udp {
         loop {
             match self.socket.recv(&mut message) {
                 Ok(MESSAGE_BYTES) => return Ok(()),
-                Ok(length) => return Err(format!("{length} bytes came").into()),
+                Ok(length) => return Err(format!("received {length} bytes").into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => match pause {
                     Pause::Spin => std::hint::spin_loop(),
                     Pause::Yield => std::thread::yield_now(),
@@ -185,7 +185,7 @@ struct Verbs {
     qp: QueuePair,
     inbox: MemoryRegion,
     sent: Cell<u32>,
-    /// Receives that are posted.
+    /// Number of posted receives.
     receives: Cell<usize>,
 }
 
@@ -232,7 +232,7 @@ impl Verbs {
         }
     }
 
-    /// Posts receives anew when half of them are used, as `ibv_rc_pingpong` does.
+    /// Posts more receives when half of them are used, as `ibv_rc_pingpong` does.
     fn note_received(&self) -> Outcome {
         let left = self.receives.get() - 1;
         self.receives.set(left);
@@ -250,7 +250,7 @@ impl Verbs {
     }
 }
 
-/// Prints what was measured and returns its median; infinite if nothing was.
+/// Prints the measurements and returns their median; infinite if there are none.
 fn print(name: &str, means: &mut [f64]) -> f64 {
     means.sort_by(f64::total_cmp);
     let (Some(least), Some(most)) = (means.first(), means.last()) else { return f64::INFINITY };
@@ -259,7 +259,7 @@ fn print(name: &str, means: &mut [f64]) -> f64 {
     median
 }
 
-/// Pins this process to the first or the last core that it may use; returns how many there are, at most 2.
+/// Pins this process to its first or last allowed core. Returns the number of allowed cores, at most 2.
 fn pin(which: usize) -> Outcome<usize> {
     // SAFETY: an all-zero `cpu_set_t` is a valid, empty set; it is a plain array of bits.
     let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };

@@ -1,5 +1,5 @@
-//! Cost of reaching registered memory: copies in and out beside a plain copy, and finding a region by its key beside
-//! finding it in a plain list.
+//! The cost of accessing registered memory: copies in and out against a plain copy, and a lookup of a region by its key
+//! against one in a plain list.
 
 use std::hint::black_box;
 use std::sync::{Arc, RwLock};
@@ -14,7 +14,7 @@ use rdma_verbs::types::{AccessFlags, DomainId};
 
 const DOMAIN: DomainId = DomainId(1);
 const ACCESS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
-/// Between the places of source and target in their pages: at the same place the processor takes each for the other.
+/// Distance between the page offsets of source and target: with equal offsets, accesses to them alias in the processor.
 const APART: usize = 2_112;
 const SIZES: [usize; 6] = [8, 64, 256, 1024, 4096, 65_536];
 
@@ -22,7 +22,7 @@ fn copies(c: &mut Criterion) {
     let table = RegionTable::new(2);
     let own = table.register(DOMAIN, Backing::anonymous(1 << 17).unwrap(), 0u64, ACCESS).unwrap();
     let mut bytes = vec![0u8; 1 << 17];
-    // SAFETY: `bytes` outlives the region and is used by nobody else.
+    // SAFETY: `bytes` outlives the region, and nothing else uses it.
     let raw = unsafe { Backing::raw(bytes.as_mut_ptr(), bytes.len()) };
     let raw = table.register(DOMAIN, raw, 0u64, ACCESS).unwrap();
     for size in SIZES {
@@ -53,7 +53,7 @@ fn copies(c: &mut Criterion) {
     }
 }
 
-/// As a packet's payload goes: the region is found by its key, and everything that its rights say is checked.
+/// Copies as for a packet's payload: looks the region up by its key and checks its access flags.
 fn copies_by_key(
     group: &mut BenchmarkGroup<'_, WallTime>,
     table: &RegionTable,
@@ -112,8 +112,8 @@ fn lookup(c: &mut Criterion) {
     group.bench_function("take and drop a view", |b| b.iter(|| black_box(table.read())));
 }
 
-/// The memory that a look-up among so many cannot help to touch: a place in the table, and the region that it names,
-/// which may be anywhere.
+/// Measures the memory accesses that a lookup among this many cannot avoid: a table entry, and the region that it
+/// names, which may be anywhere.
 fn plain_list(group: &mut BenchmarkGroup<'_, WallTime>, count: usize) {
     let mut list: Vec<Box<[u64; 8]>> = (0..count as u64).map(|number| Box::new([number; 8])).collect();
     list.shuffle(&mut StdRng::seed_from_u64(1));

@@ -1,5 +1,5 @@
-//! What a request costs on its way through the queues, without any transport. Beside it what nothing can be faster
-//! than: a queue of the same records that one thread has for itself, without lock, check or atomic.
+//! The cost of a request on its path through the queues, without a transport, against a lower bound: a queue of the
+//! same records that one thread has for itself, without lock, check or atomic.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -26,7 +26,7 @@ fn entry() -> Sge {
     Sge { addr: 0x2000, length: 8, lkey: Lkey(1) }
 }
 
-/// As many records go into a plain queue and come out again.
+/// Measures the lower bound: as many records go into a plain queue and come out again.
 fn limit<T: Clone>(group: &mut BenchmarkGroup<'_, WallTime>, batch: u64, record: &T) {
     let mut queue = VecDeque::with_capacity(DEPTH as usize);
     group.bench_function(BenchmarkId::new("limit: a plain queue", batch), |bencher| {
@@ -39,7 +39,7 @@ fn limit<T: Clone>(group: &mut BenchmarkGroup<'_, WallTime>, batch: u64, record:
     });
 }
 
-/// Reads and retires everything that is published.
+/// Reads and retires all published requests. Returns their number.
 fn consume(consumer: &mut SendConsumer) -> u64 {
     let mut sum = 0;
     while consumer.retired() != consumer.published() {
@@ -53,7 +53,7 @@ fn consume(consumer: &mut SendConsumer) -> u64 {
     sum
 }
 
-/// One thread: push, publish, consume, retire, release.
+/// Measures one thread: push, publish, consume, retire, release.
 fn same_thread(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("send_queue");
     let sges = [entry()];
@@ -82,7 +82,7 @@ fn same_thread(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Two threads, one at each end; the time is that of a whole run.
+/// Measures two threads, one at each end; the time is that of a whole run.
 fn two_threads(criterion: &mut Criterion) {
     const REQUESTS: u64 = 100_000;
     let mut group = criterion.benchmark_group("send_queue_two_threads");
@@ -140,7 +140,7 @@ fn two_threads(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// One thread: push, publish, take, which frees the slot.
+/// Measures one thread: push, publish, take, which frees the slot.
 fn receives(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("receive_queue");
     let (sges, mut taken) = ([entry()], Vec::with_capacity(4));
@@ -163,7 +163,7 @@ fn receives(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Push and poll of completions, with a send queue attached.
+/// Measures push and poll of completions, with a send queue attached.
 fn completions(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("completion_queue");
     for batch in [1_usize, 16] {

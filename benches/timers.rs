@@ -1,5 +1,5 @@
-//! What deadlines cost an endpoint: setting one, moving it, and taking what is due, with one owner and with 10,000.
-//! Beside it the standard library's heap, which can neither move nor clear a deadline.
+//! The cost of an endpoint's deadlines: setting one, moving it, and taking those that are due, with one owner and with
+//! 10,000, against the standard library's heap, which can neither move nor clear a deadline.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,12 +10,12 @@ use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterio
 use rdma_verbs::transport::Deadlines;
 use rdma_verbs::types::Time;
 
-/// How far deadlines lie ahead: transport timers of 67 ms, probes of 2 ms, held acknowledgements of 50 µs.
+/// Distances of deadlines: transport timers of 67 ms, probes of 2 ms, held acknowledgements of 50 µs.
 const AHEAD: [u64; 3] = [67_000_000, 2_000_000, 50_000];
-/// Between two events.
+/// Time between two events.
 const STEP: u64 = 1_000;
 
-/// An endpoint's time, and the owners whose turn it is.
+/// The time of an endpoint, and the next owner.
 struct Course {
     now: u64,
     owner: u32,
@@ -27,10 +27,10 @@ impl Course {
         Self { now: 1, owner: 0, owners }
     }
 
-    /// The next owner and its new deadline.
+    /// Returns the next owner and its new deadline.
     fn next(&mut self) -> (u32, Time) {
         self.now += STEP;
-        // A prime step, so that neighbours do not follow each other.
+        // A prime step, so that neighbors do not follow each other.
         self.owner = (self.owner + 7_919) % self.owners;
         (self.owner, Time::from_nanos(self.now + AHEAD[self.owner as usize % AHEAD.len()]))
     }

@@ -1,4 +1,4 @@
-//! What the wire format costs: the invariant CRC beside the CRC alone, and headers beside a copy of as many bytes.
+//! The cost of the wire format: the invariant CRC against the CRC alone, and headers against a copy of the same length.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,7 +10,7 @@ use rdma_verbs::wire::icrc::{self, Match, Seed, Verify};
 use rdma_verbs::wire::{Aeth, BTH_BYTES, Bth, Flow, Headers, ICRC_BYTES, Opcode, Packet, Reth, Syndrome, packet_bytes};
 
 const PAYLOADS: [usize; 5] = [8, 64, 256, 1024, 4096];
-/// The largest payload with all headers that these packets have.
+/// Length of the longest of these packets.
 const LARGEST: usize = 4_096 + 64;
 
 fn flow() -> Flow {
@@ -18,7 +18,7 @@ fn flow() -> Flow {
     Flow { source: address(1), destination: address(2), source_port: 0xc123 }
 }
 
-/// A packet that carries as much, with its headers and its ICRC.
+/// Returns a packet with a payload of this length, with its headers and its ICRC.
 fn send_only(payload: usize) -> Vec<u8> {
     let headers = Headers { bth: bth(Opcode::RC_SEND_ONLY), ..Headers::default() };
     let mut packet = vec![0x5a; packet_bytes(Opcode::RC_SEND_ONLY, payload as u32)];
@@ -31,7 +31,7 @@ fn bth(opcode: Opcode) -> Bth {
     Bth { opcode, destination: Qpn::new(0x12_3456), psn: Psn::new(0x65_4321), ack_request: true, ..Bth::default() }
 }
 
-/// All cover the same bytes but the masked headers, which only the slow way goes over for each packet.
+/// All cover the same bytes except the masked headers, which only the slow path covers for each packet.
 fn invariant_crc(c: &mut Criterion) {
     let (flow, seed) = (flow(), Seed::new(&flow()));
     let options = Verify { first_identification: 0, solve: true, expected_df: true };
@@ -60,7 +60,7 @@ fn invariant_crc(c: &mut Criterion) {
     }
 }
 
-/// The headers of the packets that most traffic is made of.
+/// Returns the headers of the most frequent packets.
 fn kinds() -> [(&'static str, Headers, usize); 4] {
     let reth = Reth { va: 0x7f00_1234_5678, rkey: Rkey(0x1234_5678), length: 65_536 };
     let aeth = Aeth { syndrome: Syndrome::Ack { credit: 31 }, msn: 77 };
@@ -72,7 +72,7 @@ fn kinds() -> [(&'static str, Headers, usize); 4] {
     ]
 }
 
-/// Emitting and parsing touch the headers alone: the payload's length makes no difference.
+/// Emitting and parsing only access the headers: the payload's length makes no difference.
 fn headers(c: &mut Criterion) {
     for (name, headers, payload) in kinds() {
         let mut group = c.benchmark_group(format!("headers/{name}"));
@@ -88,7 +88,7 @@ fn headers(c: &mut Criterion) {
     }
 }
 
-/// What no way of emitting can be faster than: the bytes are at hand and only copied.
+/// Measures the lower bound of emitting: a copy of bytes that are ready.
 fn header_limit(group: &mut BenchmarkGroup<'_, WallTime>, length: usize) {
     assert!(length >= BTH_BYTES);
     let (source, mut target) = ([0x5a_u8; LARGEST], [0_u8; LARGEST]);

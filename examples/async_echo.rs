@@ -1,5 +1,5 @@
-//! An echo server for many clients: `cargo run --features tokio --example async_echo`. It shows itself on loopback with
-//! clients of its own; with `--clients 0` it serves until Ctrl-C.
+//! An echo server for many clients: `cargo run --features tokio --example async_echo`. It runs its own clients on
+//! loopback; with `--clients 0` it serves until Ctrl-C.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ struct Arguments {
     /// Device, for example soft_eth0.
     #[arg(short, long, default_value = "soft:127.0.0.31")]
     device: String,
-    /// Where clients introduce themselves by TCP.
+    /// TCP address on which clients connect.
     #[arg(short, long, default_value = "127.0.0.31:0")]
     listen: SocketAddr,
     /// Clients to run, each of which sends 1,000 messages; 0 serves until Ctrl-C.
@@ -25,7 +25,8 @@ struct Arguments {
     clients: u32,
 }
 
-/// A connected queue pair and its buffers. Each end says over TCP where it is, then that it is ready.
+/// Returns a connected queue pair and its buffers. The ends exchange their connection info over TCP, then that they are
+/// ready.
 async fn connect(context: &Context, tcp: &mut TcpStream) -> Outcome<(QueuePair, BufferPool)> {
     let pd = context.alloc_pd()?;
     let qp = QueuePair::new(&pd, &CompletionQueue::new(context, 256)?)?;

@@ -1,7 +1,7 @@
-//! Prints all devices of all providers, as `ibv_devinfo -v` does for adapters: limits, ports, GIDs.
+//! Prints all devices of all providers, like `ibv_devinfo -v`: limits, ports, GIDs.
 //!
 //! ```text
-//! device_info                 all of them
+//! device_info                 all devices
 //! device_info -d rxe0         one
 //! device_info --json          for programs
 //! ```
@@ -14,12 +14,12 @@ use rdma_verbs::types::{AtomicCapability, LinkLayer, OnDemandCapabilities, OnDem
 use rdma_verbs::verbs::{self, Context, DeviceAttributes, GidEntry, PortAttributes};
 
 #[derive(Parser)]
-#[command(about = "prints RDMA devices and what they can do")]
+#[command(about = "prints RDMA devices and their capabilities")]
 struct Options {
-    /// Only this device; `soft:ADDRESS` too.
+    /// Only this device; `soft:ADDRESS` is allowed, too.
     #[arg(short, long)]
     device: Option<String>,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -29,7 +29,7 @@ enum Value {
     Number(u64),
     Text(String),
     Flag(bool),
-    /// In order, as devices and ports have their attributes.
+    /// An object, in the order of the attributes.
     Table(Vec<(&'static str, Value)>),
     List(Vec<Value>),
 }
@@ -183,7 +183,7 @@ fn gid(entry: &GidEntry, default: Option<u8>) -> Value {
 }
 
 impl Value {
-    /// For people: a line for each attribute, those of ports indented.
+    /// Prints it as text: a line for each attribute, those of ports indented.
     fn print(&self, depth: usize, out: &mut impl Write) -> io::Result<()> {
         let Value::Table(table) = self else { return Ok(()) };
         for (name, value) in table {
@@ -205,7 +205,7 @@ impl Value {
         Ok(())
     }
 
-    /// The value in one line.
+    /// Returns the value in one line.
     fn line(&self) -> String {
         match self {
             Value::Number(number) => number.to_string(),
@@ -232,7 +232,7 @@ impl Value {
     }
 }
 
-/// A string as JSON writes it.
+/// Returns the JSON form of a string.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for character in text.chars() {
@@ -255,7 +255,7 @@ fn main() -> ExitCode {
         }
     };
     match print(reports, options.json) {
-        // Whoever reads has enough of it.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("device_info: {error}");
@@ -270,14 +270,14 @@ fn reports(options: &Options) -> Result<Vec<Value>, verbs::Error> {
     match &options.device {
         Some(name) => {
             let known = verbs::devices()?.into_iter().find(|device| device.name() == name);
-            // Software devices are opened by address, adapters by name; either may say which it is.
+            // Software devices are opened by address, adapters by name; a prefix says which.
             let prefix = name.split_once(':').map_or("soft", |(provider, _)| provider);
             let provider = known.as_ref().map_or(prefix, |device| device.provider_name());
             reports.push(device(&verbs::open(name)?, provider)?);
         }
         None => {
             for found in verbs::devices()? {
-                // One that cannot be opened shall not hide the others.
+                // A device that cannot be opened must not hide the others.
                 match found.open().and_then(|context| device(&context, found.provider_name())) {
                     Ok(report) => reports.push(report),
                     Err(error) => eprintln!("{}: {error}", found.name()),

@@ -1,8 +1,8 @@
 //! Ping-pong over a reliable connection.
 //!
-//! With no arguments both ends run here, on two loopback addresses: every byte is checked, latency and bandwidth are
-//! printed. With arguments it is one end, compatible with rdma-core's `ibv_rc_pingpong` in flags, in what is said over
-//! TCP and in what is printed, so that the other end can be that program on a kernel or an adapter:
+//! Without arguments both ends run here, on two loopback addresses; the program checks every byte and prints latency
+//! and bandwidth. With arguments it is one end, compatible with rdma-core's `ibv_rc_pingpong` in its flags, its
+//! exchange over TCP and its output, so that the other end can be that program on a kernel or an adapter:
 //!
 //! ```text
 //! cargo run --release --example rc_pingpong                            both ends

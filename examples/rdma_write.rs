@@ -1,7 +1,7 @@
 //! One-sided memory access: the client writes into the server's memory and reads it back. The server does nothing.
 //!
-//! Both ends are in this program, on two loopback addresses; on two machines, each runs its half, and `ConnectionInfo`
-//! and `RemoteMemory` travel over TCP (see `ConnectionInfo::connect_tcp` and `RemoteMemory::to_bytes`).
+//! Both ends are in this program, on two loopback addresses; on two machines, each runs its half, and the ends exchange
+//! `ConnectionInfo` and `RemoteMemory` over TCP (see `ConnectionInfo::connect_tcp` and `RemoteMemory::to_bytes`).
 //!
 //! `cargo run --example rdma_write`
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rdma_verbs::verbs::{self, AccessFlags, CompletionQueue, ProtectionDomain, QueuePair, SendRequest};
 
-/// An end of a connection: a domain for its memory, a queue for its completions, and the queue pair itself.
+/// Opens an end of a connection: a domain for its memory, a queue for its completions, and the queue pair itself.
 fn open_end(device: &str) -> verbs::Result<(ProtectionDomain, CompletionQueue, QueuePair)> {
     let context = verbs::open(device)?;
     let pd = context.alloc_pd()?;
@@ -23,12 +23,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (server_pd, _server_cq, server) = open_end("soft:127.0.0.1")?;
     let (client_pd, client_cq, client) = open_end("soft:127.0.0.2")?;
 
-    // Each end tells the other where it is.
+    // The ends exchange their connection info.
     let (server_info, client_info) = (server.connection_info()?, client.connection_info()?);
     server.connect(&client_info)?;
     client.connect(&server_info)?;
 
-    // The server grants access to a page of memory by telling its address and key.
+    // The server grants access to a page of memory by sending its address and key.
     let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
     let page = server_pd.alloc_mr(4096, rights)?;
     let remote = page.remote();

@@ -1,8 +1,8 @@
 //! Ping-pong over several reliable connections that share a receive queue.
 //!
-//! With no arguments both ends run here, on two loopback addresses. With arguments it is one end, compatible with
-//! rdma-core's `ibv_srq_pingpong` in flags, in what is said over TCP and in what is printed, so that the other end can
-//! be that program on a kernel or an adapter:
+//! Without arguments both ends run here, on two loopback addresses. With arguments it is one end, compatible with
+//! rdma-core's `ibv_srq_pingpong` in its flags, its exchange over TCP and its output, so that the other end can be that
+//! program on a kernel or an adapter:
 //!
 //! ```text
 //! cargo run --release --example srq_pingpong                           both ends

@@ -1,9 +1,9 @@
 //! Ping-pong over an unreliable connection.
 //!
-//! With no arguments both ends run here, on two loopback addresses: every byte is checked, latency is printed. What is
-//! lost is not sent again, and ends the game. With arguments it is one end, compatible with rdma-core's
-//! `ibv_uc_pingpong` in flags, in what is said over TCP and in what is printed, so that the other end can be that
-//! program on a kernel or an adapter:
+//! Without arguments both ends run here, on two loopback addresses; the program checks every byte and prints latency. A
+//! lost message is not retransmitted and ends the run. With arguments it is one end, compatible with rdma-core's
+//! `ibv_uc_pingpong` in its flags, its exchange over TCP and its output, so that the other end can be that program on a
+//! kernel or an adapter:
 //!
 //! ```text
 //! cargo run --release --example uc_pingpong                            both ends

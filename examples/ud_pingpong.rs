@@ -1,8 +1,8 @@
-//! Ping-pong by unreliable datagrams.
+//! Ping-pong with unreliable datagrams.
 //!
-//! With no arguments both ends run here, on two loopback addresses, and every byte is checked. What is lost is not sent
-//! again, and ends the game. With arguments it is one end, compatible with rdma-core's `ibv_ud_pingpong` in flags, in
-//! what is said over TCP and in what is printed, so that the other end can be that program on a kernel or an adapter:
+//! Without arguments both ends run here, on two loopback addresses, and every byte is checked. A lost message is not
+//! retransmitted and ends the run. With arguments it is one end, compatible with rdma-core's `ibv_ud_pingpong` in its
+//! flags, its exchange over TCP and its output, so that the other end can be that program on a kernel or an adapter:
 //!
 //! ```text
 //! cargo run --release --example ud_pingpong                            both ends
@@ -25,14 +25,14 @@ const DATAGRAM: QueuePairType = QueuePairType::UnreliableDatagram;
 const BOTH: [&str; 2] = ["soft:127.0.0.1", "soft:127.0.0.2"];
 
 fn main() -> ExitCode {
-    // A datagram fits one packet, so there is no path MTU to be chosen.
+    // A datagram fits into one packet, so there is no path MTU to choose.
     let adjust = |command: clap::Command| {
         command.mut_arg("size", |size| size.default_value("2048")).mut_arg("mtu", |mtu| mtu.hide(true))
     };
     pingpong::launch_as("ud_pingpong", adjust, both_ends, |arguments| connected::run(arguments, DATAGRAM))
 }
 
-/// Each end on a thread and a device of its own.
+/// Runs both ends, each on its own thread and device.
 fn both_ends() -> Outcome {
     let [near, far] = BOTH;
     println!("Both ends in this program: {near} and {far}");

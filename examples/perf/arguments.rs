@@ -10,9 +10,9 @@ use clap::{Args, Parser, Subcommand};
 use super::job::{Atomic, Measure, Service};
 pub(crate) use wanted::{OWN_DEVICE, PARTNER_DEVICE, Wanted};
 
-/// Largest message.
+/// Length of the largest message.
 const LARGEST_ASKED: usize = 1 << 30;
-/// Largest inline message of the software device.
+/// Length of the largest inline message of the software device.
 const MOST_INLINE: u32 = 1024;
 
 #[derive(Parser, Debug)]
@@ -34,7 +34,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         test: Test,
     },
-    /// Everything beside raw sockets and other transports, with the targets.
+    /// All rows with their targets, compared with raw sockets and other transports.
     Table(TableFlags),
     /// The second process, started by the first.
     #[command(hide = true)]
@@ -59,12 +59,12 @@ pub(crate) enum Test {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestFlags {
-    /// What is measured: latency, bandwidth, message rate.
+    /// The quantity to measure: latency, bandwidth, message rate.
     #[arg(value_enum)]
     measure: Measure,
     /// The server to connect to; without it, this is the server.
     host: Option<String>,
-    /// Starts the server itself, as `perf self` does.
+    /// Start the server, too, as `perf self` does.
     #[arg(long, conflicts_with = "host")]
     loopback: bool,
     /// Device, for example soft_eth0 or soft:192.0.2.1; by default the first one that is not the loopback.
@@ -73,7 +73,7 @@ pub(crate) struct TestFlags {
     /// Port of the device.
     #[arg(short = 'i', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     ib_port: u8,
-    /// Index of the own GID; by default the first IPv4 address, or else the first.
+    /// Index of the local GID; by default that of the first IPv4 address, or else the first.
     #[arg(short = 'x', long)]
     gid_index: Option<u8>,
     /// Listen on or connect to this TCP port.
@@ -100,7 +100,7 @@ pub(crate) struct TestFlags {
     /// Receives in a receive queue.
     #[arg(short, long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=32_768))]
     rx_depth: u32,
-    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; by default the largest that both ports have.
+    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; by default the largest that both ports support.
     #[arg(short, long, value_parser = parse_mtu)]
     mtu: Option<u32>,
     /// Transport service.
@@ -115,16 +115,16 @@ pub(crate) struct TestFlags {
     /// Both ends send.
     #[arg(short, long)]
     bidirectional: bool,
-    /// Accepted for the sake of perftest's users; it has no meaning here.
+    /// Accepted for compatibility with perftest; without effect.
     #[arg(short = 'F', long = "CPU-freq")]
     cpu_freq: bool,
-    /// Ask for a completion of every so many requests; 32 for lat, 16 otherwise.
+    /// Request a completion every this many requests; 32 for lat, 16 otherwise.
     #[arg(short = 'Q', long, value_parser = clap::value_parser!(u32).range(1..))]
     cq_mod: Option<u32>,
-    /// Requests posted at once; 1, or 16 for rate.
+    /// Number of requests posted at once; 1, or 16 for rate.
     #[arg(short = 'l', long, value_parser = clap::value_parser!(u32).range(1..))]
     post_list: Option<u32>,
-    /// READs and atomics outstanding at a time; by default as many as the devices can.
+    /// Number of READs and atomics outstanding at a time; by default as many as the devices support.
     #[arg(short, long, default_value_t = 0)]
     outs: u8,
     /// Atomic operation.
@@ -133,10 +133,10 @@ pub(crate) struct TestFlags {
     /// Service level.
     #[arg(short = 'S', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(..16))]
     sl: u8,
-    /// Code of the wait for an answer: 4.096 µs × 2^timeout.
+    /// Code of the transport timeout: 4.096 µs × 2^timeout.
     #[arg(short = 'u', long, default_value_t = 14, value_parser = clap::value_parser!(u8).range(..32))]
     qp_timeout: u8,
-    /// Wait in memory only: `write lat` then calls no verb while it waits.
+    /// Wait by polling memory only: `write lat` then calls no verb while it waits.
     #[arg(long, conflicts_with = "events")]
     memory_only: bool,
     /// Await futures in tokio: `send lat` with the feature `tokio`.
@@ -148,42 +148,42 @@ pub(crate) struct TestFlags {
     /// Run on this core.
     #[arg(long)]
     core: Option<usize>,
-    /// With `self`: the other process' core.
+    /// With `self`: the other process's core.
     #[arg(long)]
     partner_core: Option<usize>,
-    /// With `self`: the other process' device.
+    /// With `self`: the other process's device.
     #[arg(long)]
     partner_dev: Option<String>,
     /// Print one JSON document instead of a table.
     #[arg(long)]
     json: bool,
-    /// Print what was seen of the path to the other end: losses, round trips, window and rate. A server prints its
+    /// Print the measured state of the path to the other end: losses, round trips, window and rate. A server prints its
     /// device's counters; JSON has the client's.
     #[arg(long)]
     report: bool,
-    /// Draw what was measured.
+    /// Draw the results.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Measure raw UDP and TCP between the same processes as well.
+    /// Also measure raw UDP and TCP between the same processes.
     #[arg(long)]
     references: bool,
 }
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TableFlags {
-    /// Times that each row and its references are measured, in turns.
+    /// Number of times that each row and its references are measured, in turns.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repetitions: u32,
     /// Only rows whose name contains this.
     #[arg(long)]
     pub(crate) only: Option<String>,
-    /// A hundredth of the messages: to see that it works.
+    /// Send a hundredth of the messages, to check that everything works.
     #[arg(long)]
     pub(crate) brief: bool,
     /// Print one JSON document instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Draw latency and bandwidth against size as well, with the references.
+    /// Also draw latency and bandwidth against size, with the references.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
     /// Exit with 1 if a row is below its target, else with 3 if one could not be measured here.
@@ -191,7 +191,7 @@ pub(crate) struct TableFlags {
     pub(crate) strict: bool,
 }
 
-/// A number of bytes, with K or M for 1024 and 1024 × 1024.
+/// Parses a number of bytes, with K or M for 1024 and 1024 × 1024.
 fn parse_size(text: &str) -> Result<usize, String> {
     let (digits, unit) = match text.strip_suffix(['k', 'K']) {
         Some(digits) => (digits, 1 << 10),

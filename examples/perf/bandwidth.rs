@@ -1,4 +1,4 @@
-//! Streams: as many messages on their way as the send queues hold, over all queue pairs.
+//! Streams: as many messages in flight as the send queues hold, over all queue pairs.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,14 @@ use super::progress::Progress;
 use super::reference::{Measured, Role, Span};
 use super::run::Phase;
 
-/// Completions taken at a time.
+/// Maximum number of completions polled at a time.
 const POLLED: usize = 16;
-/// How long nothing comes when the other end has stopped to send.
+/// Duration of silence after which the other end is presumed to have stopped sending.
 const SILENCE: Duration = Duration::from_millis(50);
-/// In the number of a request: below it, which one it is; above it, its queue pair.
+/// Number of bits of a work request identifier that number the request; those above are its queue pair.
 const NUMBER_BITS: u32 = 40;
 
-/// Plays one end. An end that neither sends nor receives has nothing to do.
+/// Runs one end. An end that neither sends nor receives has nothing to do.
 pub(crate) fn run(
     end: &End,
     role: Role,
@@ -34,12 +34,12 @@ pub(crate) fn run(
     let (seconds, cpu_seconds) = span.end()?;
     let sends = end.job.asks(role);
     let messages = if sends { flow.completed() } else { flow.received() };
-    // Who only receives has measured nothing before the first message.
+    // An end that only receives has measured nothing before the first message.
     let seconds = if sends { seconds } else { flow.receiving_seconds() };
     Ok(Measured { times: None, messages, bytes: messages * end.size as u64, seconds, cpu_seconds })
 }
 
-/// A queue pair's messages.
+/// Counts of a queue pair's messages.
 #[derive(Clone, Copy, Default)]
 struct Lane {
     posted: u64,
@@ -54,9 +54,9 @@ struct Flow<'a> {
     lanes: Vec<Lane>,
     sends: bool,
     receives: bool,
-    /// Messages of each queue pair; with a time instead, known when it is over.
+    /// Number of messages of each queue pair; with a time limit, known when the time is over.
     goal: Option<u64>,
-    /// Lanes whose messages have not all completed, and not all come.
+    /// Number of lanes whose sends have not all completed, and whose messages have not all arrived.
     sending: usize,
     receiving: usize,
     first_came: Option<Instant>,
@@ -92,7 +92,7 @@ impl<'a> Flow<'a> {
             let polled = self.end.poll(&mut completions)?;
             if polled.is_empty() {
                 let is_told = watch.nothing_came(self.end, channel)?;
-                // With a time instead of a number, nobody says when the other end's last message was sent.
+                // With a time limit, nothing marks the other end's last message.
                 let is_silent = self.sends && self.phase.iterations.is_none() && watch.waited() > SILENCE;
                 if self.sending == 0 && (is_told || is_silent) && !self.is_more_there()? {
                     break;
@@ -115,7 +115,7 @@ impl<'a> Flow<'a> {
         Ok(())
     }
 
-    /// After the other end has said that it sent all: whether something has come since the last look.
+    /// Polls after the other end has reported that it sent everything. Returns whether there were more completions.
     fn is_more_there(&mut self) -> Outcome<bool> {
         let mut completions = [Completion::default(); POLLED];
         let polled = self.end.poll(&mut completions)?;
@@ -170,7 +170,7 @@ impl<'a> Flow<'a> {
                 return Ok(());
             }
             let after = lane.posted + count;
-            // Without a completion of this batch, there would never be room for the next one.
+            // Without a completion of this batch, the next one would never fit.
             let is_last_that_fits = after - lane.completed + list > depth;
             let mut batch = self.end.queue_pairs[pair].send_batch()?;
             for number in lane.posted + 1..=after {
@@ -185,9 +185,9 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// The time is over: every queue pair sends one message more, whose completion is the last.
+    /// Ends the sending when the time is over: every queue pair sends one more message, whose completion is the last.
     fn stop(&mut self) -> Outcome {
-        // The lanes have gone different ways; each is brought to the length of the longest.
+        // The lanes differ in length; each is brought to the length of the longest.
         let longest = self.lanes.iter().map(|lane| lane.posted).max().unwrap_or(0);
         self.goal = Some(longest + 1);
         (0..self.lanes.len()).try_for_each(|pair| self.fill(pair))
@@ -197,7 +197,7 @@ impl<'a> Flow<'a> {
         if self.receives { (0..self.lanes.len()).try_for_each(|pair| self.fill_receives(pair)) } else { Ok(()) }
     }
 
-    /// Posts receives until the queue is full, or as many as will still be needed.
+    /// Posts receives until the queue is full, or as many as are still needed.
     fn fill_receives(&mut self, pair: usize) -> Outcome {
         let lane = &mut self.lanes[pair];
         let wanted = self.phase.most().min(lane.received + u64::from(self.end.job.rx_depth));
@@ -219,7 +219,7 @@ impl<'a> Flow<'a> {
         self.lanes.iter().map(|lane| lane.received).sum()
     }
 
-    /// From the first to the last message that came.
+    /// Returns the time from the first to the last received message.
     fn receiving_seconds(&self) -> f64 {
         match (self.first_came, self.last_came) {
             (Some(first), Some(last)) => (last - first).as_secs_f64(),

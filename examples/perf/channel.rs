@@ -1,4 +1,4 @@
-//! What the two processes tell each other over TCP: values as JSON, each behind its length.
+//! The control channel of the two processes over TCP: JSON values, each preceded by its length.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,11 +14,11 @@ use socket2::{Domain, Socket, Type};
 use super::machine::is_interrupted;
 use super::outcome::{Failure, Outcome};
 
-/// Longest value that is read: the addresses of some thousand queue pairs.
+/// Maximum length of a value: the addresses of some thousand queue pairs.
 const MOST_BYTES: usize = 16 << 20;
 /// How long a client tries to reach a server that does not listen yet.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-/// How long a process whose master is gone may still take to say why, or to end by itself.
+/// How long a process may report an error or exit by itself after its peer is gone.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// Pause between two looks for Ctrl-C while nothing happens.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -29,16 +29,16 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// To the process at the other end of a stream.
+    /// Makes a channel over a stream.
     pub(crate) fn over(stream: TcpStream) -> Outcome<Self> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(false)?;
-        // Every wait for the peer sees Ctrl-C.
+        // Every wait for the peer checks for Ctrl-C.
         stream.set_read_timeout(Some(PAUSE))?;
         Ok(Self { stream })
     }
 
-    /// Reaches a process that listens, or will do so in a moment.
+    /// Connects to a process that listens, or will do so soon.
     pub(crate) fn connect(host: &str, port: u16) -> Outcome<Self> {
         let failed = |error| Failure::Failed(format!("cannot connect to {host}:{port}: {error}"));
         let start = Instant::now();
@@ -53,12 +53,12 @@ impl Channel {
         }
     }
 
-    /// Reaches the process that started this one.
+    /// Connects to the process that started this one.
     pub(crate) fn join(address: SocketAddr) -> Outcome<Self> {
         Self::over(TcpStream::connect(address)?)
     }
 
-    /// Waits for another process, as long as `is_worth_it` says.
+    /// Waits for another process to connect, until `is_worth_it` fails.
     pub(crate) fn accept(listener: &TcpListener, mut is_worth_it: impl FnMut() -> Outcome) -> Outcome<Self> {
         listener.set_nonblocking(true)?;
         loop {
@@ -73,14 +73,13 @@ impl Channel {
         }
     }
 
-    /// Ends this process when the other one is gone, whatever it is doing then: it was started by that one. The thread
-    /// sleeps until then.
+    /// Ends this process when the process that started it is gone, at any time. A thread sleeps until then.
     pub(crate) fn end_with_peer(&self) -> Outcome {
         let stream = self.stream.try_clone()?;
         std::thread::spawn(move || {
             let hang_up = PollFlags::from_bits_retain(POLLRDHUP);
             let mut looked = [PollFd::new(stream.as_fd(), hang_up)];
-            // A signal is no end.
+            // A signal does not mean that the peer is gone.
             while poll(&mut looked, PollTimeout::NONE).is_err() {}
             std::thread::sleep(LAST_WORDS);
             std::process::exit(1);
@@ -112,18 +111,18 @@ impl Channel {
             .map_err(|error| format!("the other process says something else: {error}; is it the same version?").into())
     }
 
-    /// Tells the other process and hears the same from it.
+    /// Sends a value to the other process and receives one.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&mut self, value: &T) -> Outcome<T> {
         self.say(value)?;
         self.hear()
     }
 
-    /// Waits until the other process is here too.
+    /// Waits until the other process gets here, too.
     pub(crate) fn meet(&mut self) -> Outcome {
         self.exchange(&()).map(drop)
     }
 
-    /// Whether the other process has said something that was not heard yet; an error if it is gone.
+    /// Returns whether a value from the other process is waiting; an error if the process is gone.
     pub(crate) fn has_word(&self) -> Outcome<bool> {
         self.stream.set_nonblocking(true)?;
         let seen = self.stream.peek(&mut [0]);
@@ -136,7 +135,7 @@ impl Channel {
         }
     }
 
-    /// The stream itself, for programs that have their own way to speak. It waits without looking for Ctrl-C meanwhile.
+    /// Lends the stream to programs that have their own protocol. Their waits do not check for Ctrl-C.
     pub(crate) fn lend<T>(&mut self, use_it: impl FnOnce(&mut TcpStream) -> std::io::Result<T>) -> Outcome<T> {
         self.stream.set_read_timeout(Some(CONNECT_WITHIN * 3))?;
         let result = use_it(&mut self.stream);
@@ -144,9 +143,9 @@ impl Channel {
         Ok(result?)
     }
 
-    /// The other process hears that nothing more is said.
+    /// Closes the channel; the other process sees its end.
     pub(crate) fn close(&self) {
-        // It fails only if the other process is gone already.
+        // Fails only if the other process is gone.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 

@@ -1,18 +1,18 @@
-//! Which raw programs stand beside a measurement.
+//! The raw programs that a measurement is compared with.
 
 use super::job::{Job, Measure};
 use super::reference::{DatagramLatency, DatagramStream, Offload, Reference, TcpLatency, TcpRate, Wait};
 
 pub(crate) const RAW_UDP: &str = "raw UDP";
 pub(crate) const TCP: &str = "TCP";
-/// Largest datagram of IPv4.
+/// Length of the largest IPv4 datagram.
 const MOST_DATAGRAM_BYTES: usize = 65_507;
-/// A raw stream moves about as much for each size, and a multiple of what is on its way.
+/// Number of bytes of a raw stream: about the same for each size, and a multiple of the window.
 const STREAM_BYTES: u64 = 256 << 20;
 const STREAM_MESSAGES: u64 = 400_000;
 const MOST_ROUNDS: u64 = 20_000;
 
-/// Raw programs for each size, as fast as they are between processes that poll.
+/// Returns the raw programs for each size, as fast as they run between processes that poll.
 pub(crate) fn references(job: &Job) -> Vec<(&'static str, Reference, usize)> {
     let mut references = Vec::new();
     for &size in &job.sizes {
@@ -40,7 +40,7 @@ pub(crate) fn references(job: &Job) -> Vec<(&'static str, Reference, usize)> {
     references
 }
 
-/// A raw stream of messages of a size: cut into packets as they are, and sent together as they are.
+/// Returns a raw stream of messages of a size, with the same packets and batches as the measurement.
 pub(crate) fn stream(size: usize, mtu: usize, post_list: usize, bytes: u64) -> DatagramStream {
     let payload = size.min(mtu);
     let segments = size.div_ceil(mtu) * post_list;

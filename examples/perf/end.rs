@@ -1,4 +1,4 @@
-//! One end of a measurement: its device, queue pairs and memory, and what it tells the other end.
+//! One end of a measurement: its device, queue pairs and memory, and the exchange with the other end.
 
 use std::time::{Duration, Instant};
 
@@ -14,24 +14,24 @@ use super::job::{Atomic, Job, Measure, Operation, Service, Waiting};
 use super::outcome::{Failure, Outcome};
 use super::pattern;
 
-/// What arrives in front of a datagram.
+/// Length of the route header in front of a datagram.
 pub(crate) const ROUTE_HEADER_BYTES: usize = 40;
 /// The Q_Key of rdma-core's programs.
 const QKEY: Qkey = Qkey(0x1111_1111);
-/// Memory that small messages walk over, as in perftest.
+/// Length of the memory that small messages cycle through, as in perftest.
 const SMALL_WALK_BYTES: usize = 4096;
-/// Memory that the large messages of all queue pairs walk over, so that it is not in the cache.
+/// Length of the memory that the large messages of all queue pairs cycle through, which exceeds the cache.
 const WALK_BYTES: usize = 8 << 20;
 const ALIGNMENT: usize = 8;
 const EVENT_WITHIN: Duration = Duration::from_millis(100);
-/// Empty looks between two looks for Ctrl-C and for the other process.
+/// Number of empty polls between two checks for Ctrl-C and for the other process.
 const LOOKS: u32 = 1 << 14;
-/// How often the other process is looked for at most.
+/// Minimum interval of checks for the other process.
 const PEER_EVERY: Duration = Duration::from_millis(20);
-/// How long an unreliable service may be silent.
+/// Silence after which an unreliable service is presumed to have lost a message.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 
-/// An open device, and which of its addresses is used.
+/// An open device, with the port and GID in use.
 pub(crate) struct Device {
     pub(crate) context: Context,
     pub(crate) port_num: u8,
@@ -46,23 +46,23 @@ impl Device {
     }
 }
 
-/// What the ends tell each other of themselves.
+/// The data that the ends exchange when they connect.
 #[derive(Serialize, Deserialize)]
 struct Introduction {
     queue_pairs: Vec<Vec<u8>>,
     memory: [u8; RemoteMemory::ENCODED_BYTES],
 }
 
-/// Where messages lie within the memory: for each queue pair some to go out, then as many to come in.
+/// The layout of the memory: for each queue pair outgoing messages, then as many incoming ones.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
-    /// From one message to the next.
+    /// Distance between two messages.
     stride: usize,
     slots: usize,
-    /// Areas in each direction. Queue pairs whose messages would make them larger than the cache share them, unless
-    /// what arrives is checked: memory is not what many queue pairs are compared by.
+    /// Number of areas in each direction. Queue pairs whose areas together would exceed the cache share them, unless
+    /// the data is checked: the comparison of many queue pairs is not about memory.
     areas: usize,
-    /// What comes before an incoming message.
+    /// Length of the header in front of an incoming message.
     header: usize,
 }
 
@@ -71,7 +71,7 @@ impl Layout {
         let header = if job.service == Service::Datagram { ROUTE_HEADER_BYTES } else { 0 };
         let stride = (size + header).next_multiple_of(ALIGNMENT);
         let walk = match size {
-            // Messages that may be lost are all the same, so that those that come can be checked; a ping-pong has one.
+            // Messages that may be lost are all the same, so that any of them can be checked; a ping-pong has only one.
             _ if job.service != Service::Reliable || job.measure == Measure::Latency => stride,
             0..SMALL_WALK_BYTES => SMALL_WALK_BYTES,
             _ => WALK_BYTES / job.queue_pairs,
@@ -82,47 +82,47 @@ impl Layout {
         Self { stride, slots, areas: job.queue_pairs.min(most), header }
     }
 
-    /// Memory of a queue pair in one direction.
+    /// Returns the length of a queue pair's memory in one direction.
     fn area(&self) -> usize {
         self.slots * self.stride
     }
 
-    /// Where a message lies within an area.
+    /// Returns the offset of a message within an area.
     fn place(&self, number: u64) -> usize {
         (number % self.slots as u64) as usize * self.stride
     }
 
-    /// Where a queue pair's message goes out from.
+    /// Returns the offset of a queue pair's outgoing message.
     fn outgoing(&self, pair: usize, number: u64) -> usize {
         2 * (pair % self.areas) * self.area() + self.place(number)
     }
 
-    /// Where a queue pair's message comes in, without its route header.
+    /// Returns the offset of a queue pair's incoming message, without its route header.
     fn incoming(&self, pair: usize, number: u64) -> usize {
         self.outgoing(pair, number) + self.area() + self.header
     }
 }
 
-/// The objects of one end. The queue pairs go first, so that nothing arrives for memory that is gone.
+/// The objects of one end. The queue pairs are dropped first, so that nothing arrives for memory that is gone.
 pub(crate) struct End {
     pub(crate) queue_pairs: Vec<QueuePair>,
     pub(crate) job: Job,
     pub(crate) size: usize,
     pub(crate) memory: MemoryRegion,
     layout: Layout,
-    /// What every queue pair sends: its area, which messages are taken from when they go inline.
+    /// The data that every queue pair sends: its area, the source of inline messages.
     outgoing: Vec<u8>,
     remote: Option<RemoteMemory>,
-    /// Where datagrams go.
+    /// Destinations of datagrams.
     ways: Vec<(AddressHandle, Qpn)>,
     channel: Option<CompletionChannel>,
     cq: CompletionQueue,
-    /// They are only there.
+    /// Registered and never used.
     _idle_regions: Vec<MemoryRegion>,
 }
 
 impl End {
-    /// Creates everything for messages of one size, and connects to the other end.
+    /// Creates the objects for messages of one size, and connects to the other end.
     pub(crate) fn open(job: &Job, size: usize, device: &Device, channel: &mut Channel) -> Outcome<Self> {
         let context = &device.context;
         check_datagram_size(size, job, device)?;
@@ -156,7 +156,7 @@ impl End {
         Ok(end)
     }
 
-    /// Tells and hears where the queue pairs and the memory are; both ends are ready when it returns.
+    /// Exchanges the addresses of queue pairs and memory; both ends are ready when it returns.
     fn connect(&mut self, device: &Device, channel: &mut Channel) -> Outcome {
         let infos: Vec<_> = self.queue_pairs.iter().map(QueuePair::connection_info).collect::<Result<_, _>>()?;
         let own = Introduction {
@@ -200,7 +200,7 @@ impl End {
         options
     }
 
-    /// Memory of the other end, at the same place as here.
+    /// Returns memory of the other end, at the same offset as here.
     fn remote(&self, offset: usize) -> Outcome<RemoteMemory> {
         let remote = self.remote.ok_or("the ends are not connected")?;
         Ok(remote.slice(offset..offset + self.size)?)
@@ -210,7 +210,7 @@ impl End {
         Ok(self.memory.slice(start..start + size)?)
     }
 
-    /// The request for a queue pair's message of this number.
+    /// Returns the request for a queue pair's message of this number.
     #[inline]
     pub(crate) fn request(&self, pair: usize, number: u64) -> Outcome<SendRequest<'_>> {
         let (outgoing, incoming) = (self.layout.outgoing(pair, number), self.layout.incoming(pair, number));
@@ -238,7 +238,7 @@ impl End {
         Ok(self.range(self.layout.outgoing(pair, number), self.size)?.into())
     }
 
-    /// A SEND of anything.
+    /// Returns a SEND of a payload.
     pub(crate) fn send_request<'a>(&'a self, pair: usize, payload: Payload<'a>) -> SendRequest<'a> {
         match self.ways.get(pair) {
             Some((way, qpn)) => SendRequest::send_to(payload, way, *qpn, QKEY),
@@ -246,7 +246,7 @@ impl End {
         }
     }
 
-    /// A WRITE of anything to where the first message goes.
+    /// Returns a WRITE of a payload to the first message's offset.
     pub(crate) fn write_request<'a>(&self, payload: Payload<'a>) -> Outcome<SendRequest<'a>> {
         Ok(SendRequest::write(payload, self.remote(self.layout.incoming(0, 0))?))
     }
@@ -255,7 +255,7 @@ impl End {
         self.size <= self.job.inline_size as usize
     }
 
-    /// The receive for a queue pair's message of this number.
+    /// Returns the receive for a queue pair's message of this number.
     #[inline]
     pub(crate) fn receive(&self, pair: usize, number: u64) -> Outcome<ReceiveRequest<'_>> {
         let header = self.layout.header;
@@ -263,24 +263,25 @@ impl End {
         Ok(ReceiveRequest::new(self.range(start, header + self.size)?))
     }
 
-    /// Where the only message of a ping-pong comes in.
+    /// Returns the offset of a ping-pong's incoming message.
     pub(crate) fn inbox(&self) -> usize {
         self.layout.incoming(0, 0)
     }
 
-    /// Where the only message of a ping-pong goes out from.
+    /// Returns the offset of a ping-pong's outgoing message.
     pub(crate) fn outbox(&self) -> usize {
         self.layout.outgoing(0, 0)
     }
 
-    /// Completions that are there; sleeps a while for them if that is how it waits. None of them is a failure.
+    /// Polls completions; in event mode it sleeps for a while if there are none. Returns an error if one of them
+    /// failed.
     #[inline]
     pub(crate) fn poll<'c>(&self, completions: &'c mut [Completion]) -> Outcome<&'c [Completion]> {
         let mut count = self.cq.poll(completions)?;
         if count == 0
             && let Some(channel) = &self.channel
         {
-            // Completions that came between the poll and arming made no event, hence the poll after it.
+            // Completions that were queued between the poll and arming raise no event, so poll again.
             if channel.wait_event(Some(EVENT_WITHIN))?.is_some() {
                 self.cq.req_notify(Notify::Any)?;
             }
@@ -300,14 +301,14 @@ impl End {
         owner.map_or_else(|| error.to_string(), |qp| qp.explain(&error)).into()
     }
 
-    /// Compares what came in with what the other end sent: so many messages on each queue pair.
+    /// Compares the received data with the other end's, for this many messages on each queue pair.
     pub(crate) fn check_stream(&self, messages: u64) -> Outcome {
         for pair in 0..self.queue_pairs.len() {
             for number in 0..messages.min(self.layout.slots as u64) {
                 let (start, place) = (self.layout.incoming(pair, number), self.layout.place(number));
                 let found = self.memory.to_vec(start..start + self.size)?;
                 if found != self.outgoing[place..place + self.size] {
-                    let message = format!("what came to queue pair {pair} at {start} is not what was sent");
+                    let message = format!("queue pair {pair} received wrong bytes at {start}");
                     return Err(message.into());
                 }
             }
@@ -315,7 +316,7 @@ impl End {
         Ok(())
     }
 
-    /// Whether each counter that the other end added to, or swapped upwards, has been reached that often.
+    /// Checks that each counter that the other end adds to, or swaps upwards, has this value.
     pub(crate) fn check_counters(&self, expected: u64) -> Outcome {
         for pair in 0..self.queue_pairs.len() {
             let found = self.memory.load_acquire_u64(self.layout.incoming(pair, 0))?;
@@ -327,7 +328,7 @@ impl End {
     }
 }
 
-/// What an end that waits does now and then: looks whether waiting still makes sense.
+/// Checks now and then whether an end should go on waiting.
 #[derive(Default)]
 pub(crate) struct Watch {
     looks: u32,
@@ -336,14 +337,14 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// To be called for every look that found nothing. Whether the other process has said a word meanwhile.
+    /// Counts an empty poll. Returns whether the other process has sent a value meanwhile.
     #[inline]
     pub(crate) fn nothing_came(&mut self, end: &End, channel: &Channel) -> Outcome<bool> {
         self.looks += 1;
         if self.looks < LOOKS && end.channel.is_none() { Ok(false) } else { self.look(end, channel) }
     }
 
-    /// How long nothing has come, as far as it was looked for.
+    /// Returns the duration of the silence, since it was first checked.
     pub(crate) fn waited(&self) -> Duration {
         self.since.map_or(Duration::ZERO, |since| since.elapsed())
     }
@@ -354,7 +355,7 @@ impl Watch {
         check_interrupted()?;
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
         if end.job.service != Service::Reliable && waited > LOST_AFTER {
-            let message = format!("nothing came for {LOST_AFTER:?}: a message was lost, and only RC repeats it");
+            let message = format!("no message for {LOST_AFTER:?}: one was lost, and only RC retransmits");
             return Err(message.into());
         }
         if self.peer_seen.is_some_and(|seen| seen.elapsed() < PEER_EVERY) {
@@ -387,7 +388,7 @@ fn check_datagram_size(size: usize, job: &Job, device: &Device) -> Outcome {
     Ok(())
 }
 
-/// Regions that are registered and never used.
+/// Registers the regions that are never used.
 fn idle_regions(job: &Job, pd: &ProtectionDomain) -> Outcome<Vec<MemoryRegion>> {
     let register = |_| Ok(pd.reg_mr(vec![0; ALIGNMENT], AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?);
     (0..job.idle_regions).map(register).collect()

@@ -1,4 +1,4 @@
-//! Ping-pong of futures in tokio: what the asynchronous verbs cost.
+//! Ping-pong of futures in tokio: the cost of the asynchronous verbs.
 
 use rdma_verbs::asynchronous::{CompletionQueue, Messages, QueuePair};
 use rdma_verbs::owned::{Buffer, BufferPool};
@@ -13,17 +13,17 @@ use super::reference::{Measured, Role, Span, Stopwatch};
 
 const POOL_BYTES: usize = 16 << 20;
 const COMPLETIONS: u32 = 256;
-/// Receives that stay posted.
+/// Number of receives kept posted.
 const RECEIVES: usize = 16;
 
-/// Plays one end on a runtime of its own.
+/// Runs one end on its own runtime.
 pub(crate) fn run(job: &Job, size: usize, device: &Device, role: Role, channel: &mut Channel) -> Outcome<Measured> {
     let Amount::Iterations(_) = job.amount else {
         return Err(Failure::Usage("-D: futures are counted, take -n".to_owned()));
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let measured = runtime.block_on(play(job, size, device, role, channel))?;
-    // Nobody goes while the other one still waits for an acknowledgement.
+    // An end must not leave while the other one waits for an acknowledgement.
     channel.meet()?;
     Ok(measured)
 }
@@ -58,7 +58,7 @@ struct Player<'a> {
     job: &'a Job,
     qp: QueuePair,
     messages: Messages,
-    /// What is sent; with the queue pair while it is on its way.
+    /// The buffer to send; the queue pair owns it while a SEND is in flight.
     buffer: Option<Buffer>,
 }
 
@@ -69,7 +69,7 @@ impl Player<'_> {
             self.receive().await?;
         }
         for number in 1..=count {
-            // Of the server's answers, the last one is followed by nothing.
+            // No message follows the server's last response.
             if role == Role::Server && number == count {
                 self.send().await?;
             } else {
@@ -83,15 +83,15 @@ impl Player<'_> {
     }
 
     async fn send(&mut self) -> Outcome {
-        let buffer = self.buffer.take().ok_or("the buffer is on its way")?;
+        let buffer = self.buffer.take().ok_or("the buffer is in flight")?;
         let (sent, buffer) = self.qp.send(buffer).await;
         self.buffer = Some(buffer);
         sent.map(drop).map_err(failure)
     }
 
-    /// The acknowledgement may come with the next message.
+    /// Sends and receives concurrently, because the acknowledgement may come with the next message.
     async fn send_and_receive(&mut self) -> Outcome {
-        let buffer = self.buffer.take().ok_or("the buffer is on its way")?;
+        let buffer = self.buffer.take().ok_or("the buffer is in flight")?;
         let sending = self.qp.send(buffer);
         let ((sent, buffer), received) = tokio::join!(sending, take(self.job, &mut self.messages));
         self.buffer = Some(buffer);
@@ -104,9 +104,9 @@ impl Player<'_> {
     }
 }
 
-/// The next message.
+/// Receives the next message.
 async fn take(job: &Job, messages: &mut Messages) -> Outcome {
-    let message = messages.next().await.ok_or("no message comes any more")?.map_err(failure)?;
+    let message = messages.next().await.ok_or("no more messages arrive")?.map_err(failure)?;
     if job.check { pattern::check("a message", &message.buffer, job.seed) } else { Ok(()) }
 }
 

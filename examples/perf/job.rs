@@ -1,4 +1,4 @@
-//! What the two processes agree to do.
+//! The measurement that the two processes agree on.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ impl Operation {
         }
     }
 
-    /// Whether the other program has nothing to do.
+    /// Returns whether the device responds without the other program.
     pub(crate) fn is_answered_by_device(self) -> bool {
         matches!(self, Self::Read | Self::Atomic)
     }
@@ -33,15 +33,15 @@ impl Operation {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ValueEnum)]
 pub(crate) enum Measure {
-    /// Half a round trip; for READ and atomics a whole one.
+    /// Half of the round trip; for READ and atomics the whole one.
     #[value(name = "lat")]
     #[serde(rename = "lat")]
     Latency,
-    /// Bytes a second.
+    /// Bytes per second.
     #[value(name = "bw")]
     #[serde(rename = "bw")]
     Bandwidth,
-    /// Small messages a second, posted in batches.
+    /// Small messages per second, posted in batches.
     #[value(name = "rate")]
     #[serde(rename = "rate")]
     Rate,
@@ -78,20 +78,20 @@ pub(crate) enum Atomic {
     CompareAndSwap,
 }
 
-/// How an end learns that something has come.
+/// How an end waits for messages and completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Waiting {
     /// Polls the completion queue.
     Polling,
     /// Sleeps on a completion channel.
     Events,
-    /// Looks at memory and calls no verb meanwhile.
+    /// Polls memory and calls no verb meanwhile.
     Memory,
     /// Awaits futures.
     Futures,
 }
 
-/// How much is to be done for each size.
+/// The amount of work for each size.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum Amount {
     Iterations(u64),
@@ -104,47 +104,47 @@ pub(crate) struct Job {
     pub(crate) operation: Operation,
     pub(crate) measure: Measure,
     pub(crate) service: Service,
-    /// One after the other, over the same queue pairs.
+    /// Sizes, measured one after the other over the same queue pairs.
     pub(crate) sizes: Vec<usize>,
     pub(crate) amount: Amount,
-    /// Bytes that the iterations of a size may move.
+    /// Maximum number of bytes of the iterations of a size.
     pub(crate) byte_limit: u64,
-    /// Iterations that are not measured, before each size.
+    /// Number of iterations that are not measured, before each size.
     pub(crate) warm_up: u64,
     pub(crate) queue_pairs: usize,
     pub(crate) tx_depth: u32,
     pub(crate) rx_depth: u32,
-    /// Path MTU in bytes; nothing: the largest that both have.
+    /// Path MTU in bytes; `None`: the largest that both support.
     pub(crate) mtu: Option<u32>,
-    /// Messages up to this size are posted inline.
+    /// Length up to which messages are posted inline.
     pub(crate) inline_size: u32,
     pub(crate) waiting: Waiting,
     pub(crate) bidirectional: bool,
-    /// Every so many requests one is signaled.
+    /// Interval of signaled requests.
     pub(crate) signal_every: u32,
-    /// Requests posted at once.
+    /// Number of requests posted at once.
     pub(crate) post_list: u32,
-    /// READs and atomics outstanding at a time; 0: as many as the devices can.
+    /// Number of READs and atomics outstanding at a time; 0: as many as the devices support.
     pub(crate) outstanding: u8,
     pub(crate) atomic: Atomic,
     pub(crate) service_level: u8,
     pub(crate) timeout: u8,
     pub(crate) check: bool,
-    /// Regions registered beside the one that is used.
+    /// Number of regions registered in addition to the one in use.
     pub(crate) idle_regions: u32,
-    /// Each end takes the other one for a device of which it knows nothing.
+    /// Each end treats the other one as a standard peer.
     pub(crate) strangers: bool,
-    /// For patterns.
+    /// The seed of data patterns.
     pub(crate) seed: u64,
 }
 
 impl Job {
-    /// Most bytes of a message.
+    /// Returns the length of the largest message.
     pub(crate) fn largest(&self) -> usize {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Iterations for messages of this size; nothing if the clock decides.
+    /// Returns the number of iterations for messages of this size; `None` if the time is the limit.
     pub(crate) fn iterations(&self, size: usize) -> Option<u64> {
         match self.amount {
             Amount::Iterations(count) => Some(count.min(self.byte_limit / size.max(1) as u64).max(1)),
@@ -152,28 +152,28 @@ impl Job {
         }
     }
 
-    /// Whether this end posts requests.
+    /// Returns whether this end posts requests.
     pub(crate) fn asks(&self, role: Role) -> bool {
         role == Role::Client || self.bidirectional || self.is_ping_pong()
     }
 
-    /// Whether this end posts receives.
+    /// Returns whether this end posts receives.
     pub(crate) fn receives(&self, role: Role) -> bool {
         self.operation == Operation::Send && (role == Role::Server || self.bidirectional || self.is_ping_pong())
     }
 
-    /// Whether the two programs answer each other.
+    /// Returns whether the two programs respond to each other.
     fn is_ping_pong(&self) -> bool {
         self.measure == Measure::Latency && !self.operation.is_answered_by_device()
     }
 
-    /// Completions that may wait at an end at a time.
+    /// Returns the maximum number of completions queued at an end.
     pub(crate) fn completions(&self) -> u64 {
         let receives = if self.operation == Operation::Send { self.rx_depth } else { 0 };
         self.queue_pairs as u64 * (u64::from(self.tx_depth) + u64::from(receives))
     }
 
-    /// A measurement with usual settings.
+    /// Returns a measurement with the default settings.
     pub(crate) fn new(operation: Operation, measure: Measure, size: usize) -> Self {
         let is_latency = measure == Measure::Latency;
         Self {
@@ -200,7 +200,7 @@ impl Job {
             outstanding: 0,
             atomic: Atomic::FetchAndAdd,
             service_level: 0,
-            // 1.07 s: who is kept from the processor that long on a busy machine is not gone.
+            // 1.07 s: on a busy machine, a peer that does not run for that long is not gone.
             timeout: 18,
             check: false,
             idle_regions: 0,
@@ -210,7 +210,7 @@ impl Job {
     }
 }
 
-/// What a process that was started by another one is told to do.
+/// A task for a process that was started by another one.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum Assignment {
     Verbs {
@@ -222,6 +222,6 @@ pub(crate) enum Assignment {
         reference: Reference,
         placement: Placement,
     },
-    /// Nothing more.
+    /// No more tasks.
     End,
 }

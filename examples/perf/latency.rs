@@ -1,4 +1,4 @@
-//! Round trips: SEND and WRITE are answered by the other program, READ and atomics by its device.
+//! Round trips: the other program responds to SEND and WRITE, its device to READ and atomics.
 
 use rdma_verbs::verbs::{Completion, CompletionOpcode, Payload, SendRequest};
 
@@ -11,7 +11,7 @@ use super::progress::Progress;
 use super::reference::{Measured, Role, Span, Stopwatch};
 use super::run::Phase;
 
-/// Plays one end. The server of READs and atomics has nothing to do.
+/// Runs one end. The server of READs and atomics has nothing to do.
 pub(crate) fn run(
     end: &End,
     role: Role,
@@ -48,14 +48,14 @@ struct Player<'a> {
     role: Role,
     phase: Phase,
     sent: u64,
-    /// Sends up to here are complete.
+    /// Number of the last completed send.
     completed: u64,
-    /// Messages that came, and those of them that were waited for.
+    /// Number of messages that arrived, and of those that were waited for.
     arrived: u64,
     received: u64,
-    /// Receives that were posted in all.
+    /// Number of receives posted so far.
     receives: u64,
-    /// The message that is written inline.
+    /// The message to write inline.
     message: Vec<u8>,
 }
 
@@ -65,7 +65,7 @@ impl<'a> Player<'a> {
         Self { end, role, phase, sent: 0, completed: 0, arrived: 0, received: 0, receives: 0, message }
     }
 
-    /// One round; false if the other end wants no more.
+    /// Runs one round. Returns false if the other end has finished.
     #[inline]
     fn exchange(&mut self, number: u64, channel: &Channel) -> Outcome<bool> {
         match (self.end.job.operation, self.role) {
@@ -87,7 +87,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Posts a request; now and then with a completion, which frees the slots of those before it.
+    /// Posts a request, some of them signaled, which frees the slots of those before them.
     #[inline]
     fn post(&mut self, request: SendRequest<'_>) -> Outcome {
         self.sent += 1;
@@ -108,7 +108,7 @@ impl<'a> Player<'a> {
         self.post(end.request(0, number)?)
     }
 
-    /// Waits for a message; false if the other end will send none.
+    /// Waits for a message. Returns false if the other end will send none.
     #[inline]
     fn receive(&mut self, number: u64, channel: &Channel) -> Outcome<bool> {
         let mut watch = Watch::default();
@@ -121,14 +121,14 @@ impl<'a> Player<'a> {
         if self.end.job.check {
             self.check_inbox(number, self.end.size)?;
         }
-        // Half of them at a time, as ibv_rc_pingpong does.
+        // Refills half of them at a time, as ibv_rc_pingpong does.
         if self.receives - self.received <= u64::from(self.end.job.rx_depth / 2) {
             self.fill()?;
         }
         Ok(true)
     }
 
-    /// Takes a completion, if there is one.
+    /// Polls one completion. Returns whether there was one.
     #[inline]
     fn look(&mut self) -> Outcome<bool> {
         let mut completions = [Completion::default()];
@@ -141,8 +141,8 @@ impl<'a> Player<'a> {
         Ok(true)
     }
 
-    /// Waits until the send queue has room for another request. The last ones of an earlier phase, which were not
-    /// signaled, may still be there.
+    /// Waits until the send queue has room for another request. The last requests of an earlier phase, which were
+    /// unsignaled, may still occupy slots.
     #[inline]
     fn make_room(&mut self, channel: &Channel) -> Outcome {
         let room = u64::from(self.end.job.tx_depth - (self.end.job.signal_every - 1));
@@ -160,7 +160,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Posts receives until the queue is full, or as many as will still be needed.
+    /// Posts receives until the queue is full, or as many as are still needed.
     fn fill(&mut self) -> Outcome {
         if self.end.job.operation != Operation::Send {
             return Ok(());
@@ -175,7 +175,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Writes a message whose last byte differs from that of the one before.
+    /// Writes a message whose last byte differs from the previous message's.
     #[inline]
     fn write(&mut self, number: u64, channel: &Channel) -> Outcome {
         self.make_room(channel)?;
@@ -194,7 +194,8 @@ impl<'a> Player<'a> {
         self.post(end.write_request(end.memory.slice(self.outbox())?.into())?)
     }
 
-    /// Waits until a message is in memory: its last byte is placed last. False if the other end will write none.
+    /// Waits until a message is in memory: its last byte is placed last. Returns false if the other end will write
+    /// none.
     #[inline]
     fn see(&mut self, number: u64, channel: &Channel) -> Outcome<bool> {
         let (memory, last) = (&self.end.memory, self.end.inbox() + self.end.size - 1);
@@ -215,7 +216,7 @@ impl<'a> Player<'a> {
         Ok(true)
     }
 
-    /// READ or atomic: the whole round trip.
+    /// Runs a READ or atomic: the whole round trip.
     #[inline]
     fn fetch(&mut self, number: u64, channel: &Channel) -> Outcome<bool> {
         self.sent += 1;
@@ -225,7 +226,7 @@ impl<'a> Player<'a> {
         Ok(true)
     }
 
-    /// Waits for what was signaled: nothing of this phase completes in the next one.
+    /// Waits for the signaled requests, so that none of this phase completes in the next one.
     fn wait_for_sends(&mut self, channel: &Channel) -> Outcome {
         let every = u64::from(self.end.job.signal_every);
         let last_signaled = self.sent / every * every;
@@ -247,7 +248,7 @@ impl<'a> Player<'a> {
     }
 }
 
-/// The last byte of a message; never 0, with which memory begins.
+/// Returns the last byte of a message; never 0, the initial contents of memory.
 fn mark(number: u64) -> u8 {
     (number % 251) as u8 + 1
 }

@@ -1,4 +1,4 @@
-//! The machine: its cores, what it is called, and Ctrl-C.
+//! The machine: its cores, its description, and Ctrl-C.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::outcome::{Failure, Outcome};
 use super::reference::Role;
 
-/// After Ctrl-C, what hangs longer than that is left.
+/// How long loops may take to end after Ctrl-C, before the process exits.
 const GRACE: Duration = Duration::from_millis(500);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -33,33 +33,33 @@ pub(crate) fn watch_for_interrupt() {
     });
 }
 
-/// Where the two processes run.
+/// The cores of the two processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Placement {
     /// Wherever the scheduler puts them.
     Anywhere,
-    /// The client on the first core that may be used, the server on the last.
+    /// The client on the first allowed core, the server on the last.
     Apart,
     /// Both on the first core.
     Together,
-    /// Each on this one, as far as it is said.
+    /// Each on its core, or anywhere if `None`.
     On { client: Option<usize>, server: Option<usize> },
 }
 
-/// Cores that this process might use when it began.
+/// Returns the cores that this process was allowed to use when it began.
 pub(crate) fn cores() -> Outcome<&'static [usize]> {
     static CORES: OnceLock<Vec<usize>> = OnceLock::new();
     if CORES.get().is_none() {
-        let allowed = sched_getaffinity(Pid::from_raw(0)).map_err(|error| format!("cannot ask for the cores: {error}"));
+        let allowed = sched_getaffinity(Pid::from_raw(0)).map_err(|error| format!("cannot get the cores: {error}"));
         let allowed = allowed?;
         let cores = (0..CpuSet::count()).filter(|core| allowed.is_set(*core).unwrap_or(false)).collect();
-        // Who comes second finds the same.
+        // If another thread was first, it stored the same value.
         let _ = CORES.set(cores);
     }
     Ok(CORES.get().map_or(&[], Vec::as_slice))
 }
 
-/// Pins this thread, and those that it starts from now on.
+/// Pins this thread and the threads that it starts from now on.
 pub(crate) fn place(role: Role, placement: Placement) -> Outcome {
     let all = cores()?;
     let one = |core: Option<&usize>| core.copied().map(|core| vec![core]);
@@ -83,20 +83,20 @@ pub(crate) fn place(role: Role, placement: Placement) -> Outcome {
     })
 }
 
-/// Whether a program of this name can be started.
+/// Returns whether a program of this name can be started.
 pub(crate) fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// What the page about figures has to say of the machine.
+/// The machine's data on the page of figures.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Description {
     pub(crate) processor: String,
     pub(crate) cores: usize,
     pub(crate) kernel: String,
     pub(crate) receive_buffer_limit: String,
-    /// Runnable threads, the average of a minute, when it was asked for.
+    /// The load average over one minute when it was queried.
     pub(crate) load: String,
     pub(crate) version: &'static str,
     pub(crate) optimised: bool,

@@ -1,4 +1,4 @@
-//! The program behind `examples/perf.rs`; a test runs it in itself.
+//! The program behind `examples/perf.rs`; a test runs it in its own process.
 
 mod arguments;
 mod bandwidth;
@@ -31,18 +31,18 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use outcome::{Failure, Outcome};
 
-/// Runs with the process' arguments.
+/// Runs with the process's arguments.
 pub(crate) fn main() -> ExitCode {
     main_with(std::env::args_os())
 }
 
-/// 0: measured; 1: it failed, or `table --strict` is below a target; 2: wrong usage; 3: `table --strict` is below no
-/// target, but not all could be measured; 130: Ctrl-C.
+/// Runs with these arguments. Returns 0: measured; 1: it failed, or `table --strict` is below a target; 2: wrong usage;
+/// 3: `table --strict` is below no target, but not all rows could be measured; 130: Ctrl-C.
 pub(crate) fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Nothing is left to be done if the terminal is gone.
+            // Fails only if the terminal is gone.
             let _ = error.print();
             let is_asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             return ExitCode::from(if is_asked { 0 } else { 2 });
@@ -56,7 +56,7 @@ pub(crate) fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCo
             eprintln!("perf: {message}\n\nFor more information, try '--help'.");
             ExitCode::from(2)
         }
-        // The other process says why it ended.
+        // The other process reports why it ended.
         Err(Failure::PeerLeft) if matches!(arguments.command, Command::Partner { .. } | Command::Near) => {
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! Why a measurement came to nothing.
+//! Reasons for which a measurement fails.
 
 use std::fmt;
 
@@ -8,20 +8,20 @@ pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// What was asked for does not exist or does not fit together.
+    /// The request does not exist or is inconsistent.
     Usage(String),
-    /// What it needs is not there: why, and what to install or to allow.
+    /// A requirement is missing: why, and what to install or to allow.
     Missing(String),
     /// Ctrl-C.
     Interrupted,
-    /// The other process is gone, or failed and said so itself.
+    /// The other process is gone, or failed and reported so itself.
     PeerLeft,
-    /// Everything else, in words.
+    /// Everything else, as text.
     Failed(String),
 }
 
 impl Failure {
-    /// The same, with what was being done.
+    /// Adds what was being done.
     pub(crate) fn while_doing(self, what: &str) -> Self {
         match self {
             Self::Failed(message) => Self::Failed(format!("{what}: {message}")),

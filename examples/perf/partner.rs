@@ -1,4 +1,4 @@
-//! The second process, which the first one starts and tells what to do.
+//! The second process, which the first one starts and gives its tasks.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
@@ -12,25 +12,25 @@ use super::outcome::{Failure, Outcome};
 use super::reference::Role;
 use super::run::{measure_all, refer};
 
-/// How long it may take to come, and to go.
+/// How long it may take to connect, and to exit.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long it may take to end by itself after something failed.
+/// How long it may take to exit by itself after a failure.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The first process' hold on the second.
+/// The first process's handle of the second.
 pub(crate) struct Partner {
     child: Child,
     pub(crate) channel: Channel,
 }
 
 impl Partner {
-    /// Starts this program once more. It inherits the cores of this thread, which must therefore be pinned afterwards.
+    /// Starts this program again. The process inherits this thread's cores, so pin the thread afterwards.
     pub(crate) fn start() -> Outcome<Self> {
         Self::start_at(Ipv4Addr::LOCALHOST.into(), |command| Ok(command.spawn()?))
     }
 
-    /// The same, where the other one reaches this process at an address.
+    /// Starts it like `start`, where the other process reaches this one at an address.
     pub(crate) fn start_at(address: IpAddr, spawn: impl FnOnce(&mut Command) -> Outcome<Child>) -> Outcome<Self> {
         machine::place(Role::Client, Placement::Anywhere)?;
         let listener = TcpListener::bind((address, 0))?;
@@ -42,7 +42,7 @@ impl Partner {
         let start = Instant::now();
         let accepted = Channel::accept(&listener, || match child.try_wait()? {
             Some(status) => Err(format!("the second process ended at once: {status}").into()),
-            None if start.elapsed() > PATIENCE => Err("the second process does not come".into()),
+            None if start.elapsed() > PATIENCE => Err("the second process does not connect".into()),
             None => Ok(()),
         });
         match accepted {
@@ -55,7 +55,7 @@ impl Partner {
         }
     }
 
-    /// Waits until it has ended well.
+    /// Waits until it has exited successfully.
     pub(crate) fn end(mut self) -> Outcome {
         wait_for(&mut self.child)
     }
@@ -68,7 +68,7 @@ impl Drop for Partner {
     }
 }
 
-/// Waits until a process that was told to end has ended well.
+/// Waits until a process that was requested to end has exited successfully.
 pub(crate) fn wait_for(child: &mut Child) -> Outcome {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {
@@ -81,18 +81,19 @@ pub(crate) fn wait_for(child: &mut Child) -> Outcome {
     Err("the second process does not end".into())
 }
 
-/// Ends a process whose channel is closed. It has ended already, unless something failed; then it may still say why.
+/// Ends a process whose channel is closed. It has exited already, unless something failed; then it may still report
+/// why.
 pub(crate) fn put_down(child: &mut Child) {
     let start = Instant::now();
     while start.elapsed() < LAST_WORDS && matches!(child.try_wait(), Ok(None)) {
         std::thread::sleep(PAUSE);
     }
-    // Both fail only if it is gone.
+    // Both fail only if the process is gone.
     let _ = child.kill();
     let _ = child.wait();
 }
 
-/// The second process: does what it is told.
+/// Runs the second process: performs its tasks.
 pub(crate) fn serve(address: SocketAddr) -> Outcome {
     let mut channel = Channel::join(address)?;
     channel.end_with_peer()?;

@@ -1,8 +1,8 @@
-//! Bytes by which a receiver sees that what came is what was meant, and where it belongs.
+//! Data patterns by which a receiver checks the contents and the position of the data.
 
 use super::outcome::Outcome;
 
-/// The byte at this place of the pattern.
+/// Returns the byte at this offset of the pattern.
 fn byte(seed: u64, place: usize) -> u8 {
     ((place as u64 + 1).wrapping_add(seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
@@ -11,7 +11,7 @@ pub(crate) fn bytes(seed: u64, length: usize) -> Vec<u8> {
     (0..length).map(|place| byte(seed, place)).collect()
 }
 
-/// Compares with the pattern.
+/// Compares data with the pattern.
 pub(crate) fn check(what: &str, found: &[u8], seed: u64) -> Outcome {
     match found.iter().enumerate().find(|(place, found)| **found != byte(seed, *place)) {
         None => Ok(()),

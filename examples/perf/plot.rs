@@ -1,4 +1,4 @@
-//! Pictures: latency and bandwidth against size, and how latency is distributed.
+//! Plots: latency and bandwidth against size, and the distribution of latency.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::outcome::Outcome;
 
 const PANEL_WIDTH: u32 = 640;
 const HEIGHT: u32 = 480;
-/// Distinct for most people who see colours differently, and in grey.
+/// Distinguishable with most kinds of color blindness, and in gray.
 const COLORS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -20,45 +20,45 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 86, 86),
 ];
-/// Sizes written on an axis.
+/// Maximum number of labels on an axis of sizes.
 const MOST_TICKS: f64 = 12.0;
 const FONT: &str = "sans-serif";
 
-/// A line.
+/// A curve.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// What is drawn, a panel for each kind that is there.
+/// The curves to draw, a panel for each kind that is present.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Picture {
-    /// Bytes, and the median in microseconds.
+    /// Bytes and the median in microseconds.
     pub(crate) latency: Vec<Series>,
     pub(crate) is_whole_round_trip: bool,
-    /// Bytes, and 10^9 bytes a second.
+    /// Bytes and 10^9 bytes per second.
     pub(crate) bandwidth: Vec<Series>,
-    /// Microseconds, and the share of messages that took no longer, as the number of its nines.
+    /// Microseconds and the share of messages that took no longer, as the number of its nines.
     pub(crate) distribution: Vec<Series>,
 }
 
 type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// How far apart values stand on an axis, and how they are written.
+/// The scale of an axis and the format of its labels.
 #[derive(Clone, Copy)]
 enum Scale {
-    /// Logarithmic: sizes, in powers of two.
+    /// Logarithmic: sizes, labeled at powers of two.
     Bytes,
     /// Logarithmic: times and speeds.
     Number,
-    /// Numbers of nines, as shares.
+    /// Numbers of nines, labeled as percentages.
     Nines,
 }
 
 impl Scale {
-    /// Where a value stands; nothing if it has no place.
+    /// Returns the position of a value; `None` if it has none.
     fn place(self, value: f64) -> Option<f64> {
         let place = match self {
             Self::Bytes => value.log2(),
@@ -68,7 +68,7 @@ impl Scale {
         place.is_finite().then_some(place)
     }
 
-    /// Places within these bounds at which something is written.
+    /// Returns the labeled positions within these bounds.
     fn ticks(self, bounds: &Range<f64>) -> Vec<f64> {
         let whole = |step: usize| (bounds.start.ceil() as i32..=bounds.end as i32).step_by(step).map(f64::from);
         let length = bounds.end - bounds.start;
@@ -87,7 +87,7 @@ impl Scale {
         }
     }
 
-    /// What stands at a place.
+    /// Returns the label of a position.
     fn label(self, place: f64) -> String {
         match self {
             Self::Bytes => bytes(place.exp2()),
@@ -97,7 +97,7 @@ impl Scale {
     }
 }
 
-/// An axis on which places stand as they are.
+/// An axis whose values are positions.
 struct Axis {
     scale: Scale,
     bounds: Range<f64>,
@@ -128,7 +128,7 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// How a panel looks.
+/// The properties of a panel.
 struct Panel<'a> {
     title: &'a str,
     x_title: &'a str,
@@ -139,12 +139,12 @@ struct Panel<'a> {
     series: &'a [Series],
 }
 
-/// Finds out whether the picture can be written, before anything is measured.
+/// Checks that the plot can be written, before anything is measured.
 pub(crate) fn prepare(file: &Path) -> Outcome {
     std::fs::write(file, "").map_err(|error| format!("cannot write {}: {error}", file.display()).into())
 }
 
-/// Writes the picture.
+/// Writes the plot.
 pub(crate) fn draw(file: &Path, picture: &Picture) -> Outcome {
     let round = if picture.is_whole_round_trip { "Round trip" } else { "Half round trip" };
     let microseconds = format!("{round} [µs]");
@@ -208,13 +208,13 @@ fn draw_panel(area: &Canvas<'_>, panel: &Panel<'_>) -> Drawn {
     Ok(())
 }
 
-/// The points of a series as they stand in a panel.
+/// Returns the points of a series as positions in a panel.
 fn placed<'a>(series: &'a Series, panel: &Panel<'_>) -> (&'a str, Vec<(f64, f64)>) {
     let place = |(x, y): &(f64, f64)| Some((panel.x_scale.place(*x)?, panel.y_scale.place(*y)?));
     (&series.name, series.points.iter().filter_map(place).collect())
 }
 
-/// From a bit before the smallest to a bit behind the largest place.
+/// Returns the bounds of the positions, with a margin.
 fn bounds(places: impl Iterator<Item = f64>) -> Range<f64> {
     let (least, most) =
         places.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), place| (least.min(place), most.max(place)));
@@ -225,7 +225,7 @@ fn bounds(places: impl Iterator<Item = f64>) -> Range<f64> {
     least - margin..most + margin
 }
 
-/// A size in the units that people use.
+/// Formats a size in the usual units.
 fn bytes(value: f64) -> String {
     match value {
         1_048_576.0.. => format!("{:.0}M", value / 1_048_576.0),
@@ -234,14 +234,14 @@ fn bytes(value: f64) -> String {
     }
 }
 
-/// A number with two digits at least.
+/// Formats a number with at least two digits.
 fn number(value: f64) -> String {
     let digits = (1.0 - value.max(1e-9).log10().floor()).clamp(0.0, 6.0) as usize;
     let text = format!("{value:.digits$}");
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// A share by the number of its nines.
+/// Formats a share, given by the number of its nines.
 fn share(nines: f64) -> String {
     let nines = nines.max(0.0);
     let percent = 100.0 * (1.0 - 0.1f64.powf(nines));

@@ -1,4 +1,4 @@
-//! How far a long run has come: on the terminal, if standard error is one.
+//! The progress of a long run, if standard error is a terminal.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::job::Job;
 use super::run::Phase;
 
-/// Short runs show nothing.
+/// Short runs show no progress.
 const SHOWN_AFTER: Duration = Duration::from_millis(700);
 const DRAWN_EVERY: Duration = Duration::from_millis(250);
 
-/// Drawn by a thread of its own, so that who measures only stores a number.
+/// Drawn by its own thread, so that the measuring thread only stores a number.
 pub(crate) struct Progress {
     shared: Arc<Shared>,
     drawer: Option<(ProgressBar, JoinHandle<()>)>,
@@ -28,7 +28,7 @@ struct Shared {
 }
 
 impl Progress {
-    /// Nothing is drawn.
+    /// Returns a progress that draws nothing.
     pub(crate) fn none() -> Self {
         Self { shared: Arc::default(), drawer: None }
     }
@@ -59,7 +59,7 @@ impl Progress {
         Self { shared, drawer: Some((bar, drawer)) }
     }
 
-    /// A run of so many parts.
+    /// Starts the progress of a run with this many parts.
     pub(crate) fn of_parts(count: u64) -> Self {
         let progress = Self::draw("table");
         if let Some((bar, _)) = &progress.drawer {
@@ -79,13 +79,13 @@ impl Progress {
         }
     }
 
-    /// So many are done.
+    /// Records the number of parts done.
     #[inline]
     pub(crate) fn note(&self, done: u64) {
         self.shared.done.store(done, Ordering::Relaxed);
     }
 
-    /// Prints beside it.
+    /// Prints without disturbing the bar.
     pub(crate) fn suspend(&self, print: impl FnOnce()) {
         match &self.drawer {
             Some((bar, _)) => bar.suspend(print),
@@ -99,7 +99,7 @@ impl Drop for Progress {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some((bar, drawer)) = self.drawer.take() {
             drawer.thread().unpark();
-            // It has nothing to say.
+            // The thread returns no result.
             let _ = drawer.join();
             bar.finish_and_clear();
         }

@@ -1,4 +1,4 @@
-//! What was measured, for people and for programs.
+//! The results, as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,29 +14,29 @@ use super::plot::{Picture, Series};
 use super::reference::Measured;
 use super::run::Numbers;
 
-/// Points of a drawn distribution.
+/// Number of points of a drawn distribution.
 const DISTRIBUTION_POINTS: usize = 400;
-/// Where it ends: 99.999 %.
+/// The end of the distribution: 99.999 %.
 const MOST_NINES: f64 = 5.0;
 
-/// One size.
+/// The results of one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Line {
     pub(crate) bytes: usize,
     pub(crate) iterations: u64,
     pub(crate) seconds: f64,
-    /// Messages that never came; only unreliable services lose any.
+    /// Number of messages that never arrived; only unreliable services lose any.
     pub(crate) lost: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<Latency>,
-    /// 10^9 bytes of payload a second.
+    /// 10^9 bytes of payload per second.
     pub(crate) gigabytes_per_second: f64,
     pub(crate) million_messages_per_second: f64,
-    /// Both processes, for 10^9 bytes of payload.
+    /// Processor seconds of both processes for 10^9 bytes of payload.
     pub(crate) cpu_seconds_per_gigabyte: f64,
     #[serde(skip)]
     times: Option<Histogram<u64>>,
-    /// The client's paths.
+    /// The reports on the client's paths.
     #[serde(skip)]
     pub(crate) paths: Vec<PathReport>,
 }
@@ -90,7 +90,7 @@ impl From<&PathReport> for PathLine {
     }
 }
 
-/// Microseconds. What is not known is no number, and null in JSON.
+/// Times in microseconds. An unknown time is NaN, and null in JSON.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Latency {
     pub(crate) min: f64,
@@ -130,23 +130,23 @@ impl Latency {
     }
 }
 
-/// What somebody else's program says that it measured.
+/// The results that another project's program prints.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Told {
     pub(crate) bytes: usize,
     pub(crate) messages: u64,
     pub(crate) seconds: f64,
-    /// Half round trips, in microseconds.
+    /// Half of the round trip, in microseconds.
     pub(crate) median: Option<f64>,
     pub(crate) mean: Option<f64>,
 }
 
-/// What both ends have measured of one size, together.
+/// The combined measurements of both ends for one size.
 struct Totals {
     bytes: usize,
-    /// Messages that the client sent, or asked for.
+    /// Number of messages that the client sent or requested.
     iterations: u64,
-    /// Messages that came, in both directions.
+    /// Number of messages that arrived, in both directions.
     messages: u64,
     lost: u64,
     seconds: f64,
@@ -155,7 +155,7 @@ struct Totals {
 }
 
 impl Totals {
-    /// Of messages that all came, in one direction, as `own`, the client, has counted and timed them.
+    /// Combines both ends, if all messages arrived, in one direction; `own` is the client, which counts and times them.
     fn new(bytes: usize, own: Measured, other: &Numbers) -> Self {
         Self {
             bytes,
@@ -170,7 +170,7 @@ impl Totals {
 }
 
 impl Line {
-    /// From what both ends have measured; `own` is the client's.
+    /// Makes a line of both ends' measurements; `own` is the client's.
     pub(crate) fn new(job: &Job, size: usize, own: Measured, other: Numbers) -> Self {
         let is_stream = job.measure != Measure::Latency;
         let sent = own.messages;
@@ -178,7 +178,7 @@ impl Line {
         if is_stream && job.bidirectional {
             return Self::of(Totals { messages: sent + other.messages, ..totals });
         }
-        // Only the receiver knows what of it has come.
+        // Only the receiver knows how many messages arrived.
         if is_stream && job.service != Service::Reliable && job.operation == Operation::Send {
             let lost = sent.saturating_sub(other.messages);
             return Self::of(Totals { messages: other.messages, lost, seconds: other.seconds, ..totals });
@@ -186,7 +186,7 @@ impl Line {
         Self::of(totals)
     }
 
-    /// Of messages of this size, or of the size that they really had.
+    /// Makes a line of a reference, for messages of this size, or of the actual size.
     pub(crate) fn of_reference(size: Option<usize>, own: Measured, other: Numbers) -> Self {
         let real = own.bytes.checked_div(own.messages).unwrap_or(0) as usize;
         let line = Self::of(Totals::new(real, own, &other));
@@ -196,7 +196,7 @@ impl Line {
         }
     }
 
-    /// Of a program that says no more than this.
+    /// Makes a line of another project's results.
     pub(crate) fn of_external(told: Told) -> Self {
         let Told { bytes, messages, seconds, median, mean } = told;
         let line = Self::of(Totals {
@@ -211,7 +211,7 @@ impl Line {
         Self { latency: (median.is_some() || mean.is_some()).then(|| Latency::told(median, mean)), ..line }
     }
 
-    /// The same, as the figure for messages of this size.
+    /// Returns the line as the figure for messages of this size.
     pub(crate) fn of_size(self, bytes: usize) -> Self {
         Self { bytes, ..self }
     }
@@ -250,7 +250,7 @@ impl Line {
     }
 }
 
-/// A line of a program to compare with.
+/// The results of a program to compare with.
 #[derive(Clone, Debug, Serialize)]
 struct ReferenceLine {
     name: &'static str,
@@ -258,17 +258,17 @@ struct ReferenceLine {
     line: Line,
 }
 
-/// All that one run says.
+/// The report of one run.
 #[derive(Serialize)]
 pub(crate) struct Report<'a> {
     test: &'a Job,
     machine: Description,
     results: Vec<Line>,
     references: Vec<ReferenceLine>,
-    /// After the last size. `None`: they are not asked for.
+    /// Reports on the paths after the last size. `None` if not requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     paths: Option<Vec<PathLine>>,
-    /// The client's device's, without those that are zero. `None`: they are not asked for.
+    /// Nonzero counters of the client's device. `None` if not requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counters: Option<BTreeMap<&'static str, u64>>,
     #[serde(skip)]
@@ -283,7 +283,7 @@ impl<'a> Report<'a> {
         Ok(Self { test, machine, results, references, paths: None, counters: None, shows_paths: false, is_json })
     }
 
-    /// Prints what comes before the first line.
+    /// Prints the lines before the first result.
     pub(crate) fn begin(&self) {
         if self.is_json {
             return;
@@ -341,7 +341,7 @@ impl<'a> Report<'a> {
         self.references.push(ReferenceLine { name, line });
     }
 
-    /// Prints what comes after the last line.
+    /// Prints the lines after the last result, or the JSON document.
     pub(crate) fn end(&self) -> Outcome {
         if self.is_json {
             let text = serde_json::to_string_pretty(self).map_err(|error| format!("no JSON: {error}"))?;
@@ -352,7 +352,7 @@ impl<'a> Report<'a> {
         Ok(())
     }
 
-    /// The same as a picture.
+    /// Returns a plot of the results.
     pub(crate) fn picture(&self) -> Picture {
         let mut picture = Picture::default();
         self.draw_into(&mut picture);
@@ -392,7 +392,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Which share of the messages took at most how long, with as many points for each further nine.
+/// Returns the share of messages by the longest time they took, with the same number of points for each further nine.
 fn distribution(name: String, times: &Histogram<u64>) -> Series {
     let most_nines = (times.len() as f64).log10().clamp(1.0, MOST_NINES);
     let at = |step: usize| {

@@ -1,4 +1,4 @@
-//! A measurement from end to end: reach the other process, agree, measure size by size, print.
+//! A measurement from end to end: connect to the other process, agree, measure size by size, print.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ use super::reference::{Measured, Reference, Role, Span, Stopwatch};
 use super::report::{Line, Report};
 use super::{bandwidth, compare, latency, machine, plot};
 
-/// How much is done in one go, and what was done before it.
+/// The amount of a phase, and of those before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Phase {
-    /// Messages of each queue pair before this phase.
+    /// Number of messages of each queue pair before this phase.
     pub(crate) first: u64,
-    /// Messages of each queue pair; without it, the time decides.
+    /// Number of messages of each queue pair; `None` if the time is the limit.
     pub(crate) iterations: Option<u64>,
     time: Duration,
 }
@@ -39,12 +39,13 @@ impl Phase {
         Self { first, iterations: job.iterations(size), time }
     }
 
-    /// Most messages of a queue pair.
+    /// Returns the maximum number of messages of a queue pair.
     pub(crate) fn most(&self) -> u64 {
         self.iterations.unwrap_or(u64::MAX)
     }
 
-    /// Whether another round is to be played. Only the client's watch runs: the server goes on until it is told.
+    /// Returns whether to run another round. Only the client's stopwatch runs: the server goes on until the client
+    /// ends.
     pub(crate) fn goes_on(&self, number: u64, stopwatch: &Stopwatch) -> bool {
         self.iterations.map_or_else(|| stopwatch.elapsed() < self.time, |count| number < count)
     }
@@ -54,7 +55,7 @@ impl Phase {
     }
 }
 
-/// What an end tells the other one of a phase.
+/// The results of a phase that an end sends to the other one.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Numbers {
     pub(crate) messages: u64,
@@ -69,7 +70,7 @@ impl Numbers {
     }
 }
 
-/// Runs what the command line asks for.
+/// Runs a test.
 pub(crate) fn run(wanted: &Wanted) -> Outcome {
     if let Some(file) = wanted.plot.as_ref().filter(|_| wanted.loopback || wanted.host.is_some()) {
         plot::prepare(file)?;
@@ -103,7 +104,7 @@ fn open(wanted: &Wanted) -> Outcome<Device> {
     Device::open(wanted.device.as_deref(), wanted.ib_port, wanted.gid_index)
 }
 
-/// The client's part: measures, and shows what came of it.
+/// Runs the client: measures, and prints the results.
 fn ask(wanted: &Wanted, device: &Device, channel: &mut Channel) -> Outcome {
     let mut report = Report::new(&wanted.job, wanted.json)?;
     report.shows_paths = wanted.report;
@@ -131,7 +132,7 @@ fn ask(wanted: &Wanted, device: &Device, channel: &mut Channel) -> Outcome {
     Ok(())
 }
 
-/// The server: one client, then the end.
+/// Runs the server for one client.
 fn serve(wanted: &Wanted) -> Outcome {
     machine::place(Role::Server, wanted.placement)?;
     let device = open(wanted)?;
@@ -146,7 +147,7 @@ fn serve(wanted: &Wanted) -> Outcome {
             Assignment::Reference { reference, .. } => {
                 refer(&reference, None, Role::Server, &mut channel)?;
             }
-            Assignment::Verbs { .. } => return Err("the client asks for more than it said".into()),
+            Assignment::Verbs { .. } => return Err("the client requests more than was agreed on".into()),
             Assignment::End => break,
         }
     }
@@ -156,13 +157,13 @@ fn serve(wanted: &Wanted) -> Outcome {
     Ok(())
 }
 
-/// The device's counters that are not zero.
+/// Returns the nonzero counters of the device.
 fn counted(device: &Device) -> impl Iterator<Item = (&'static str, u64)> {
     let counts: Vec<_> = device.context.counters().iter().filter(|(_, count)| *count > 0).collect();
     counts.into_iter()
 }
 
-/// The server's part of a whole job.
+/// Runs the server's part of a whole job.
 pub(crate) fn measure_all(job: &Job, device: &Device, channel: &mut Channel) -> Outcome {
     for size in &job.sizes {
         perform(job, *size, device, Role::Server, channel, &Progress::none())?;
@@ -170,7 +171,7 @@ pub(crate) fn measure_all(job: &Job, device: &Device, channel: &mut Channel) -> 
     Ok(())
 }
 
-/// Both say what they were asked for; `Some` is what does not fit.
+/// Sends the client's job; the server returns the difference to its own, if any.
 fn agree_as_client(job: &Job, channel: &mut Channel) -> Outcome {
     channel.say(job)?;
     match channel.hear::<Option<String>>()? {
@@ -179,7 +180,7 @@ fn agree_as_client(job: &Job, channel: &mut Channel) -> Outcome {
     }
 }
 
-/// The client's patterns are taken; all else must be the same.
+/// Agrees on a job: the client's patterns are used; all else must be the same.
 fn agree_as_server(job: &Job, channel: &mut Channel) -> Outcome<Job> {
     let theirs: Job = channel.hear()?;
     let ours = Job { seed: theirs.seed, ..job.clone() };
@@ -191,7 +192,7 @@ fn agree_as_server(job: &Job, channel: &mut Channel) -> Outcome<Job> {
     }
 }
 
-/// The first attribute that differs, by its name in JSON.
+/// Describes the first attribute that differs, by its name in JSON.
 fn differences(ours: &Job, theirs: &Job) -> String {
     let object = |job: &Job| serde_json::to_value(job).ok().and_then(|value| value.as_object().cloned());
     let (ours, theirs) = (object(ours).unwrap_or_default(), object(theirs).unwrap_or_default());
@@ -205,7 +206,7 @@ fn differences(ours: &Job, theirs: &Job) -> String {
     )
 }
 
-/// One size, this end. What the server returns is of no interest.
+/// Measures one size at this end. The server's result is not used.
 pub(crate) fn perform(
     job: &Job,
     size: usize,
@@ -220,7 +221,7 @@ pub(crate) fn perform(
     }
     let end = End::open(job, size, device, channel)?;
     let mut first = 0;
-    // What is lost in a stream would be missing afterwards.
+    // Lost messages of a stream would leave receives posted afterwards.
     let warms_up = job.service == Service::Reliable || job.measure == Measure::Latency;
     if warms_up && job.warm_up > 0 {
         phase(&end, role, Phase::counted(0, job.warm_up), channel, &Progress::none())?;
@@ -233,13 +234,13 @@ pub(crate) fn perform(
         Role::Client => own.messages,
         Role::Server => other.messages,
     };
-    // A ping-pong checks each message as it comes.
+    // A ping-pong checks each message on arrival.
     if job.check && (job.measure != Measure::Latency || job.operation.is_answered_by_device()) {
         let came = if job.operation == Operation::Send && role == Role::Server { own.messages } else { sent };
         check(&end, role, first + sent / job.queue_pairs as u64, came)?;
     }
     let paths = device.context.path_reports();
-    // Nobody goes while the other one still looks.
+    // An end must not leave while the other one still polls.
     channel.meet()?;
     let mut line = Line::new(job, size, own, other);
     line.paths = paths;
@@ -264,7 +265,7 @@ fn wait_for_futures(_: &Job, _: usize, _: &Device, _: Role, _: &mut Channel) -> 
     Err(Failure::Usage("--futures: built without the feature tokio: cargo run --features tokio …".to_owned()))
 }
 
-/// Plays a phase and hears what the other end has measured.
+/// Runs a phase and receives the other end's results.
 fn phase(
     end: &End,
     role: Role,
@@ -290,7 +291,7 @@ fn phase(
     Ok((own, other))
 }
 
-/// The end whose program has nothing to do: its device does it all.
+/// Waits at an end whose device does all the work.
 fn stand_by(channel: &mut Channel) -> Outcome<Measured> {
     channel.meet()?;
     let span = Span::start()?;
@@ -299,14 +300,14 @@ fn stand_by(channel: &mut Channel) -> Outcome<Measured> {
     Ok(Measured { seconds, cpu_seconds, ..Measured::default() })
 }
 
-/// Checks what has come into this end's memory.
+/// Checks the data that arrived in this end's memory.
 fn check(end: &End, role: Role, messages: u64, came: u64) -> Outcome {
     let job = &end.job;
     let is_target = role == Role::Server || job.bidirectional;
     match job.operation {
         Operation::Atomic if is_target => end.check_counters(messages),
         Operation::Read if role == Role::Client || job.bidirectional => end.check_stream(messages),
-        // Of those that may be lost, one must have come.
+        // Unreliable messages may be lost, so only check if one has arrived.
         Operation::Send | Operation::Write if is_target && (job.service == Service::Reliable || came > 0) => {
             end.check_stream(messages)
         }
@@ -314,7 +315,7 @@ fn check(end: &End, role: Role, messages: u64, came: u64) -> Outcome {
     }
 }
 
-/// One end of a program to compare with.
+/// Runs one end of a program to compare with.
 pub(crate) fn refer(reference: &Reference, size: Option<usize>, role: Role, channel: &mut Channel) -> Outcome<Line> {
     let run = |stream: &mut TcpStream| reference.run(role, stream);
     let own = channel.lend(run).map_err(|failure| failure.while_doing("raw sockets"))?;

@@ -1,4 +1,4 @@
-//! What a row of the table measures, whatever lies between the two processes.
+//! The measurement of a row of the table, over any network.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ pub(crate) enum Task {
 }
 
 impl Task {
-    /// Whether this machine has what it needs.
+    /// Checks that this machine has what the task needs.
     pub(crate) fn check(&self) -> Outcome {
         match self {
             Self::Verbs(_) | Self::Reference(_) => Ok(()),
@@ -29,7 +29,7 @@ impl Task {
         }
     }
 
-    /// Measures it, as the client. `devices`: this process', and the other one's.
+    /// Runs the task as the client. `devices`: this process's and the other one's.
     pub(crate) fn perform(&self, placement: Placement, devices: [&str; 2], partner: &mut Partner) -> Outcome<Line> {
         place(Role::Client, placement)?;
         let [own, other] = devices;
@@ -37,7 +37,7 @@ impl Task {
             Self::Verbs(job) => {
                 let device = other.to_owned();
                 partner.channel.say(&Assignment::Verbs { job: (**job).clone(), placement, device })?;
-                // Opened anew, so that its threads run where this task shall.
+                // Opened for each task, so that its threads run on the task's cores.
                 let device = Device::open(Some(own), 1, None)?;
                 perform(job, job.largest(), &device, Role::Client, &mut partner.channel, &Progress::none())
             }

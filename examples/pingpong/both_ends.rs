@@ -1,4 +1,4 @@
-//! Both ends, each on a thread and a device of its own.
+//! Both ends, each on its own thread and device.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use rdma_verbs::verbs::{
 use crate::pingpong::{Outcome, interrupted};
 
 const DEVICES: [&str; 2] = ["soft:127.0.0.1", "soft:127.0.0.2"];
-/// Message sizes and how often each is played.
+/// Message sizes and the number of rounds of each.
 const LATENCY: [(usize, u32); 3] = [(8, 20_000), (4096, 10_000), (65_536, 2_000)];
 const LARGEST: usize = 65_536;
 const TRANSFER_BYTES: usize = 64 << 20;
@@ -19,7 +19,7 @@ const TRANSFER_MESSAGE_BYTES: usize = 1 << 20;
 const TRANSFERS: u64 = 4;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Plays both ends of a connection of this type, and says on which devices.
+/// Runs both ends of a connection of this type, and prints their devices.
 pub(crate) fn run(qp_type: QueuePairType) -> Outcome {
     let [left, right] = DEVICES;
     let name = qp_type.name();
@@ -44,7 +44,7 @@ pub(crate) fn run(qp_type: QueuePairType) -> Outcome {
         checked += TRANSFER_BYTES as u64 * TRANSFERS * 2;
     }
     let counted = |counter| client.qp.counters().get(counter) + server.qp.counters().get(counter);
-    println!("\nAll {checked} bytes are right. {} packets had to be repeated.", counted(Counter::RetransmittedPackets));
+    println!("\nAll {checked} bytes are right. {} packets were retransmitted.", counted(Counter::RetransmittedPackets));
     Ok(())
 }
 
@@ -67,13 +67,13 @@ impl End {
         Ok(Self { pd, cq, qp, inbox, outbox })
     }
 
-    /// Posts the receive for message `number`: the two halves of the inbox take turns.
+    /// Posts the receive for message `number`, which alternates between the two halves of the inbox.
     fn post_receive(&self, number: u32, size: usize) -> Outcome {
         let start = slot(number);
         Ok(self.qp.post_recv(&[ReceiveRequest::new(self.inbox.slice(start..start + size)?)])?)
     }
 
-    /// Polls until a message came; completions of sends pass by.
+    /// Polls until a message has arrived, past completions of sends.
     fn receive(&self) -> Outcome<usize> {
         let mut completion = [Completion::default()];
         let mut empty_polls = 0u32;
@@ -84,7 +84,7 @@ impl End {
                 if empty_polls.is_multiple_of(1 << 16) {
                     let since = *since.get_or_insert_with(Instant::now);
                     if interrupted() || since.elapsed() > PATIENCE {
-                        return Err("no message came".into());
+                        return Err("no message arrived".into());
                     }
                 }
                 continue;
@@ -101,7 +101,8 @@ fn slot(number: u32) -> usize {
     (number as usize % 2) * LARGEST
 }
 
-/// The client measures; the server sends back what it received, from where it received it, and then checks it.
+/// Runs a ping-pong: the client measures; the server sends back each message from its receive buffer, and then checks
+/// it.
 fn ping_pong(client: &End, server: &End, size: usize, count: u32) -> Outcome<Histogram<u64>> {
     for number in 0..2 {
         server.post_receive(number, size)?;
@@ -142,7 +143,7 @@ fn serve(end: &End, size: usize, count: u32) -> Outcome {
         post(end, SendRequest::send(end.inbox.slice(start..start + size)?), number)?;
         end.inbox.read_at(start, &mut bytes)?;
         check(&bytes, size, received, number.into())?;
-        // The client has only this answer to go on: its next message goes to the other half.
+        // The response is the client's only clue that the receive is free: its next message goes to the other half.
         if number + 2 < count {
             end.post_receive(number, size)?;
         }
@@ -150,13 +151,13 @@ fn serve(end: &End, size: usize, count: u32) -> Outcome {
     Ok(())
 }
 
-/// Every 16th send is signaled, which frees the slots of those before it.
+/// Posts a send. Every 16th is signaled, which frees the slots of those before it.
 fn post(end: &End, request: SendRequest<'_>, number: u32) -> Outcome {
     let request = if number % 16 == 15 { request.signaled() } else { request };
     Ok(end.qp.post_send(&[request])?)
 }
 
-/// WRITE and READ of a large region, in messages, several at a time.
+/// Runs WRITEs and READs of a large region, in messages, several at a time.
 fn transfer(client: &End, server: &End) -> Outcome {
     let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
     let near = client.pd.alloc_mr(TRANSFER_BYTES, AccessFlags::LOCAL_WRITE)?;
@@ -198,13 +199,13 @@ fn move_all(client: &End, near: &MemoryRegion, far: &MemoryRegion, is_write: boo
         }
         let completion = client.cq.wait(PATIENCE)?;
         let success = completion.result().map_err(|failure| client.qp.explain(&failure))?;
-        // A late completion of the ping-pong's sends may come first.
+        // A late completion of the ping-pong's sends may be first.
         done += usize::from(success.opcode != CompletionOpcode::Send);
     }
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Bytes that differ from message to message and from place to place.
+/// Fills a buffer with bytes that differ from message to message and from offset to offset.
 fn fill(bytes: &mut [u8], seed: u64) {
     for (place, chunk) in bytes.chunks_mut(8).enumerate() {
         chunk.copy_from_slice(&word(seed, place as u64).to_le_bytes()[..chunk.len()]);
@@ -213,7 +214,7 @@ fn fill(bytes: &mut [u8], seed: u64) {
 
 fn check(bytes: &[u8], size: usize, received: usize, seed: u64) -> Outcome {
     if received != size {
-        return Err(format!("message {seed}: {received} bytes came instead of {size}").into());
+        return Err(format!("message {seed}: received {received} bytes instead of {size}").into());
     }
     for (place, chunk) in bytes.chunks(8).enumerate() {
         if chunk != &word(seed, place as u64).to_le_bytes()[..chunk.len()] {

@@ -1,4 +1,4 @@
-//! One end of a connection or of an exchange of datagrams, as rdma-core's programs.
+//! One end of a connection or of an exchange of datagrams, like rdma-core's programs.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,15 +15,15 @@ use crate::pingpong::{Arguments, Outcome, first_gid, interrupted, open_device, p
 
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
-/// What the buffer holds but for the first byte of each page.
+/// The contents of the buffer, except for the first byte of each page.
 const FILL: u8 = 0x7b;
 const PAGE: usize = 4096;
 /// The Q_Key of rdma-core's programs.
 const QKEY: Qkey = Qkey(0x1111_1111);
-/// What arrives in front of a datagram.
+/// Length of the route header in front of a datagram.
 const HEADER: usize = 40;
 
-/// Plays one end over queue pairs of this type.
+/// Runs one end over queue pairs of this type.
 pub(crate) fn run(arguments: &Arguments, qp_type: QueuePairType) -> Outcome {
     let end = End::open(arguments, qp_type)?;
     let local = end.info()?;
@@ -47,18 +47,18 @@ pub(crate) fn run(arguments: &Arguments, qp_type: QueuePairType) -> Outcome {
     if arguments.chk { end.check() } else { Ok(()) }
 }
 
-/// The objects of this end. One buffer is sent from and received into, so what a peer sends goes back to it.
+/// The objects of this end. One buffer is sent from and received into, so a peer's message goes back to it.
 pub(crate) struct End<'a> {
     arguments: &'a Arguments,
-    /// Goes first, so that nothing arrives for memory that is gone.
+    /// Dropped first, so that nothing arrives for memory that is gone.
     qp: QueuePair,
     channel: Option<CompletionChannel>,
     cq: CompletionQueue,
     buffer: MemoryRegion,
     gid_index: u8,
-    /// Where the message begins in the buffer.
+    /// Offset of the message in the buffer.
     start: usize,
-    /// Where datagrams go.
+    /// Destination of datagrams.
     way: OnceLock<(AddressHandle, Qpn)>,
 }
 
@@ -138,7 +138,7 @@ impl<'a> End<'a> {
         Ok(self.qp.post_send(&[request.wr_id(SEND).signaled()])?)
     }
 
-    /// All exchanges; returns how many seconds they took.
+    /// Runs all exchanges. Returns how many seconds they took.
     pub(crate) fn play(&self) -> Outcome<f64> {
         let iters = self.arguments.iters;
         let is_client = self.arguments.server.is_some();
@@ -170,7 +170,7 @@ impl<'a> End<'a> {
                     }
                 }
                 pending &= !completion.wr_id();
-                // The next message may go when the answer came and the last one has left.
+                // The next message may go when the response has arrived and the last one has completed.
                 if sent < iters && pending == 0 {
                     self.post_send()?;
                     pending = RECEIVE | SEND;
@@ -180,7 +180,7 @@ impl<'a> End<'a> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Completions, once there are some.
+    /// Waits for completions.
     fn next<'c>(&self, completions: &'c mut [Completion]) -> Outcome<&'c [Completion]> {
         loop {
             let count = self.cq.poll(completions)?;
@@ -191,7 +191,7 @@ impl<'a> End<'a> {
                 return Err("interrupted".into());
             }
             if let Some(channel) = &self.channel {
-                // Completions that came between the poll and arming made no event, hence the poll after it.
+                // Completions that were queued between the poll and arming raise no event, so poll again.
                 if channel.wait_event(Some(Duration::from_millis(100)))?.is_some() {
                     self.cq.req_notify(Notify::Any)?;
                 }
@@ -199,7 +199,8 @@ impl<'a> End<'a> {
         }
     }
 
-    /// The client has cleared the first byte of each page, and the same bytes went to and fro ever since.
+    /// Checks the buffer: the client has cleared the first byte of each page, and the same bytes went back and forth
+    /// since.
     pub(crate) fn check(&self) -> Outcome {
         let bytes = self.buffer.to_vec(self.start..self.start + self.arguments.size)?;
         let mut wrong_pages = 0;
@@ -213,7 +214,7 @@ impl<'a> End<'a> {
     }
 }
 
-/// Tells first, then hears; the server is ready to receive when its answer is here.
+/// Sends the address first, then receives one; the server is ready to receive when its response is here.
 fn ask_server(server: &str, port: u16, local: &ConnectionInfo, mtu: Mtu) -> Outcome<ConnectionInfo> {
     let mut stream =
         TcpStream::connect((server, port)).map_err(|error| format!("cannot connect to {server}:{port}: {error}"))?;
@@ -224,14 +225,14 @@ fn ask_server(server: &str, port: u16, local: &ConnectionInfo, mtu: Mtu) -> Outc
     Ok(remote)
 }
 
-/// Hears first and connects, then tells, and waits until the client has heard.
+/// Receives an address first and connects, then sends its own, and waits until the client has received it.
 fn answer_client(
     port: u16,
     local: &ConnectionInfo,
     mtu: Mtu,
     connect: impl FnOnce(&ConnectionInfo) -> Outcome,
 ) -> Outcome<ConnectionInfo> {
-    // Both IP versions where the system has both.
+    // Both IP versions if the system has both.
     let listener = TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
     let listener = listener.map_err(|error| format!("cannot listen on port {port}: {error}"))?;
     let (mut stream, _) = listener.accept()?;
@@ -240,6 +241,6 @@ fn answer_client(
     connect(&remote)?;
     stream.write_all(encode(local).as_bytes())?;
     let mut done = [0; DONE.len()];
-    stream.read_exact(&mut done).map_err(|error| format!("the client did not say that it heard: {error}"))?;
+    stream.read_exact(&mut done).map_err(|error| format!("the client did not confirm the connection: {error}"))?;
     Ok(remote)
 }

@@ -1,4 +1,4 @@
-//! How the two programs tell each other their addresses: rdma-core's text over TCP.
+//! The exchange of addresses between the two programs: rdma-core's text over TCP.
 
 use std::io::Read;
 use std::net::TcpStream;

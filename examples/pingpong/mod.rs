@@ -1,4 +1,4 @@
-//! What the ping-pong examples have in common: the flags, the devices and the output of rdma-core's programs.
+//! The common part of the ping-pong examples: the flags, the devices and the output of rdma-core's programs.
 
 pub(crate) mod exchange;
 
@@ -15,7 +15,7 @@ pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 /// Set by Ctrl-C; the loops end when they see it.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// One end of a ping-pong. Without any argument, both ends run in this program.
+/// One end of a ping-pong. Without arguments, both ends run in this program.
 #[derive(Parser)]
 #[command(disable_version_flag = true)]
 #[command(after_help = "RDMA_VERBS_CAPTURE=FOLDER captures all packets for Wireshark: see docs/capture.md.")]
@@ -47,10 +47,10 @@ pub(crate) struct Arguments {
     /// Sleep on events instead of polling.
     #[arg(short, long)]
     pub(crate) events: bool,
-    /// Check what was received.
+    /// Check the received data.
     #[arg(short, long)]
     pub(crate) chk: bool,
-    /// Index of the own GID; by default the first IPv4 address, or else the first.
+    /// Index of the local GID; by default that of the first IPv4 address, or else the first.
     #[arg(short, long)]
     pub(crate) gid_idx: Option<u8>,
     /// The server to connect to; without it, this is the server.
@@ -62,7 +62,7 @@ fn parse_mtu(text: &str) -> Result<Mtu, String> {
     mtu.ok_or_else(|| "allowed are 256, 512, 1024, 2048 and 4096".to_owned())
 }
 
-/// The programs' common frame: `both` without arguments, `one` with them; `adjust` changes the flags.
+/// Runs the programs' common frame: `both` without arguments, `one` with them; `adjust` changes the flags.
 pub(crate) fn launch_as<A: Parser>(
     name: &str,
     adjust: impl FnOnce(clap::Command) -> clap::Command,
@@ -88,7 +88,7 @@ pub(crate) fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// On Ctrl-C, lets the loops end and the queue pairs be destroyed; whatever hangs longer than that is left.
+/// On Ctrl-C, lets the loops end and the queue pairs be destroyed; exits if that takes too long.
 fn watch_for_interrupt() {
     std::thread::spawn(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();

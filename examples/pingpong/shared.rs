@@ -1,4 +1,4 @@
-//! One end of several connections that share a receive queue, as rdma-core's program.
+//! One end of several connections that share a receive queue, like rdma-core's program.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,12 +15,12 @@ use crate::pingpong::{Arguments, Outcome, first_gid, interrupted, open_device, p
 
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
-/// As many addresses are always told, however many queue pairs there are.
+/// Number of addresses that are always sent, regardless of the number of queue pairs.
 const MOST_QUEUE_PAIRS: usize = 256;
 const FILL: u8 = 0x7b;
 const PAGE: usize = 4096;
 
-/// A ping-pong over several queue pairs. Without any argument, both ends run in this program.
+/// A ping-pong over several queue pairs. Without arguments, both ends run in this program.
 #[derive(Parser)]
 pub(crate) struct SharedArguments {
     #[command(flatten)]
@@ -30,7 +30,7 @@ pub(crate) struct SharedArguments {
     num_qp: u32,
 }
 
-/// Plays one end.
+/// Runs one end.
 pub(crate) fn run(arguments: &SharedArguments) -> Outcome {
     let end = End::open(arguments)?;
     let local = end.addresses()?;
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &SharedArguments) -> Outcome {
     if end.arguments.chk { end.check() } else { Ok(()) }
 }
 
-/// Plays both ends, each on a thread and a device of its own.
+/// Runs both ends, each on its own thread and device.
 pub(crate) fn run_both() -> Outcome {
     let arguments = |device, server: &[&str]| {
         let flags = ["srq_pingpong", "-c", "-n", "20000", "-d", device];
@@ -77,8 +77,8 @@ pub(crate) fn run_both() -> Outcome {
 /// The objects of this end. One buffer is sent from and received into, by all queue pairs.
 struct End<'a> {
     arguments: &'a Arguments,
-    /// They go first: the peer may have sent more than was asked for, and a message that finds a receive without its
-    /// memory would be answered with an error.
+    /// Dropped first: the peer may have sent more than the agreed number of messages, and one that finds a receive
+    /// without its memory would get a NAK.
     queue_pairs: Vec<QueuePair>,
     channel: Option<CompletionChannel>,
     cq: CompletionQueue,
@@ -145,7 +145,7 @@ impl<'a> End<'a> {
         Ok(qp.post_send(&[SendRequest::send(message).wr_id(SEND).signaled()])?)
     }
 
-    /// All exchanges, of all queue pairs together; returns how many seconds they took.
+    /// Runs all exchanges of all queue pairs. Returns how many seconds they took.
     fn play(&self) -> Outcome<f64> {
         let (iters, count) = (self.arguments.iters, self.queue_pairs.len() as u32);
         let is_client = self.arguments.server.is_some();
@@ -164,7 +164,7 @@ impl<'a> End<'a> {
             let mut completions = [Completion::default(); 16];
             for completion in self.next(&mut completions)? {
                 let place = self.queue_pairs.iter().position(|qp| qp.qpn() == completion.qpn());
-                let place = place.ok_or("a completion of no queue pair of ours")?;
+                let place = place.ok_or("a completion of an unknown queue pair")?;
                 let qp = &self.queue_pairs[place];
                 completion.result().map_err(|failure| qp.explain(&failure))?;
                 match completion.wr_id() {
@@ -179,7 +179,7 @@ impl<'a> End<'a> {
                     }
                 }
                 pending[place] &= !completion.wr_id();
-                // The next message may go when the answer came and the last one has left.
+                // The next message may go when the response has arrived and the last one has completed.
                 if sent < iters && pending[place] == 0 {
                     self.post_send(qp)?;
                     pending[place] = RECEIVE | SEND;
@@ -189,7 +189,7 @@ impl<'a> End<'a> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Completions, once there are some.
+    /// Waits for completions.
     fn next<'c>(&self, completions: &'c mut [Completion]) -> Outcome<&'c [Completion]> {
         loop {
             let count = self.cq.poll(completions)?;
@@ -200,7 +200,7 @@ impl<'a> End<'a> {
                 return Err("interrupted".into());
             }
             if let Some(channel) = &self.channel {
-                // Completions that came between the poll and arming made no event, hence the poll after it.
+                // Completions that were queued between the poll and arming raise no event, so poll again.
                 if channel.wait_event(Some(Duration::from_millis(100)))?.is_some() {
                     self.cq.req_notify(Notify::Any)?;
                 }
@@ -208,10 +208,11 @@ impl<'a> End<'a> {
         }
     }
 
-    /// The client has cleared the first byte of each page, and the same bytes went to and fro ever since.
+    /// Checks the buffer: the client has cleared the first byte of each page, and the same bytes went back and forth
+    /// since.
     fn check(&self) -> Outcome {
         let bytes = self.buffer.to_vec(..self.arguments.size)?;
-        // What else the other program fills its buffer with depends on its version.
+        // The other program's remaining fill depends on its version.
         let fill = if self.arguments.server.is_some() { FILL } else { *bytes.get(1).unwrap_or(&0) };
         let mut wrong_pages = 0;
         for (page, bytes) in bytes.chunks(PAGE).enumerate() {
@@ -224,7 +225,7 @@ impl<'a> End<'a> {
     }
 }
 
-/// Always as many addresses; those that stand for no queue pair are empty.
+/// Sends the fixed number of addresses; those without a queue pair are empty.
 fn tell(stream: &mut TcpStream, local: &[ConnectionInfo]) -> Outcome {
     let nobody = "0000:000000:000000:00000000000000000000000000000000\0";
     let mut text: String = local.iter().map(encode).collect();
@@ -236,7 +237,7 @@ fn hear_all(stream: &mut TcpStream, mtu: Mtu) -> Outcome<Vec<ConnectionInfo>> {
     (0..MOST_QUEUE_PAIRS).map(|_| hear(stream, QueuePairType::ReliableConnection, mtu)).collect()
 }
 
-/// Tells first, then hears; the server is ready to receive when its answer is here.
+/// Sends the addresses first, then receives; the server is ready to receive when its response is here.
 fn ask_server(server: &str, port: u16, local: &[ConnectionInfo], mtu: Mtu) -> Outcome<Vec<ConnectionInfo>> {
     let mut stream =
         TcpStream::connect((server, port)).map_err(|error| format!("cannot connect to {server}:{port}: {error}"))?;
@@ -247,7 +248,7 @@ fn ask_server(server: &str, port: u16, local: &[ConnectionInfo], mtu: Mtu) -> Ou
     Ok(remote)
 }
 
-/// Hears first and connects, then tells, and waits until the client has heard.
+/// Receives addresses first and connects, then sends its own, and waits until the client has received them.
 fn answer_client(end: &End<'_>, local: &[ConnectionInfo]) -> Outcome<Vec<ConnectionInfo>> {
     let port = end.arguments.port;
     let listener = TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
@@ -258,6 +259,6 @@ fn answer_client(end: &End<'_>, local: &[ConnectionInfo]) -> Outcome<Vec<Connect
     end.connect(&remote)?;
     tell(&mut stream, local)?;
     let mut done = [0; DONE.len()];
-    stream.read_exact(&mut done).map_err(|error| format!("the client did not say that it heard: {error}"))?;
+    stream.read_exact(&mut done).map_err(|error| format!("the client did not confirm the connection: {error}"))?;
     Ok(remote)
 }

@@ -1,4 +1,4 @@
-//! See the file that this includes: `cargo test` runs it, too, with the inputs in `tests/fuzzing/corpus`.
+//! The target is in the included file, which `cargo test` runs, too, with the inputs in `tests/fuzzing/corpus`.
 #![no_main]
 
 #[path = "../../tests/fuzzing/registry.rs"]

@@ -1,4 +1,4 @@
-//! Requests far ahead of their turn: not kept, no evidence of a gap, and no reason to send anything again.
+//! Requests far ahead of the expected PSN: not kept, no evidence of a gap, and no reason to retransmit.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,9 +16,9 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("ahead/makes_a_native_peer_send_nothing_again", |_| no_storm(Kind::Native)),
 ];
 
-/// Beyond everything that a peer can have in flight.
+/// Leads beyond everything that a peer can have in flight.
 const LEADS: [u32; 6] = [4_200, 10_000, 60_000, 60_001, 60_002, 65_535];
-/// Beyond what a standard peer is allowed.
+/// Leads beyond the window of a standard peer.
 const STANDARD_LEADS: [u32; 4] = [65, 100, 500, 1_000];
 const MESSAGES: u64 = 2_000;
 const BATCH: u64 = 16;
@@ -28,7 +28,7 @@ fn leads(kind: Kind) -> Vec<u32> {
     [near, &LEADS].concat()
 }
 
-/// A lab whose victim has heard its peer.
+/// Returns a lab whose victim has received a message of its peer.
 fn lab_in_use(kind: Kind) -> Lab {
     let mut lab = Lab::new(kind, Mtu::Mtu1024, 0xa4ead);
     message(&mut lab, 0);
@@ -41,7 +41,7 @@ fn post(lab: &mut Lab, number: u64) {
     lab.post_send(HONEST, number, Data::Inline(&[&number.to_le_bytes()]));
 }
 
-/// All posted messages are there, in order and unchanged.
+/// Checks that all posted messages have arrived, in order and unchanged.
 fn check(lab: &mut Lab, numbers: std::ops::Range<u64>) {
     let received = lab.completions(VICTIM);
     let came: Vec<u64> = received.iter().map(|completion| completion.wr_id).collect();
@@ -59,7 +59,7 @@ fn message(lab: &mut Lab, number: u64) {
     check(lab, number..number + 1);
 }
 
-/// The forger even knows the number that comes next.
+/// Sends requests ahead of the expected PSN, which the forger knows.
 fn throw_ahead(lab: &mut Lab, leads: &[u32], done: u32) {
     for lead in leads {
         let packet = lab.aim().send(lab.first_psns[HONEST].plus(done + lead), &[0xee; 64]);
@@ -92,7 +92,7 @@ fn no_storm(kind: Kind) {
     throw_ahead(&mut lab, &LEADS, 1);
     for first in (1..MESSAGES).step_by(BATCH as usize) {
         (first..first + BATCH).for_each(|number| post(&mut lab, number));
-        // Both directions are on their way at once: what the victim says arrives while more is in flight.
+        // Both directions are in flight at once: the victim's packets arrive while more are in flight.
         let mut on_the_way = VecDeque::from(lab.overheard_from(HONEST));
         while let Some(packet) = on_the_way.pop_front() {
             lab.deliver(&packet);
@@ -104,6 +104,6 @@ fn no_storm(kind: Kind) {
     }
     let naks = lab.count(VICTIM, Counter::SentSequenceNak);
     let again = lab.count(HONEST, Counter::RetransmittedPackets);
-    println!("{naks} NAKs and {again} packets sent again for {MESSAGES} messages on links that lose nothing");
+    println!("{naks} NAKs and {again} retransmissions for {MESSAGES} messages on links that lose nothing");
     assert!(naks <= 1 && again <= BATCH, "{naks} NAKs, {again} packets sent again for {MESSAGES} messages");
 }

@@ -1,4 +1,4 @@
-//! Flipped bits: a packet that arrives changed is dropped, also where the identification and DF are not known for sure.
+//! Flipped bits: a packet that arrives changed is dropped, even where the identification and DF are not known for sure.
 
 use rdma_verbs::types::{Counter, Data, Mtu, Psn};
 
@@ -18,11 +18,11 @@ pub(super) const ATTACKS: &[Attack] = &[
 ];
 
 const LENGTH: usize = 1_024;
-/// Damaged packets in a row, before the peer's next packet arrives whole. Without any, a victim has to believe after
-/// some seeming changes of the identification that the peer has changed it.
+/// Number of damaged packets in a row before the peer's next packet arrives whole. Without any whole packet, a victim
+/// concludes after some seeming changes of the identification that the peer has changed it.
 const DAMAGED_IN_A_ROW: u64 = 1_000;
 
-/// A victim that has taken one packet of its peer, and the packet that comes next.
+/// A victim that has received one packet of its peer, and the next packet.
 struct Line {
     lab: Lab,
     next: Forgery,
@@ -46,14 +46,14 @@ impl Line {
         Self { lab, next, bytes, expected }
     }
 
-    /// Delivers these bytes in place of the packet. Whether they pass for a packet of the peer.
+    /// Delivers these bytes instead of the packet. Returns whether they pass for a packet of the peer.
     fn passes(&mut self, bytes: &[u8]) -> bool {
         self.lab.deliver_forged(&self.next, bytes);
         self.lab.count(VICTIM, Counter::ReceivedPackets) != self.expected
     }
 }
 
-/// The place of a bit of a packet that the check value covers: all but the reserved byte of the base transport header.
+/// Returns whether the check value covers a bit of the packet: all but the reserved byte of the base transport header.
 fn is_covered(bit: usize) -> bool {
     bit / 8 != 4
 }
@@ -96,8 +96,8 @@ fn two_bits(tries: u64) {
     assert_eq!(wrong, 0, "of {tries} packets with two flipped bits");
 }
 
-/// Some bits, bytes and lengths, without a new check value. Exactly one check value is right of a native peer, and of a
-/// standard peer whose identification was 0.
+/// Changes some bits, bytes and lengths without a new check value. A native peer, and a standard peer whose
+/// identification was 0, have exactly one valid check value.
 fn mutated(kind: Kind, form: Form) {
     let tries = form.tries(300_000, 4_000_000);
     let mut line = Line::new(kind);

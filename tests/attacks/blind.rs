@@ -1,7 +1,7 @@
 //! Blind packets: the forger knows addresses and queue pair numbers, perhaps the port, and guesses the rest.
 //!
-//! Between native peers no such packet may pass. Toward standard peers the standard leaves the 24 bits of the PSN: what
-//! passes is bounded by the numbers that are plausible at a time, and each campaign prints what passed.
+//! Between native peers no such packet may pass. Toward standard peers the standard leaves the 24 bits of the PSN: the
+//! number of PSNs that are plausible at a time bounds the packets that pass, and each campaign prints them.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ enum Port {
     Unknown,
 }
 
-/// What the victim has heard from its peer when the forger begins.
+/// The packets that the victim has received from its peer when the forger begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Begins {
     WithTraffic,
@@ -42,29 +42,29 @@ enum Begins {
 
 const SHORT: u64 = 2_000_000;
 const LONG: u64 = 20_000_000;
-/// What forged messages carry.
+/// The payload of forged messages.
 const MARK: [u8; 32] = [0xee; 32];
-/// Numbers of requests that a standard peer may have in flight, and thus numbers that may be plausible.
+/// Number of requests that a standard peer may have in flight, and thus of PSNs that may be plausible.
 const STANDARD_WINDOW: u64 = 64;
 const PSNS: u64 = 1 << 24;
-/// A connection lasts so long; the next one has other numbers.
+/// Number of tries of one connection; the next one has other PSNs.
 const TRIES_OF_CONNECTION: u64 = 50_000;
 const TRIES_BETWEEN_MESSAGES: u64 = 500;
 
-/// What became of a campaign's packets.
+/// The results of a campaign.
 #[derive(Default, Debug)]
 struct Tally {
     tries: u64,
     connections: u64,
-    /// Blind packets that passed for the peer's.
+    /// Blind packets accepted as the peer's.
     passed: u64,
-    /// Blind requests kept until their turn.
+    /// Blind requests kept in the reorder buffer.
     kept: u64,
-    /// The try that was kept first.
+    /// The first try that was kept.
     first_kept: Option<u64>,
     /// Forged messages that completed a receive.
     delivered: u64,
-    /// The peer's messages that were lost or came changed.
+    /// Messages of the peer that were lost or arrived changed.
     harmed: u64,
     /// Sends of the victim that completed although they never arrived.
     believed: u64,
@@ -82,7 +82,7 @@ impl Tally {
         assert_eq!(effects, [0; 6], "passed, kept, delivered, harmed, believed, killed of {} tries", self.tries);
     }
 
-    /// At most what chance gives to a window of 64 numbers: twice the mean and 16 are exceeded once in 10^5 runs.
+    /// Checks against chance with a window of 64 PSNs: twice the mean and 16 are exceeded once in 10^5 runs.
     fn assert_bounded(&self, hits: u64, what: &str) {
         let bound = 2 * self.tries * STANDARD_WINDOW / PSNS + 16;
         assert!(hits <= bound, "{hits} {what} of {} tries; chance gives at most {bound}", self.tries);
@@ -117,7 +117,7 @@ struct Campaign {
     lab: Lab,
     port: Port,
     tally: Tally,
-    /// Packets of the connection that passed, and those of them that were the peer's.
+    /// Number of the passed packets of the connection that were the peer's.
     genuine: u64,
     number: u64,
 }
@@ -127,7 +127,7 @@ impl Campaign {
         Self { lab: Lab::new(kind, Mtu::Mtu256, 0x5eed), port, tally: Tally::default(), genuine: 0, number: 0 }
     }
 
-    /// Guesses what the forger does not know, and sends the packet.
+    /// Guesses the unknown fields and sends the packet.
     fn guess(&mut self, packet: &mut Forgery) {
         let random = self.lab.random.number();
         packet.headers.bth.psn = Psn::new(random as u32 & 0xff_ffff);
@@ -147,7 +147,7 @@ impl Campaign {
         self.lab.count(VICTIM, Counter::ReorderedRequest)
     }
 
-    /// A new connection, with receives for all messages that can come.
+    /// Makes a new connection, with receives for all messages that can arrive.
     fn connect(&mut self) {
         self.lab.connect();
         for at in [VICTIM, HONEST] {
@@ -163,7 +163,7 @@ impl Campaign {
         [VICTIM, HONEST].iter().all(|at| self.lab.state(*at) == QueuePairState::ReadyToSend)
     }
 
-    /// The honest peer sends a message. Whether it came, alone and as it was.
+    /// Sends a message of the honest peer. Returns whether it arrived, alone and unchanged.
     fn message(&mut self) -> bool {
         self.number += 1;
         let bytes = self.number.to_le_bytes();
@@ -192,7 +192,7 @@ impl Campaign {
         is_right && sent[0].status == CompletionStatus::Success
     }
 
-    /// What became of the connection since the last look; whether it goes on.
+    /// Records the state of the connection since the last look. Returns whether it goes on.
     fn look(&mut self) -> bool {
         let is_right = self.message();
         if !self.is_alive() {
@@ -228,7 +228,7 @@ impl Campaign {
         self.tally
     }
 
-    /// Mostly messages; and what ends a connection if it is believed.
+    /// Returns packets to forge: mostly messages, and some that end the connection if accepted.
     fn request_packets(&self) -> Vec<Forgery> {
         let (aim, psn) = (self.lab.aim(), Psn::new(0));
         let mut packets = vec![aim.send(psn, &MARK); 13];
@@ -238,7 +238,7 @@ impl Campaign {
         packets
     }
 
-    /// The victim has as much in flight as its window allows, and its peer is slow.
+    /// Attacks a victim that has a full window in flight, to a slow peer.
     fn responses(mut self, tries: u64) -> Tally {
         let (aim, psn) = (self.lab.aim(), Psn::new(0));
         let refusals = [NakCode::SequenceError, NakCode::InvalidRequest, NakCode::RemoteAccess];
@@ -268,7 +268,7 @@ impl Campaign {
                     self.guess(&mut packets[which]);
                 }
                 left -= TRIES_BETWEEN_MESSAGES;
-                // What is sent again is lost again.
+                // Retransmissions are lost, too.
                 self.lab.lose_from(VICTIM);
             }
             let moved = self.lab.in_flight(VICTIM) < most_in_flight;

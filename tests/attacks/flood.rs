@@ -1,4 +1,4 @@
-//! Spoofed packets, garbage and oversize packets: each is dropped under its name, while the connection goes on.
+//! Spoofed packets, garbage and oversize packets: each is dropped for its reason, while the connection goes on.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,13 +22,13 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("flood/oversize_packets_are_not_kept", |_| Kind::BOTH.into_iter().for_each(oversize)),
 ];
 
-/// More than one poll takes in, fewer than a socket holds.
+/// More than one poll receives, fewer than a socket holds.
 const BURST: u64 = 32;
 const EACH: u64 = 500;
-/// The longest wait for packets that have arrived to be counted.
+/// Longest wait for arrived packets to be counted.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A packet that is wrong in one way, and under which name it is dropped.
+/// Returns packets that are wrong in one respect each, with the reasons for which they are dropped.
 fn wrong_packets(aim: &Aim, psn: Psn) -> Vec<(DropReason, Vec<u8>, Forgery)> {
     let good = aim.send(psn, b"a message of the peer, nearly");
     let valid = good.udp_payload();
@@ -56,7 +56,7 @@ fn wrong_packets(aim: &Aim, psn: Psn) -> Vec<(DropReason, Vec<u8>, Forgery)> {
     ]
 }
 
-/// Another number of the same block.
+/// Returns another number of the same block.
 fn other(qpn: Qpn) -> Qpn {
     Qpn::new(qpn.value() ^ 0x555)
 }
@@ -65,7 +65,7 @@ fn names(kind: Kind) {
     let raw = RawSender::open();
     let (left, right) = pair(kind, Mtu::Mtu1024);
     exchange(&left, &right);
-    // Beyond what the exchange has used: the numbers of packets to come.
+    // PSNs beyond those of the exchange: those of packets to come.
     let psn = right.info().psn.plus(100);
     for (reason, payload, packet) in wrong_packets(&left.aim(right.address, 50_123), psn) {
         let before = left.counters();
@@ -75,7 +75,7 @@ fn names(kind: Kind) {
                 left.drive();
             }
         }
-        // Another thread may have been at the sockets, so some wait still.
+        // Another thread may have polled the sockets, so some packets may still wait.
         let patience = Instant::now() + PATIENCE;
         while left.counters().since(&before).total_drops() < EACH && Instant::now() < patience {
             left.drive();
@@ -83,12 +83,12 @@ fn names(kind: Kind) {
         left.drive();
         let since = left.counters().since(&before);
         assert_eq!((since.get_drop(reason), since.total_drops()), (EACH, EACH), "{kind:?}: {reason:?}");
-        assert_eq!(since.get(Counter::SentPackets), 0, "{kind:?}: {reason:?} is answered");
+        assert_eq!(since.get(Counter::SentPackets), 0, "{kind:?}: {reason:?} has a response");
     }
     still_work(kind, &left, &right);
 }
 
-/// Any of the wrong packets, and random bytes.
+/// Returns one of the wrong packets, or random bytes.
 fn garbage(random: &mut Random, aim: &Aim, wrong: &[(DropReason, Vec<u8>, Forgery)], raw: &RawSender) {
     match random.below(4) {
         0 => {
@@ -111,8 +111,8 @@ fn garbage(random: &mut Random, aim: &Aim, wrong: &[(DropReason, Vec<u8>, Forger
 fn beside(kind: Kind, form: Form) {
     let (left, right) = pair(kind, Mtu::Mtu1024);
     exchange(&left, &right);
-    // Not aimed at numbers that may become plausible: then a standard peer's ICRC, of which 1 in 85,000 random values
-    // is right, decides alone.
+    // Not aimed at PSNs that may become plausible: then only the ICRC of a standard peer protects; 1 in 85,000 random
+    // values is right.
     let aim = Aim { qpn: other(left.qp.qpn()), ..left.aim(right.address, 50_123) };
     let wrong = wrong_packets(&left.aim(right.address, 50_123), right.info().psn.minus(0x10_0000));
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -149,7 +149,7 @@ fn oversize(kind: Kind) {
     let mut count = 0;
     for length in [260, 1_024, 4_100, 9_000, 65_000] {
         for step in 0..40 {
-            // Far ahead of everything that is in flight.
+            // Far ahead of all packets in flight.
             raw.send(&aim.send(right.info().psn.plus(20_000 + count * 7 + step), &vec![0xee; length]));
             count += 1;
             left.drive();

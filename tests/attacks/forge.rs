@@ -1,5 +1,5 @@
-//! Packets that no peer sent: RoCEv2 with any address, port, number, identification, DF, payload and check value, and
-//! the raw sockets that they leave through.
+//! Forged packets: RoCEv2 with any address, port, PSN, identification, DF, payload and check value, and the raw sockets
+//! that send them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
@@ -11,10 +11,10 @@ const IP_BYTES: usize = 20;
 const UDP_BYTES: usize = 8;
 const IPPROTO_RAW: i32 = 255;
 const DONT_FRAGMENT: u16 = 0x4000;
-/// Ports that the standard's convention sends from.
+/// Source ports of the standard's convention.
 pub(crate) const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 
-/// A packet with a valid ICRC, unless `check_xor` spoils it.
+/// A packet with a valid ICRC, unless `check_xor` changes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Forgery {
     pub(crate) source: Ipv4Addr,
@@ -24,11 +24,11 @@ pub(crate) struct Forgery {
     pub(crate) dont_fragment: bool,
     pub(crate) headers: Headers,
     pub(crate) payload: Vec<u8>,
-    /// What the check value differs by from the valid one.
+    /// The difference to the valid check value.
     pub(crate) check_xor: u32,
 }
 
-/// Who it says it comes from, and what it is for.
+/// The claimed source and the destination of a forged packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Aim {
     pub(crate) source: Ipv4Addr,
@@ -38,7 +38,7 @@ pub(crate) struct Aim {
 }
 
 impl Aim {
-    /// A whole SEND of these bytes that asks for an acknowledgement.
+    /// Returns a SEND Only of these bytes that requests an acknowledgement.
     pub(crate) fn send(&self, psn: Psn, payload: &[u8]) -> Forgery {
         self.request(Opcode::RC_SEND_ONLY, psn, payload)
     }
@@ -49,14 +49,14 @@ impl Aim {
         self.packet(Headers { bth, ..Headers::default() }, payload)
     }
 
-    /// A whole WRITE.
+    /// Returns a WRITE Only.
     pub(crate) fn write(&self, psn: Psn, va: u64, rkey: Rkey, payload: &[u8]) -> Forgery {
         let mut packet = self.request(Opcode::RC_WRITE_ONLY, psn, payload);
         packet.headers.reth = Some(Reth { va, rkey, length: payload.len() as u32 });
         packet
     }
 
-    /// An acknowledgement or a NAK.
+    /// Returns an acknowledgement or a NAK.
     pub(crate) fn response(&self, psn: Psn, syndrome: Syndrome) -> Forgery {
         let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, destination: self.qpn, psn, ..Bth::default() };
         self.packet(Headers { bth, aeth: Some(Aeth { syndrome, msn: 1 }), ..Headers::default() }, &[])
@@ -85,14 +85,14 @@ impl Forgery {
         }
     }
 
-    /// From the base transport header to the ICRC.
+    /// Returns the bytes from the base transport header to the ICRC.
     pub(crate) fn udp_payload(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.write_udp_payload(&mut bytes);
         bytes
     }
 
-    /// The same into a buffer that is used again.
+    /// Writes the bytes of `udp_payload` into a reused buffer.
     pub(crate) fn write_udp_payload(&self, bytes: &mut Vec<u8>) {
         bytes.clear();
         bytes.resize(self.headers.length(), 0);
@@ -104,7 +104,7 @@ impl Forgery {
         debug_assert!(bytes.len() >= ICRC_BYTES);
     }
 
-    /// The whole IPv4 packet, of this or of another UDP payload. The kernel fills in the checksum of the IP header.
+    /// Returns the whole IPv4 packet, with this UDP payload. The kernel fills in the checksum of the IP header.
     pub(crate) fn ip_packet(&self, udp_payload: &[u8]) -> Vec<u8> {
         let udp_bytes = UDP_BYTES + udp_payload.len();
         let mut bytes = vec![0; IP_BYTES];
@@ -126,7 +126,7 @@ impl Forgery {
     }
 }
 
-/// ICMP errors that no router sent.
+/// Forged ICMP errors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum IcmpError {
     PortUnreachable,
@@ -136,7 +136,7 @@ pub(crate) enum IcmpError {
 }
 
 impl IcmpError {
-    /// About a packet that the receiver of this error is told to have sent.
+    /// Returns the error about a packet that its receiver supposedly sent.
     pub(crate) fn about(self, router: Ipv4Addr, offending: &Forgery) -> Vec<u8> {
         let (code, mtu) = match self {
             Self::HostUnreachable => (1, 0),
@@ -168,11 +168,11 @@ fn internet_checksum(bytes: &[u8]) -> u16 {
     !((folded & 0xffff) + (folded >> 16)) as u16
 }
 
-/// A raw socket: what is sent through it stands on the wire as it is.
+/// A raw socket, which sends packets without changing them.
 pub(crate) struct RawSender(Socket);
 
 impl RawSender {
-    /// Needs root in the network namespace.
+    /// Opens the socket. Needs root in the network namespace.
     pub(crate) fn open() -> Self {
         let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(IPPROTO_RAW)));
         let socket = socket.unwrap_or_else(|error| panic!("a raw socket, which needs root: {error}"));
@@ -184,7 +184,7 @@ impl RawSender {
         self.send_as(packet, &packet.udp_payload());
     }
 
-    /// Sends other bytes than those that the packet has itself.
+    /// Sends a packet with another UDP payload than its own.
     pub(crate) fn send_as(&self, packet: &Forgery, udp_payload: &[u8]) {
         self.send_ip(packet.destination, &packet.ip_packet(udp_payload));
     }

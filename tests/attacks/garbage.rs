@@ -1,9 +1,9 @@
-//! What garbage costs: processor time for each packet that the engine discards, against a plain receiver that discards
-//! the same ones; and the rate of a connection beside a flood to its own device, against the same flood to an unrelated
-//! socket.
+//! The cost of garbage: processor time for each packet that the engine discards, against a plain receiver that discards
+//! the same packets; and the rate of a connection beside a flood to its own device, against the same flood to an
+//! unrelated socket.
 //!
 //! `cargo run --release --example garbage` measures, `-- --check` also fails if a target is missed. Only ratios count:
-//! both sides of each take turns, and the medians are compared.
+//! the two sides of each are measured in turns, and their medians are compared.
 
 #[path = "garbage/flood.rs"]
 mod flood;
@@ -20,12 +20,12 @@ use clap::Parser;
 use flood::{Flood, Kind};
 use victim::Victim;
 
-/// The engine takes at most so many times the processor time of a plain receiver.
+/// Maximum ratio of the engine's processor time to that of a plain receiver.
 const MOST_PROCESSOR_TIME: f64 = 2.0;
-/// A connection keeps at least this part of its rate.
+/// Minimum part of its rate that a connection keeps.
 const LEAST_RATE: f64 = 0.5;
 
-/// Measures what garbage costs.
+/// Measures the cost of garbage.
 #[derive(Parser)]
 struct Arguments {
     /// Packets a second beside the connection.
@@ -48,10 +48,10 @@ struct Arguments {
     check: bool,
 }
 
-/// What one kind of garbage costs: each a ratio of medians.
+/// The cost of one kind of garbage, from medians.
 struct Cost {
     kind: Kind,
-    /// Nanoseconds a packet of the plain receiver and of the engine.
+    /// Nanoseconds for each packet, of the plain receiver and of the engine.
     processor: [f64; 2],
     /// Messages a second beside the flood to an unrelated socket and beside the flood to the device.
     rates: [f64; 2],
@@ -76,7 +76,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Takes turns between two measurements; their medians.
+/// Takes turns between two measurements. Returns their medians.
 fn in_turns(repetitions: usize, mut measure: impl FnMut(usize) -> f64) -> [f64; 2] {
     let mut values = [Vec::new(), Vec::new()];
     for _ in 0..repetitions {

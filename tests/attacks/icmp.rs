@@ -1,4 +1,4 @@
-//! ICMP errors that no router sent, about packets that the victim may have sent.
+//! Forged ICMP errors about packets that the victim may have sent.
 
 use std::net::Ipv4Addr;
 
@@ -20,7 +20,7 @@ const ERRORS: [IcmpError; 5] = [
     IcmpError::HostUnreachable,
 ];
 
-/// The ports that a device sends from; an attacker tries all, the test looks them up.
+/// Returns the ports that a device sends from; an attacker tries all, the test looks them up.
 fn ports_of(address: Ipv4Addr) -> Vec<u16> {
     let table = std::fs::read_to_string("/proc/self/net/udp").expect("the sockets of the namespace");
     let wanted = format!("{:08X}:", u32::from_le_bytes(address.octets()));

@@ -1,5 +1,5 @@
-//! Messages of another user to the sockets that processes of one user pass packets by: they lie in a folder that other
-//! users cannot enter.
+//! Messages of another user to the sockets through which processes of one user pass packets on: they lie in a folder
+//! that other users cannot enter.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
@@ -20,23 +20,23 @@ const HEADER_BYTES: usize = 40;
 const VERSION: u8 = 1;
 const KINDS: [u8; 2] = [1, 2];
 
-/// Makes the calling thread, and no other, one of another user for good.
+/// Gives the calling thread, and no other, another user for good.
 fn become_other_user() {
-    // SAFETY: numbers only. The call itself, unlike the library's function, is about this thread alone.
+    // SAFETY: takes numbers only. The raw system call, unlike the library's function, changes this thread alone.
     let outcome = unsafe { libc::syscall(libc::SYS_setresuid, OTHER_USER, OTHER_USER, OTHER_USER) };
     assert_eq!(outcome, 0, "setresuid: {}", std::io::Error::last_os_error());
 }
 
-/// The inboxes of the namespace, which are sockets in the folder of the user.
+/// Returns the inboxes of the namespace, which are sockets in the user's folder.
 fn inboxes() -> Vec<String> {
     let table = std::fs::read_to_string("/proc/self/net/unix").expect("the sockets of the namespace");
     let paths = table.lines().filter_map(|line| line.split_whitespace().nth(7));
-    // The table has the names that they were made under, before they worked.
+    // The table has the names under which they were created, before they worked.
     let inboxes = paths.filter(|path| path.contains("/rdma-verbs") && path.contains("/new-inbox-"));
     inboxes.map(|path| path.replace("/new-inbox-", "/inbox-")).collect()
 }
 
-/// A packet that is passed on by the rules.
+/// Returns a packet as one process passes it on to another.
 fn passed_on(aim: &Aim, psn: Psn) -> Vec<u8> {
     let packet = aim.send(psn, b"passed on by another user");
     let mut message = vec![0; HEADER_BYTES];
@@ -72,7 +72,7 @@ fn messages(form: Form) {
     exchange(&left, &right);
     let inboxes = inboxes();
     assert!(!inboxes.is_empty(), "the device has an inbox");
-    // The forger may even know the number that comes next, of an end that has sent nothing but the exchange.
+    // The forger even knows the next PSN of an end that has sent nothing but the exchange.
     let aim = left.aim(right.address, 50_123);
     let valid: Vec<Vec<u8>> = (0..64).map(|number| passed_on(&aim, right.info().psn.plus(number))).collect();
     let elsewhere = passed_on(&Aim { qpn: Qpn::new(left.qp.qpn().value() ^ 1), ..aim }, Psn::new(0));

@@ -1,5 +1,5 @@
 //! Two endpoints of one process without a network between them, so that a forger reaches the victim a million times a
-//! second. The forger sees nothing that travels; the other endpoint is the honest peer.
+//! second. The forger sees no traffic; the other endpoint is the honest peer.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) const HONEST: usize = 1;
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
 pub(crate) const BASE: u64 = 0x1000_0000;
 pub(crate) const REGION_BYTES: u64 = 1 << 20;
-/// Receives that a queue pair has posted.
+/// Number of receives that a queue pair has posted.
 pub(crate) const DEPTH: u32 = 256;
 const ACCESS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
 const NATIVE: PeerCapabilities =
@@ -41,10 +41,10 @@ pub(crate) struct Lab {
     pub(crate) hosts: [Host; 2],
     pub(crate) ports: [Port; 2],
     pub(crate) regions: [Arc<Region>; 2],
-    /// First numbers that the two send; of the connection that there is.
+    /// The first PSNs of both ends of the current connection.
     pub(crate) first_psns: [Psn; 2],
     pub(crate) random: Random,
-    /// What each contributes to the key of native peers; the same for all connections, as of a device.
+    /// The shares of the key of native peers; as those of a device, they are the same for all connections.
     shares: [KeyShare; 2],
     kind: Kind,
     mtu: Mtu,
@@ -75,13 +75,13 @@ impl Lab {
         lab
     }
 
-    /// Makes the connection, or makes it again with other numbers.
+    /// Makes the connection, or makes it again with other PSNs.
     pub(crate) fn connect(&mut self) {
         let psns = [VICTIM, HONEST].map(|_| Psn::new(self.random.number() as u32 & 0xff_ffff));
         self.connect_at(psns);
     }
 
-    /// The same with these numbers.
+    /// Makes the connection with these PSNs.
     pub(crate) fn connect_at(&mut self, first_psns: [Psn; 2]) {
         self.first_psns = first_psns;
         for at in [VICTIM, HONEST] {
@@ -125,7 +125,7 @@ impl Lab {
         self.hosts[at].endpoint.queue_pair_state(self.ports[at].qpn).expect("a queue pair")
     }
 
-    /// Of the queue pair.
+    /// Returns the queue pair's counters.
     pub(crate) fn counters(&self, at: usize) -> Counters {
         self.hosts[at].endpoint.queue_pair_counters(self.ports[at].qpn).expect("a queue pair").clone()
     }
@@ -138,12 +138,12 @@ impl Lab {
         self.counters(at).get_drop(reason)
     }
 
-    /// Packets that a host has in flight to the other.
+    /// Returns the number of packets that a host has in flight to the other.
     pub(crate) fn in_flight(&self, from: usize) -> u32 {
         self.hosts[from].endpoint.packets_in_flight(IpAddr::V4(ADDRESSES[1 - from]))
     }
 
-    /// What a forger aims at who knows everything but numbers and secrets.
+    /// Returns the aim of a forger who knows everything but PSNs and secrets.
     pub(crate) fn aim(&self) -> Aim {
         Aim {
             source: ADDRESSES[HONEST],
@@ -153,7 +153,7 @@ impl Lab {
         }
     }
 
-    /// A forged packet arrives at the victim.
+    /// Delivers a forged packet to the victim.
     pub(crate) fn forge(&mut self, packet: &Forgery) -> DatagramOutcome {
         let mut bytes = std::mem::take(&mut self.forged);
         packet.write_udp_payload(&mut bytes);
@@ -162,7 +162,7 @@ impl Lab {
         outcome
     }
 
-    /// The same with other bytes than those that the packet has itself.
+    /// Delivers a forged packet with another UDP payload than its own.
     pub(crate) fn deliver_forged(&mut self, packet: &Forgery, udp_payload: &[u8]) -> DatagramOutcome {
         let victim = &mut self.hosts[VICTIM];
         let datagram = Datagram {
@@ -177,9 +177,9 @@ impl Lab {
         victim.endpoint.handle_datagram(self.now, &victim.memory.read(), &datagram)
     }
 
-    /// Carries everything that the two have to say, both ways, until they are silent.
+    /// Carries all packets of both hosts until they are silent.
     pub(crate) fn carry(&mut self) {
-        // Bounded by what two queue pairs may have posted.
+        // Bounded by the requests that two queue pairs may have posted.
         for _ in 0..1_000 {
             if !(self.carry_from(VICTIM) | self.carry_from(HONEST)) {
                 return;
@@ -188,7 +188,7 @@ impl Lab {
         panic!("the two never stop talking");
     }
 
-    /// Carries what one host has to say; whether it said something.
+    /// Carries all packets of one host. Returns whether there were any.
     pub(crate) fn carry_from(&mut self, from: usize) -> bool {
         let mut spoke = false;
         loop {
@@ -216,7 +216,7 @@ impl Lab {
         }
     }
 
-    /// Takes what one host has to say off the wire.
+    /// Takes all packets of one host off the wire.
     pub(crate) fn overheard_from(&mut self, from: usize) -> Vec<Overheard> {
         let mut overheard = Vec::new();
         let host = &mut self.hosts[from];
@@ -231,7 +231,7 @@ impl Lab {
         overheard
     }
 
-    /// What was taken off the wire arrives, now or again.
+    /// Delivers a packet that was taken off the wire, now or again.
     pub(crate) fn deliver(&mut self, packet: &Overheard) -> DatagramOutcome {
         let to = &mut self.hosts[packet.to];
         let datagram = Datagram {
@@ -246,14 +246,14 @@ impl Lab {
         to.endpoint.handle_datagram(self.now, &to.memory.read(), &datagram)
     }
 
-    /// Throws away what one host has to say.
+    /// Drops all packets of one host.
     pub(crate) fn lose_from(&mut self, from: usize) {
         let host = &mut self.hosts[from];
         let view = host.memory.read();
         while host.endpoint.poll_transmit(self.now, &view, &mut self.buffer, AckRelease::Now).is_some() {}
     }
 
-    /// Time passes; deadlines that come meanwhile are seen to.
+    /// Lets time pass and handles the deadlines that expire.
     pub(crate) fn wait(&mut self, length: Duration) {
         self.now = self.now + length;
         for host in &mut self.hosts {

@@ -1,4 +1,4 @@
-//! One blind packet before the peer's first: nothing is learned from it, neither port nor DF.
+//! One blind packet before the peer's first: the victim learns neither port nor DF from it.
 
 use rdma_verbs::types::{Psn, Qpn};
 use rdma_verbs::verbs::{Counter, Mtu, ReceiveRequest};
@@ -13,7 +13,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("learned/df_of_the_first_packet_that_is_in_turn", |_| other_dont_fragment()),
 ];
 
-/// A number far from what is expected, on both sides of it.
+/// Returns PSNs far from the expected one, on both sides of it.
 fn far_from(psn: Psn) -> [Psn; 2] {
     [psn.plus(0x40_0000), psn.minus(0x40_0000)]
 }
@@ -35,7 +35,7 @@ fn port() {
     still_work(Kind::Native, &left, &right);
 }
 
-/// A standard peer made of raw packets, and a victim that is connected to it.
+/// Returns a standard peer made of raw packets, and a victim connected to it.
 fn raw_peer() -> (RawSender, End, Aim, Psn) {
     let (raw, victim) = (RawSender::open(), End::open());
     let (address, psn) = (new_address(), Psn::new(0x12_3456));
@@ -56,7 +56,7 @@ fn receives(raw: &RawSender, victim: &End, aim: &Aim, psn: Psn, dont_fragment: b
     assert_eq!(victim.region.to_vec(..64).expect("in the region"), [0x5a; 64]);
 }
 
-/// The peer sends with DF and identifications other than 0; a blind packet comes first, without DF.
+/// The peer sends with DF and nonzero identifications; a blind packet without DF comes first.
 fn dont_fragment() {
     let (raw, victim, aim, psn) = raw_peer();
     for number in far_from(psn) {
@@ -69,7 +69,7 @@ fn dont_fragment() {
     receives(&raw, &victim, &aim, psn.plus(1), true);
 }
 
-/// The same the other way round: the peer sends without DF, as the standard allows.
+/// The reverse: the peer sends without DF, as the standard allows.
 fn other_dont_fragment() {
     let (raw, victim, aim, psn) = raw_peer();
     for number in far_from(psn) {

@@ -1,8 +1,8 @@
 //! Attacks that must not succeed: forged, mutated and stale packets, floods, ICMP errors and messages of other users,
-//! through raw sockets in a network namespace of the program's own, and millions of blind packets into an endpoint.
+//! through raw sockets in the program's own network namespace, and millions of blind packets into an endpoint.
 //!
-//! `cargo test --release --test attacks` runs the short form, `RDMA_VERBS_ATTACK=long` the long one. A part of
-//! a name chooses attacks. The program needs root, for the namespace and the raw sockets, and fails without it.
+//! `cargo test --release --test attacks` runs the short form, `RDMA_VERBS_ATTACK=long` the long one. A part of a name
+//! selects attacks. The program needs root, for the namespace and the raw sockets, and fails without it.
 
 mod ahead;
 mod bits;
@@ -28,7 +28,7 @@ use nix::sched::{CloneFlags, unshare};
 #[global_allocator]
 static ALLOCATOR: counting::Counting = counting::Counting;
 
-/// How many tries an attack makes.
+/// The number of tries of an attack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
     Short,
@@ -52,7 +52,7 @@ impl Form {
     }
 }
 
-/// An attack: its name, and what carries it out and panics if it succeeds.
+/// An attack: its name, and a function that carries it out and panics if it succeeds.
 type Attack = (&'static str, fn(Form));
 
 const FAMILIES: &[&[Attack]] = &[
@@ -68,7 +68,7 @@ const FAMILIES: &[&[Attack]] = &[
     inbox::ATTACKS,
 ];
 
-/// A network of this process's own. There is one thread yet, so all threads will be in it.
+/// Enters a network namespace of this process. There is only one thread yet, so all threads will be in it.
 fn leave_the_network() {
     let left = unshare(CloneFlags::CLONE_NEWNET);
     left.unwrap_or_else(|error| panic!("the attacks need root, for a network namespace of their own: {error}"));
@@ -78,7 +78,7 @@ fn leave_the_network() {
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // Bytes in use, and the sockets' buffers, are the process's.
+    // Bytes in use and the sockets' buffers are counted for the whole process.
     arguments.test_threads = Some(1);
     let form = Form::from_environment();
     if !arguments.list {

@@ -1,4 +1,4 @@
-//! What a peer can make a queue pair and a device hold: counted in bytes of this process's allocator.
+//! The memory that a peer can make a queue pair and a device hold, counted in bytes of this process's allocator.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -17,18 +17,18 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("memory/packets_of_a_device", |_| device()),
 ];
 
-/// Packets that a standard peer may have in flight.
+/// Number of packets that a standard peer may have in flight.
 const WINDOW: u32 = 64;
-/// What an entry and its bookkeeping may take besides the payload.
+/// Maximum bytes of an entry and its bookkeeping besides the payload.
 const OVERHEAD: isize = 256;
-/// What a device may hold for packets before their turn, all queue pairs together.
+/// Maximum bytes that a device may hold for out-of-order packets of all its queue pairs.
 const DEVICE_BYTES: isize = 64 << 20;
 const QUEUE_PAIRS: usize = 1_000;
 const VICTIM: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 const FIRST: Psn = Psn::new(0x1000);
 
-/// A host with queue pairs that are connected to a standard peer of bad will, who knows all numbers.
+/// A host with queue pairs connected to a malicious standard peer who knows all PSNs.
 struct Victim {
     host: Host,
     ports: Vec<Port>,
@@ -60,7 +60,8 @@ impl Victim {
         Self { host, ports }
     }
 
-    /// What the victim holds more than before after packets of this length at these leads to each queue pair.
+    /// Returns the bytes that the victim holds in addition after packets of this length at these leads to each queue
+    /// pair.
     fn bytes_held_after(&mut self, leads: &[u32], length: usize) -> isize {
         let mut buffer = Vec::with_capacity(1 << 16);
         let payload = vec![0xee; length];
@@ -89,7 +90,7 @@ impl Victim {
     }
 }
 
-/// Leads within the window, then far beyond it.
+/// Returns leads within the window, then far beyond it.
 fn all_leads() -> Vec<u32> {
     (1..WINDOW).chain((1..WINDOW * 2).map(|step| WINDOW + step * 500)).collect()
 }

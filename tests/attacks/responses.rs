@@ -1,4 +1,4 @@
-//! Forged acknowledgements and refusals that sweep all sequence numbers, while everything is in flight.
+//! Forged acknowledgements and NAKs that sweep all PSNs, while a whole window is in flight.
 
 use rdma_verbs::types::Psn;
 use rdma_verbs::verbs::{Counter, Mtu, QueuePairState, SendRequest};
@@ -20,7 +20,7 @@ const STRIDE: u32 = 3_000;
 fn sweep(syndrome: Syndrome) {
     let raw = RawSender::open();
     let (victim, peer) = (End::open(), End::open());
-    // For ever silent is a peer that is not there for 8 times 2 s.
+    // The silent peer must not be given up meanwhile: that takes 8 times 2 s.
     let patient = super::world::options(Mtu::Mtu256).timeout(19);
     victim.qp.connect_with(&told(Kind::Native, peer.info(), Mtu::Mtu256), &patient).expect("connect");
     let whole = victim.region.slice(..).expect("in the region");

@@ -33,7 +33,7 @@ fn reconnected(kind: Kind) {
     still_work(kind, &left, &right);
 }
 
-/// A new connection happens to expect numbers that the old one used, and an old packet is still on its way.
+/// A new connection happens to expect PSNs that the old one used, while an old packet is still in flight.
 fn numbers_fit_again() {
     let mut lab = Lab::new(Kind::Native, Mtu::Mtu256, 0x57a1e);
     let old = lab.first_psns;

@@ -1,5 +1,5 @@
-//! Victims: devices on loopback addresses of the test's own network namespace, their connections, and the proof that
-//! these still work.
+//! Victims: devices on loopback addresses of the test's own network namespace, their connections, and checks that these
+//! still work.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -13,7 +13,7 @@ use rdma_verbs::verbs::{
 
 use super::forge::Aim;
 
-/// Longer than anything here takes.
+/// Longer than everything here takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const REGION_BYTES: usize = 1 << 20;
 const DEPTH: u32 = 256;
@@ -21,7 +21,7 @@ const ALL: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
 
 static NEXT: AtomicU16 = AtomicU16::new(1);
 
-/// An address that no other device of this program has.
+/// Returns an address that no other device of this program has.
 pub(crate) fn new_address() -> Ipv4Addr {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     Ipv4Addr::new(127, 9, (number >> 8) as u8, number as u8)
@@ -41,7 +41,7 @@ impl End {
         Self::on(new_address())
     }
 
-    /// On a device that may be there already.
+    /// Opens an end on a device that may exist already.
     pub(crate) fn on(address: Ipv4Addr) -> Self {
         let context = verbs::open(&format!("soft:{address}")).expect("a device");
         let pd = context.alloc_pd().expect("a protection domain");
@@ -55,19 +55,19 @@ impl End {
         self.qp.connection_info().expect("connection_info")
     }
 
-    /// Who a forger says to be to hit this end.
+    /// Returns the aim of a forger who claims this source to hit this end.
     pub(crate) fn aim(&self, source: Ipv4Addr, source_port: u16) -> Aim {
         Aim { source, destination: self.address, source_port, qpn: self.qp.qpn() }
     }
 
-    /// The device's counters.
+    /// Returns the device's counters.
     pub(crate) fn counters(&self) -> Counters {
         self.context.counters()
     }
 
-    /// Drives the device until all that has arrived is taken in; nothing may complete.
+    /// Drives the device until it has handled all arrived packets; nothing may complete.
     pub(crate) fn drive(&self) {
-        // A poll takes in 16 datagrams or more, a forger sends fewer before each.
+        // A poll receives 16 datagrams or more, a forger sends fewer before each.
         for _ in 0..4 {
             let mut completions = [Completion::default(); 16];
             let count = self.cq.poll(&mut completions).expect("poll");
@@ -76,7 +76,7 @@ impl End {
     }
 }
 
-/// What the ends know of each other.
+/// The capabilities that the ends know of each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// Both speak only the standard.
@@ -89,7 +89,7 @@ impl Kind {
     pub(crate) const BOTH: [Kind; 2] = [Kind::Standard, Kind::Native];
 }
 
-/// What an end tells its peer.
+/// Returns the connection info that an end gives its peer.
 pub(crate) fn told(kind: Kind, info: ConnectionInfo, mtu: Mtu) -> ConnectionInfo {
     match kind {
         Kind::Standard => ConnectionInfo::stranger(info.qpn, info.psn, info.gid, mtu),
@@ -97,12 +97,12 @@ pub(crate) fn told(kind: Kind, info: ConnectionInfo, mtu: Mtu) -> ConnectionInfo
     }
 }
 
-/// Someone who speaks only the standard and exists only as raw packets.
+/// Returns the info of a standard peer that exists only as raw packets.
 pub(crate) fn silent_peer(address: Ipv4Addr, qpn: Qpn, psn: Psn, mtu: Mtu) -> ConnectionInfo {
     ConnectionInfo::stranger(qpn, psn, address.into(), mtu)
 }
 
-/// Gives up after 8 × 67 ms of silence.
+/// Returns options that give up after 8 × 67 ms of silence.
 pub(crate) fn options(mtu: Mtu) -> ConnectOptions {
     ConnectOptions::default().path_mtu(mtu)
 }
@@ -118,7 +118,7 @@ pub(crate) fn pair(kind: Kind, mtu: Mtu) -> (End, End) {
     (left, right)
 }
 
-/// Drives all ends until each has as many completions as it should.
+/// Drives all ends until each has the expected number of completions.
 #[track_caller]
 pub(crate) fn complete<const COUNT: usize>(ends: [(&End, usize); COUNT]) -> [Vec<Completion>; COUNT] {
     let deadline = Instant::now() + PATIENCE;
@@ -143,7 +143,7 @@ fn succeed(end: &End, completions: &[Completion]) {
     }
 }
 
-/// Sends a message of `length` bytes of a pattern, which must arrive as it is; the receiver must have nothing posted.
+/// Sends a message of `length` bytes of a pattern, which must arrive unchanged; the receiver must have nothing posted.
 #[track_caller]
 pub(crate) fn send(from: &End, to: &End, length: usize, seed: u8) {
     let sent: Vec<u8> = (0..length).map(|place| (place as u8).wrapping_mul(31) ^ seed).collect();
@@ -158,7 +158,7 @@ pub(crate) fn send(from: &End, to: &End, length: usize, seed: u8) {
     assert!(to.region.to_vec(..length).expect("in the region") == sent, "{length} bytes arrive changed");
 }
 
-/// Messages both ways and a WRITE, of one packet and of several.
+/// Exchanges messages in both directions and a WRITE, of one packet and of several.
 #[track_caller]
 pub(crate) fn exchange(left: &End, right: &End) {
     for (length, seed) in [(64, 3), (9_000, 5), (0, 7), (4_097, 9)] {
@@ -173,7 +173,7 @@ pub(crate) fn exchange(left: &End, right: &End) {
     assert!(right.region.to_vec(..8_192).expect("in the region") == [0x77; 8_192]);
 }
 
-/// The connection that was there goes on, and new ones of the same devices work.
+/// Checks that the existing connection goes on, and that new ones of the same devices work.
 #[track_caller]
 pub(crate) fn still_work(kind: Kind, left: &End, right: &End) {
     exchange(left, right);

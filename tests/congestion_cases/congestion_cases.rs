@@ -1,5 +1,5 @@
-//! Congestion control by twenty cases in virtual time, each with a mark that is passed or missed: the same figures
-//! everywhere.
+//! Twenty cases of congestion control in virtual time, each with a mark that it passes or misses: the figures are the
+//! same on every machine.
 //!
 //! `cargo run --release --example congestion_cases -- --help`
 
@@ -17,31 +17,31 @@ use std::process::ExitCode;
 use clap::Parser;
 use row::Row;
 
-/// What is not measured, and why.
+/// The omitted measurements, and why.
 const LEFT_OUT: &[&str] = &[
     "paths that hold more than 64 MiB: 10 Gbit/s at 100 ms, 100 Gbit/s from 20 ms on",
-    "in case 16 the 8-byte ping-pong: what packets wait in the queue is measured instead",
+    "in case 16 the 8-byte ping-pong: the packets' queueing delay is measured instead",
     "in case 14 reductions of the window, which the rate shows only if there are many",
-    "in case 19 an adapter that answers marks by congestion notification packets",
-    "in case 20 datagrams: unreliable connections stand for them, without a limit of their rate",
+    "in case 19 an adapter that responds to marks with congestion notification packets",
+    "in case 20 datagrams: unreliable connections represent them, without a rate limit",
     "case 21, faults in the controller: `tests/faults/run congestion`",
 ];
 
-/// Congestion control by twenty cases in virtual time: of each what is measured, the mark, what streams of this crate
-/// reach with CUBIC, what the model of TCP reaches, and whether the mark is passed. Ends with 1 if a mark is missed
-/// that is not known to be, or a known miss passes.
+/// Twenty cases of congestion control in virtual time: for each the measured values, the mark, the values of this
+/// crate's streams with CUBIC, those of the model of TCP, and whether the mark is passed. Exits with 1 if a mark is
+/// missed that is not a known miss, or a known miss passes.
 #[derive(Parser)]
 struct Arguments {
-    /// Only the case of this number; can be given more than once
+    /// Only the case of this number; can be given several times
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=20))]
     case: Vec<u8>,
-    /// Only a part of the rows, which takes two minutes on one processor
+    /// Only a selection of the rows, which takes two minutes on one processor
     #[arg(long)]
     selection: bool,
-    /// The worst of so many seeds is reported; 3 if nothing is said, or 1 of a selection
+    /// Number of seeds, whose worst result is reported; 3 by default, or 1 for a selection
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100))]
     seeds: Option<u64>,
-    /// Rows that are measured at a time
+    /// Number of rows measured at a time
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
     /// Print one JSON document instead of a table

@@ -1,15 +1,15 @@
-//! Marks that are known to be missed, and why. What is only presumed was not traced in a run.
+//! Marks that are known to be missed, and why. "Presumably" marks causes that were not traced in a run.
 
 use super::row::Row;
 
 /// Rows that miss a mark for the same reason.
 struct Miss {
     reason: &'static str,
-    /// The number of the case, and the row's parameters.
+    /// The numbers of the cases, and the rows' parameters.
     rows: &'static [(u8, &'static str)],
 }
 
-/// Why a row misses its mark, if it is known to.
+/// Returns why a row misses its mark, if that is known.
 pub(crate) fn reason(row: &Row) -> Option<&'static str> {
     let is_it = |(case, parameters): &(u8, &str)| *case == row.case && *parameters == row.parameters;
     MISSES.iter().find(|miss| miss.rows.iter().any(is_it)).map(|miss| miss.reason)
@@ -17,8 +17,8 @@ pub(crate) fn reason(row: &Row) -> Option<&'static str> {
 
 const MISSES: &[Miss] = &[
     Miss {
-        reason: "By calculation: eight packets in a queue allow a window of ten; from 0.7 of it CUBIC (RFC 9438, 4.3) \
-                 is there again after four round trips, and loses one packet of about 30.",
+        reason: "By calculation: eight packets in a queue allow a window of ten; CUBIC (RFC 9438, 4.3) \
+                 regains it from 0.7 after four round trips, and loses one packet of about 30.",
         rows: &[
             (1, "10 Mbit/s, 20 µs, queue 0.25 BDP"),
             (1, "10 Mbit/s, 20 µs, queue 1 BDP"),
@@ -29,7 +29,7 @@ const MISSES: &[Miss] = &[
         ],
     },
     Miss {
-        reason: "Packets are not paced where the round trip is below 200 µs: a send overflows a queue of some packets.",
+        reason: "Packets are not paced where the round trip is below 200 µs: a burst overflows a short queue.",
         rows: &[
             (1, "1 Gbit/s, 20 µs, queue 0.25 BDP"),
             (1, "1 Gbit/s, 20 µs, queue 1 BDP"),
@@ -41,11 +41,11 @@ const MISSES: &[Miss] = &[
         ],
     },
     Miss {
-        reason: "Presumably: losses of a queue of 250 µs pass for chance, and the window keeps it empty.",
+        reason: "Presumably: losses of a queue of 250 µs look random, and the window keeps it empty.",
         rows: &[(1, "1 Gbit/s, 1 ms, queue 0.25 BDP"), (5, "1 and 1, 1 Gbit/s, 1 ms, queue 0.25 BDP")],
     },
     Miss {
-        reason: "The peer's socket bounds the window: 1 MiB, as much for each millisecond, 16 MiB at most.",
+        reason: "The peer's socket bounds the window: 1 MiB, or 1 MiB for each millisecond, 16 MiB at most.",
         rows: &[
             (1, "10 Gbit/s, 1 ms, queue 0.25 BDP"),
             (1, "10 Gbit/s, 1 ms, queue 1 BDP"),
@@ -64,13 +64,13 @@ const MISSES: &[Miss] = &[
         rows: &[(1, "1 Gbit/s, 100 ms, queue 1 BDP, timeout 14")],
     },
     Miss {
-        reason: "Traced: many hosts never see the queue empty, take it for the path, and losses for chance; a third of \
-                 the packets is dropped, of 256 hosts 0.6.",
+        reason: "Traced: many hosts never see the queue empty, take it for the path, and losses for random; a third of \
+                 the packets is dropped, 0.6 with 256 hosts.",
         rows: &[(2, "64 hosts, 1 Gbit/s, 1 ms, queue 200 kB"), (2, "256 hosts, 1 Gbit/s, 1 ms, queue 200 kB")],
     },
     Miss {
-        reason: "Presumably: a queue pair that finds no room has not asked for an acknowledgement with its last \
-                 packet, and does so by a probe, a round trip later. Next to nothing is lost.",
+        reason: "Presumably: a queue pair that finds no room did not request an acknowledgement with its last \
+                 packet, and does so by a probe, a round trip later. Almost nothing is lost.",
         rows: &[(3, "64 queue pairs, 1 Gbit/s, 1 ms"), (3, "1000 queue pairs, 1 Gbit/s, 1 ms")],
     },
     Miss {
@@ -83,7 +83,7 @@ const MISSES: &[Miss] = &[
         ],
     },
     Miss {
-        reason: "Besides what the link loses, the queue overflows each time the window has grown: 70 times in 4 s.",
+        reason: "Beside the link's losses, the queue overflows each time the window has grown: 70 times in 4 s.",
         rows: &[(6, "1 Gbit/s, 50 µs, 0.01 % lost")],
     },
     Miss {
@@ -95,7 +95,7 @@ const MISSES: &[Miss] = &[
         rows: &[(7, "1 Gbit/s, 50 µs, 1 % lost, queue 1 BDP")],
     },
     Miss {
-        reason: "Presumably: a send of 7 kB makes most of the queue that marks, and the window stays small.",
+        reason: "Presumably: a burst of 7 kB fills most of the queue up to the mark, and the window stays small.",
         rows: &[
             (9, "1 stream, 1 Gbit/s, 1 ms, marks from 0.1 BDP"),
             (9, "1 stream, 1 Gbit/s, 1 ms, marks from 0.2 BDP"),
@@ -113,7 +113,7 @@ const MISSES: &[Miss] = &[
         ],
     },
     Miss {
-        reason: "Nothing bounds the sum of what first windows of all paths ask for, and probes find lost ends.",
+        reason: "Nothing bounds the sum of the first windows of all paths, and probes find lost ends.",
         rows: &[
             (10, "64 KiB each, READ, 1 Gbit/s, queue 1 MiB"),
             (10, "64 KiB each, READ, 1 Gbit/s, queue 200 kB"),
@@ -133,7 +133,7 @@ const MISSES: &[Miss] = &[
         ],
     },
     Miss {
-        reason: "A lost READ request: nothing behind it is executed before it comes again, and the path runs empty.",
+        reason: "A lost READ request: nothing behind it is executed until it is resent, and the path runs empty.",
         rows: &[
             (12, "1 Gbit/s, 50 µs, 5 % lost"),
             (12, "1 Gbit/s, 50 µs, 10 % lost"),
@@ -165,15 +165,15 @@ const MISSES: &[Miss] = &[
         ],
     },
     Miss {
-        reason: "1.2 windows in a round trip exceed the policer's burst at 0.93 of what the path holds.",
+        reason: "1.2 windows in a round trip exceed the policer's burst at 0.93 of the BDP.",
         rows: &[(13, "1 Gbit/s, 20 ms, burst 64 KiB")],
     },
     Miss {
-        reason: "Half of the late packets are later than a quarter of the round trip, for which is waited at most.",
+        reason: "Half of the late packets are later than the longest wait, a quarter of the round trip.",
         rows: &[(14, "1 Gbit/s, 20 ms, 1 % by up to half a round trip")],
     },
     Miss {
-        reason: "Presumably: a late packet passes for the loss of a full queue in slow start, and ends it early.",
+        reason: "Presumably: a late packet looks like a loss to a full queue in slow start, and ends it early.",
         rows: &[(14, "1 Gbit/s, 20 ms, 1 % by up to 10 packets")],
     },
     Miss {
@@ -181,11 +181,11 @@ const MISSES: &[Miss] = &[
         rows: &[(16, "1 Gbit/s, 1 ms, queue 4 BDP"), (16, "1 Gbit/s, 20 ms, queue 4 BDP")],
     },
     Miss {
-        reason: "Of a lateness of a millisecond 250 µs are made up for: one of three seeds reaches 0.89.",
+        reason: "Of a delay of 1 ms, 250 µs are compensated: one of three seeds reaches 0.89.",
         rows: &[(18, "1 Gbit/s, 1 ms, timers of 1 ms")],
     },
     Miss {
-        reason: "By calculation: acknowledgements are asked for every 16 packets, so the round trip is longer by them.",
+        reason: "By calculation: acknowledgements are requested every 16 packets, which lengthens the round trip.",
         rows: &[(19, "50 Mbit/s, 20 ms"), (19, "1 Gbit/s, 1 ms")],
     },
 ];

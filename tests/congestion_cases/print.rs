@@ -1,26 +1,26 @@
-//! The table, and the same as JSON.
+//! Prints the results as a table or as JSON.
 
 use serde::Serialize;
 
 use super::known;
 use super::row::{Check, Outcome, Row};
 
-/// Seeds of a run that is not told how many.
+/// Number of seeds by default.
 pub(crate) const SEEDS: u64 = 3;
 
-/// What is made of a row.
+/// The verdict on a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Verdict {
     Pass,
     KnownMiss,
     Missed,
-    /// A known miss that is none any more.
+    /// A known miss that passes now.
     PassesNow,
 }
 
 impl Verdict {
-    /// The list is made with all seeds: a row may pass with fewer.
+    /// Judges a row. Known misses were listed with all seeds: a row may pass with fewer.
     fn of(row: &Row, outcome: &Outcome, seeds: u64) -> Self {
         match (outcome.passes(), known::reason(row).is_some()) {
             (true, true) if seeds < SEEDS => Self::Pass,
@@ -49,7 +49,7 @@ fn joined(checks: &[Check], write: fn(&Check) -> String) -> String {
     checks.iter().map(write).collect::<Vec<_>>().join(", ")
 }
 
-/// Prints the table. Whether all is as it is known to be.
+/// Prints the table. Returns whether all rows are as known.
 pub(crate) fn table(rows: &[Row], outcomes: &[Outcome], seeds: u64, left_out: &[&str]) -> bool {
     let pairs = || rows.iter().zip(outcomes);
     let verdicts: Vec<Verdict> = pairs().map(|(row, outcome)| Verdict::of(row, outcome, seeds)).collect();
@@ -126,7 +126,7 @@ impl<'a> JsonRow<'a> {
     }
 }
 
-/// Prints one JSON document. Whether all is as it is known to be.
+/// Prints one JSON document. Returns whether all rows are as known.
 pub(crate) fn json(rows: &[Row], outcomes: &[Outcome], seeds: u64) -> bool {
     let rows: Vec<JsonRow<'_>> =
         rows.iter().zip(outcomes).map(|(row, outcome)| JsonRow::new(row, outcome, seeds)).collect();

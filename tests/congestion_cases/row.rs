@@ -1,14 +1,14 @@
-//! A row: what is measured of a case, and the marks that it must reach.
+//! A row: a measurement of a case, and the marks that it must reach.
 
 use serde::Serialize;
 
-/// How a measure is written.
+/// The unit in which a value is printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Unit {
-    /// A part or a multiple.
+    /// A fraction or a multiple.
     Ratio,
-    /// The same in percent.
+    /// A fraction, in percent.
     Percent,
     Milliseconds,
     Number,
@@ -26,7 +26,7 @@ impl Unit {
     }
 }
 
-/// What a measure must be.
+/// The bound of a value.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Bound {
@@ -35,7 +35,7 @@ pub(crate) enum Bound {
     Between(f64, f64),
 }
 
-/// A measure and its mark.
+/// A value and its mark.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Check {
     pub(crate) name: &'static str,
@@ -57,7 +57,7 @@ impl Check {
         Self { name, value, bound: Bound::Between(least, most), unit: Unit::Ratio }
     }
 
-    /// Something of which there must be none.
+    /// Returns the check of a count that must be 0.
     pub(crate) fn none(name: &'static str, count: u64) -> Self {
         Self { name, value: count as f64, bound: Bound::AtMost(0.0), unit: Unit::Number }
     }
@@ -70,7 +70,7 @@ impl Check {
         Self { unit: Unit::Milliseconds, ..self }
     }
 
-    /// How far it is on the right side of its mark, in parts of the mark; less than 0: it misses.
+    /// Returns the distance to its mark, as a fraction of the mark; negative if it misses.
     fn margin(&self) -> f64 {
         let above = |bound: f64| self.value / bound - 1.0;
         let margin = match self.bound {
@@ -101,11 +101,11 @@ impl Check {
     }
 }
 
-/// What was measured with one seed.
+/// The values measured with one seed.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) checks: Vec<Check>,
-    /// What the model of TCP reaches in the same place.
+    /// The value that the model of TCP reaches in the same scene.
     pub(crate) tcp: Option<String>,
 }
 
@@ -129,7 +129,7 @@ impl Outcome {
 
 type Measure = Box<dyn Fn(u64) -> Outcome + Send + Sync>;
 
-/// What is measured of a case with certain parameters.
+/// The measurement of a case with certain parameters.
 pub(crate) struct Row {
     pub(crate) case: u8,
     pub(crate) name: &'static str,
@@ -143,18 +143,18 @@ impl Row {
         (self.measure)(seed)
     }
 
-    /// Part of the selection if this is so.
+    /// Adds the row to the selection if `is_selected`.
     pub(crate) fn selected_if(self, is_selected: bool) -> Self {
         Self { is_selected, ..self }
     }
 }
 
-/// The number and the name of a case.
+/// Number and name of a case.
 #[derive(Clone, Copy)]
 pub(crate) struct Case(pub(crate) u8, pub(crate) &'static str);
 
 impl Case {
-    /// A row of the case; the measurement takes a seed.
+    /// Returns a row of the case; the measurement takes a seed.
     pub(crate) fn row(self, parameters: String, measure: impl Fn(u64) -> Outcome + Send + Sync + 'static) -> Row {
         let Self(case, name) = self;
         Row { case, name, parameters, is_selected: false, measure: Box::new(measure) }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::row::{Outcome, Row};
 
-/// The outcome of the worst seed of each row.
+/// Returns the outcome of the worst seed of each row.
 pub(crate) fn run(rows: &[Row], seeds: u64, jobs: usize) -> Vec<Outcome> {
     let next = AtomicUsize::new(0);
     let outcomes: Mutex<Vec<Option<Outcome>>> = Mutex::new(rows.iter().map(|_| None).collect());

@@ -1,4 +1,4 @@
-//! Streams on a link, and what is measured of them.
+//! Streams on a link, and measurements of them.
 
 use std::time::Duration;
 
@@ -7,46 +7,47 @@ use rdma_verbs::types::{Counter, Time};
 
 use super::world::{Control, Link, PAYLOAD_SHARE, Plan, World, fairness};
 
-/// READs of a stream that may be outstanding: as many as a device allows. With 16, what a connection has by default,
-/// 1 MiB is in flight, less than half of what 1 Gbit/s and 20 ms hold.
+/// Number of READs that a stream may have outstanding: as many as a device allows. With 16, a connection's default, 1
+/// MiB is in flight, less than half of the BDP of 1 Gbit/s and 20 ms.
 pub(crate) const READS: u8 = 128;
 
-/// Bytes of a full packet of 1 KiB on the wire.
+/// Length on the wire of a full packet of 1 KiB.
 pub(crate) const PACKET_BYTES: u64 = 1_082;
 const PAYLOAD_BYTES: f64 = 1_024.0;
-/// Of a run, so that none takes more than a few seconds.
+/// Maximum number of packets of a run, so that none takes more than a few seconds.
 const MOST_PACKETS: u64 = 1_500_000;
 
 /// Streams that share a link.
 pub(crate) struct Scene {
     pub(crate) world: World,
     pub(crate) link: Link,
-    /// From whom to whom data goes, for one of the streams.
+    /// Sender and receiver of the data of one of the streams.
     pub(crate) direction: (usize, usize),
 }
 
-/// The totals at a time.
+/// The totals at one time.
 #[derive(Clone)]
 pub(crate) struct Snapshot {
     pub(crate) at: Time,
-    /// Bytes that each application has.
+    /// Number of bytes delivered to each application.
     delivered: Vec<u64>,
-    /// Of the link.
+    /// Number of bytes that the link carried.
     pub(crate) wire_bytes: u64,
     packets: u64,
     drops: u64,
-    /// Packets of RoCE that were sent again.
+    /// Number of retransmitted RoCE packets.
     repeated: u64,
 }
 
-/// What has happened between two times.
+/// The changes between two times.
 pub(crate) struct Span {
-    /// Of each stream, in parts of the payload that packets of 1 KiB have at the link's rate; those of TCP last.
+    /// The rate of each stream, as a fraction of the payload rate that packets of 1 KiB have on the link; those of TCP
+    /// last.
     pub(crate) rates: Vec<f64>,
-    /// In parts of the packets that have come to the link.
+    /// The fraction of the packets reaching the link that was dropped.
     pub(crate) dropped: f64,
     pub(crate) drops: u64,
-    /// Packets of RoCE that were sent again, in parts of those that the messages need.
+    /// Retransmitted RoCE packets, as a fraction of those that the messages need.
     pub(crate) repeated: f64,
 }
 
@@ -61,7 +62,7 @@ impl Span {
 }
 
 impl Scene {
-    /// Streams of pairs of hosts, with CUBIC, and streams of TCP beside them.
+    /// Makes streams of pairs of hosts, with CUBIC, and streams of TCP beside them.
     pub(crate) fn pairs(link: Link, is_read: bool, ours: usize, tcp: usize) -> Self {
         let plan = |pair: usize| Plan::new(is_read, (2 * pair, 2 * pair + 1));
         let mut scene = Self::of_pairs(link, ours + tcp, plan(0).direction());
@@ -70,22 +71,22 @@ impl Scene {
         scene
     }
 
-    /// Pairs of hosts with nothing on the link yet.
+    /// Makes pairs of hosts without streams.
     pub(crate) fn of_pairs(link: Link, pairs: usize, direction: (usize, usize)) -> Self {
         Self { world: World::of_pairs(link, Control::Cubic, pairs), link, direction }
     }
 
-    /// One stream of WRITEs.
+    /// Makes one stream of WRITEs.
     pub(crate) fn write(link: Link) -> Self {
         Self::pairs(link, false, 1, 0)
     }
 
-    /// One stream of TCP.
+    /// Makes one stream of TCP.
     pub(crate) fn tcp(link: Link) -> Self {
         Self::pairs(link, false, 0, 1)
     }
 
-    /// TCP as Linux has it. Its receive window fills the queue, too.
+    /// Adds a stream of TCP as in Linux. Its receive window fills the queue, too.
     pub(crate) fn add_tcp(&mut self, (from, to): (usize, usize)) {
         let config = self.link.tcp();
         let fills = 2.0 * (bdp(self.link.rate, self.link.round_trip) + self.link.queue_bytes as f64);
@@ -94,7 +95,7 @@ impl Scene {
         self.world.add_tcp(from, to, config);
     }
 
-    /// Another discipline for what goes from the first to the second host of each pair.
+    /// Sets the queue discipline from the first to the second host of each pair.
     pub(crate) fn with_discipline(mut self, discipline: Discipline) -> Self {
         let there: Vec<(usize, usize)> =
             (0..self.world.network.hosts.len()).step_by(2).map(|at| (at, at + 1)).collect();
@@ -124,10 +125,10 @@ impl Scene {
         }
     }
 
-    /// What has happened from one time to another.
+    /// Returns the changes from one time to another.
     pub(crate) fn span(&self, from: &Snapshot, to: &Snapshot) -> Span {
         let carried = self.link.rate as f64 * 125_000.0 * PAYLOAD_SHARE * (to.at - from.at).as_secs_f64();
-        // A stream may have begun in between.
+        // A stream may have started in between.
         let before = from.delivered.iter().chain(std::iter::repeat(&0));
         let rates: Vec<f64> = to.delivered.iter().zip(before).map(|(to, from)| (to - from) as f64 / carried).collect();
         let needed = rates[..self.world.flows.len()].iter().sum::<f64>() * carried / PAYLOAD_BYTES;
@@ -148,29 +149,29 @@ impl Scene {
         self.span(&before, &self.snapshot())
     }
 
-    /// Lets them begin, and then run for this time, as far as it is not too much.
+    /// Measures for this time, or less for a fast link, after the warm-up.
     pub(crate) fn measure(&mut self, length: Duration) -> Span {
         self.measure_after(warm_up(self.link), affordable(self.link, length))
     }
 
-    /// The same after another time, and for all of it.
+    /// Measures for all of this time after this warm-up.
     pub(crate) fn measure_after(&mut self, warm_up: Duration, length: Duration) -> Span {
         self.run(warm_up);
         self.bottleneck_mut().forget_delays();
         self.run(length)
     }
 
-    /// Streams of RoCE that have ended.
+    /// Returns the number of RoCE streams that have failed.
     pub(crate) fn failures(&self) -> u64 {
         self.world.flows.iter().filter(|flow| flow.failed).count() as u64
     }
 
-    /// Of a host's events since the beginning, the sum of all hosts.
+    /// Returns a counter's value since the start, summed over all hosts.
     pub(crate) fn count(&self, counter: Counter) -> u64 {
         self.world.network.hosts.iter().map(|host| host.endpoint.counters().get(counter)).sum()
     }
 
-    /// The delay that 99 of 100 packets do not exceed in the queue, in milliseconds.
+    /// Returns the 99th percentile of the packets' delay in the queue, in milliseconds.
     pub(crate) fn p99_milliseconds(&self) -> f64 {
         milliseconds(self.bottleneck().delays().quantile(0.99))
     }
@@ -180,40 +181,40 @@ pub(crate) fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Bytes that the path holds without a queue.
+/// Returns the BDP in bytes: those that the path holds without a queue.
 pub(crate) fn bdp(rate: u64, round_trip: Duration) -> f64 {
     rate as f64 * 125_000.0 * round_trip.as_secs_f64()
 }
 
-/// A link with a queue of so many times what the path holds, and at least eight packets.
+/// Returns a link with a queue of this many BDP, and at least eight packets.
 pub(crate) fn link(rate: u64, round_trip: Duration, queue: f64, seed: u64) -> Link {
     let queue_bytes = ((queue * bdp(rate, round_trip)) as u64).max(8 * PACKET_BYTES);
     Link { queue_bytes, seed, reads: READS, ..Link::new(rate, round_trip, 0) }
 }
 
-/// The same with a queue of what the path holds, and at least 200 kB, as the smallest switches have.
+/// Returns a link with a queue of one BDP, and at least 200 kB, as the smallest switches have.
 pub(crate) fn switch(rate: u64, round_trip: Duration, seed: u64) -> Link {
     let link = link(rate, round_trip, 1.0, seed);
     Link { queue_bytes: link.queue_bytes.max(200_000), ..link }
 }
 
-/// How long streams run before they are measured.
+/// Returns how long streams run before they are measured.
 pub(crate) fn warm_up(link: Link) -> Duration {
     link.warm_up().max(Duration::from_millis(200))
 }
 
-/// A time, or less where it would be too many packets.
+/// Returns the time, shortened if it would take too many packets.
 fn affordable(link: Link, length: Duration) -> Duration {
     let most = (MOST_PACKETS * PACKET_BYTES) as f64 / (link.rate as f64 * 125_000.0);
     length.min(Duration::from_secs_f64(most))
 }
 
-/// For parameters.
+/// Formats a rate for a row's parameters.
 pub(crate) fn rate_text(rate: u64) -> String {
     if rate < 1_000 { format!("{rate} Mbit/s") } else { format!("{} Gbit/s", rate / 1_000) }
 }
 
-/// For parameters.
+/// Formats a time for a row's parameters.
 pub(crate) fn time_text(time: Duration) -> String {
     let microseconds = time.as_micros();
     match microseconds {

@@ -8,7 +8,7 @@ use rdma_verbs::transport::Datagram;
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const ENHANCED_PACKET: u32 = 6;
 
-/// The target. The input begins with what is beside the datagram.
+/// Runs the target. The input begins with the data besides the datagram.
 pub(crate) fn run(bytes: &[u8]) {
     let Some((head, rest)) = bytes.split_first_chunk::<46>() else { return };
     let (source, destination, fields) = (chunk(head, 0), chunk(head, 16), chunk(head, 32));
@@ -20,7 +20,7 @@ pub(crate) fn run(bytes: &[u8]) {
         if is_v4 { Ipv4Addr::new(first, second, third, fourth).into() } else { Ipv6Addr::from(bytes).into() }
     };
     if switches & 1 != 0 {
-        // As long as what the kernel merges, and a little longer.
+        // As long as a datagram that the kernel merges, and a little longer.
         payload.resize(65_500 + usize::from(segment_index) % 64, 0xa5);
     }
     let datagram = Datagram {

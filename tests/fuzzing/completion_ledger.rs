@@ -1,6 +1,6 @@
-//! Any sequence of posts, completions, forged completions, resets and drops on the ledgers of the owned tier. A model
-//! of a few lines says what must come back: each memory once, in order where the queue has one, and only by a
-//! completion of its own work queue that names it, or when the queue is reset.
+//! Any sequence of posts, completions, forged completions, resets and drops on the ledgers of the owned tier. A short
+//! model defines which memory is returned: each once, in order where the queue has one, and only by a completion of its
+//! own work queue that names it, or when the queue is reset.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -11,11 +11,11 @@ use rdma_verbs::types::CompletionSource;
 
 const LARGEST_INPUT: usize = 4096;
 const SOURCE: CompletionSource = CompletionSource::new(1 << 32 | 5);
-/// Others that an attacker may have on the same completion queue, and none.
+/// Other sources that an attacker may have on the same completion queue, and none.
 const OTHERS: [CompletionSource; 3] =
     [CompletionSource::NONE, CompletionSource::new(2 << 32 | 5), CompletionSource::new(1 << 32 | 6)];
 
-/// Memory that notes its end.
+/// Memory that records its drop.
 struct Memory {
     id: u32,
     freed: Rc<RefCell<Vec<u32>>>,
@@ -27,7 +27,7 @@ impl Drop for Memory {
     }
 }
 
-/// What is in the application's hand again, dropped or forgotten.
+/// The memory that was returned to the application, which drops or forgets it.
 #[derive(Default)]
 struct Outside {
     next: u32,
@@ -41,7 +41,7 @@ impl Outside {
         Memory { id: self.next, freed: Rc::clone(&self.freed) }
     }
 
-    /// Ends what came back.
+    /// Drops or forgets returned memory.
     fn take(&mut self, memory: Memory, forget: bool) -> u32 {
         let id = memory.id;
         if forget {
@@ -52,7 +52,7 @@ impl Outside {
     }
 }
 
-/// Bytes of the input, as choices; zeros when it has ended.
+/// The bytes of the input, as choices; zeros after its end.
 struct Choices<'a>(&'a [u8]);
 
 impl Choices<'_> {
@@ -66,7 +66,7 @@ impl Choices<'_> {
         *first
     }
 
-    /// A number that an attacker chooses: near one that is in use, or anything.
+    /// Returns a number that an attacker chooses: near one in use, or any.
     fn number(&mut self, near: u64) -> u64 {
         match self.byte() {
             byte @ 0..128 => near.wrapping_add_signed(i64::from(byte) - 64),
@@ -77,7 +77,7 @@ impl Choices<'_> {
     }
 }
 
-/// The target.
+/// Runs the target.
 pub(crate) fn run(data: &[u8]) {
     let mut choices = Choices(&data[..data.len().min(LARGEST_INPUT)]);
     let limit = u32::from(choices.byte() % 9);
@@ -87,7 +87,7 @@ pub(crate) fn run(data: &[u8]) {
 fn ordered(choices: &mut Choices<'_>, limit: u32) {
     let mut outside = Outside::default();
     let mut ledger = OrderedLedger::new(SOURCE, limit);
-    // The ids in flight, oldest first; the number of the oldest.
+    // The identifiers in flight, oldest first; the number of the oldest.
     let (mut model, mut first) = (VecDeque::<u32>::new(), 0u64);
     while !choices.is_over() {
         let step = choices.byte();
@@ -105,7 +105,7 @@ fn ordered(choices: &mut Choices<'_>, limit: u32) {
                 assert_eq!(withdrawn, model.pop_back());
             }
             4 if !model.is_empty() => {
-                // The device completes one of them, and with it those before.
+                // The device completes one of them, and with it all earlier ones.
                 let ahead = u64::from(choices.byte()) % model.len() as u64;
                 let (wr_id, retired) = (first + ahead, (first + ahead + 1) as u32);
                 for left in (0..=ahead).rev() {
@@ -167,7 +167,7 @@ fn unordered(choices: &mut Choices<'_>, limit: u32) {
                 }
             }
             3 | 4 if !used.is_empty() => {
-                // A completion, or one that came already.
+                // A completion, or a repeated one.
                 let wr_id = used[usize::from(choices.byte()) % used.len()];
                 assert_eq!(ledger.take(wr_id).map(|memory| outside.take(memory, forget)), model.remove(&wr_id));
             }
@@ -194,7 +194,7 @@ fn unordered(choices: &mut Choices<'_>, limit: u32) {
     check_ends(&outside, model.into_values().collect());
 }
 
-/// Everything ended once: dropped by the application, forgotten, or with the ledger.
+/// Checks that each memory ended once: dropped by the application, forgotten, or dropped with the ledger.
 fn check_ends(outside: &Outside, in_flight: Vec<u32>) {
     let mut ended = outside.freed.borrow().clone();
     assert!(in_flight.iter().all(|id| ended.contains(id)), "memory in flight vanished");

@@ -1,8 +1,8 @@
-//! Any bytes: the parser must refuse or understand them, the same from a slice and from a stream.
+//! Any bytes: the parser must refuse or accept them, the same from a slice and from a stream.
 
 use rdma_verbs::verbs::ConnectionInfo;
 
-/// The target.
+/// Runs the target.
 pub(crate) fn run(data: &[u8]) {
     let mut stream = data;
     let streamed = ConnectionInfo::read_from(&mut stream);
@@ -11,9 +11,9 @@ pub(crate) fn run(data: &[u8]) {
         Ok(info) => {
             assert_eq!(streamed.expect("a whole message can be streamed"), info);
             assert_eq!(consumed, data.len());
-            assert_eq!(ConnectionInfo::from_bytes(&info.to_bytes()).expect("what is written can be read"), info);
+            assert_eq!(ConnectionInfo::from_bytes(&info.to_bytes()).expect("encoded info can be decoded"), info);
         }
-        // A stream may hold more than one message; what was taken from it must be one.
+        // A stream may hold more than one message; the bytes taken from it must be one.
         Err(_) => {
             if let Ok(info) = streamed {
                 assert_eq!(ConnectionInfo::from_bytes(&data[..consumed]).expect("one whole message"), info);

@@ -1,7 +1,7 @@
-//! Any sequence of verbs and packets: the endpoint never panics, and completes nothing that was not posted.
+//! Any sequence of verbs and packets: the endpoint never panics, and completes no request that was not posted.
 //!
 //! The input is a list of steps. Some post requests with arbitrary addresses, keys and lengths, some change the state,
-//! some hand in a packet whose header is arbitrary but whose ICRC fits, as a hostile peer would send it.
+//! some deliver a packet with an arbitrary header and a valid ICRC, as a hostile peer would send it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -84,7 +84,7 @@ fn post(network: &mut Network, service: QueuePairType, port: &Port, input: &mut 
     network.hosts[1].post_receive(now, port, &receive);
 }
 
-/// A packet of host 0 to host 1 with arbitrary contents and a fitting ICRC.
+/// Delivers a packet of host 0 to host 1 with arbitrary contents and a valid ICRC.
 fn inject(network: &mut Network, service: QueuePairType, to: &Port, input: &mut Input<'_>) {
     let length = usize::from(input.byte() % 90) * 4 + 16;
     let mut packet = input.take(length);
@@ -113,7 +113,7 @@ fn inject(network: &mut Network, service: QueuePairType, to: &Port, input: &mut 
     host.endpoint.handle_datagram(now, &host.memory.read(), &datagram);
 }
 
-/// The target.
+/// Runs the target.
 pub(crate) fn run(bytes: &[u8]) {
     run_as(QueuePairType::ReliableConnection, bytes);
     run_as(QueuePairType::UnreliableConnection, bytes);

@@ -1,6 +1,6 @@
 //! Any message in an inbox, as another process of the same user may send it.
 
-/// The target.
+/// Runs the target.
 pub(crate) fn run(bytes: &[u8]) {
     rdma_verbs::inbox_message(bytes);
 }

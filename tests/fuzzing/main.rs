@@ -1,4 +1,4 @@
-//! The fuzz targets with every input that once led a fuzzer somewhere new.
+//! Replays the fuzz targets with all inputs that once gave a fuzzer new coverage.
 //!
 //! Each target is a function from bytes; `fuzz/` runs it with a fuzzer, this test with `corpus/TARGET/*`. Inputs that
 //! made a target fail belong there, too.
@@ -74,7 +74,7 @@ fn programs_of_verbs() {
 }
 
 proptest! {
-    /// Any message with a header that is nearly right.
+    /// Any message with an almost valid header.
     #[test]
     fn any_inbox_message_is_read_or_ignored(
         kind in 0u8..5, port in any::<[u8; 4]>(), reserved in 0u8..2, zeros in any::<bool>(),
@@ -92,13 +92,13 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Any program, also by two threads, does what the model says.
+    /// Any program, also run by two threads, behaves like the model.
     #[test]
     fn any_program_of_verbs_does_what_the_model_says(program in prop::collection::vec(any::<u8>(), 0..400)) {
         verbs::run(&program);
     }
 
-    /// Any sequence of completions, forged and genuine, gives back what the model says.
+    /// Any sequence of completions, forged and genuine, returns the same memory as the model.
     #[test]
     fn any_completions_give_back_what_the_model_says(program in prop::collection::vec(any::<u8>(), 0..600)) {
         completion_ledger::run(&program);

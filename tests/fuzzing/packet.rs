@@ -1,4 +1,4 @@
-//! Any datagram: parsing, printing and verifying never panic, and what parses is what its own bytes parse to.
+//! Any datagram: parsing, printing and verifying never panic, and a packet's own bytes parse to the same packet.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +10,7 @@ fn flow(ipv6: bool) -> Flow {
     Flow { source: address, destination: address, source_port: 0xc000 }
 }
 
-/// The target.
+/// Runs the target.
 pub(crate) fn run(datagram: &[u8]) {
     for ipv6 in [false, true] {
         let options = Verify { first_identification: 3, solve: true, expected_df: true };

@@ -1,6 +1,6 @@
-//! Any content of a registry's file, as another process of the same user may write it.
+//! Any contents of a registry's file, as another process of the same user may write it.
 
-/// The target.
+/// Runs the target.
 pub(crate) fn run(bytes: &[u8]) {
     rdma_verbs::registry_file(bytes);
 }

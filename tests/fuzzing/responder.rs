@@ -1,9 +1,8 @@
-//! A responder and whatever a peer may send to it: any packets in any order, with any numbers and lengths and an ICRC
-//! that fits.
+//! A responder and a hostile peer: any packets in any order, with any PSNs and lengths and a valid ICRC.
 //!
-//! The first byte chooses the peer and the grammar. *Messages* are whole SENDs that carry their own number, so that
-//! what completes must be 0, 1, 2, and so on. *Anything* is any opcode with any fields. In both the memory that the
-//! responder holds stays bounded, and so does what it sends.
+//! The first byte chooses the peer and the grammar. *Messages* are SEND Only packets that carry their own number, so
+//! that completions must be 0, 1, 2, and so on. *Anything* is any opcode with any fields. In both, the memory that the
+//! responder holds and the bytes that it sends stay bounded.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -22,11 +21,11 @@ const BASE: u64 = 0x1000;
 const REGION_BYTES: usize = 4_096;
 const LARGEST_INPUT: usize = 4_096;
 const MTU: usize = 256;
-/// More than any packet has but its payload, with what the reorder buffer takes for each.
+/// More than a packet without its payload and its bookkeeping in the reorder buffer.
 const MOST_BESIDE_PAYLOAD: usize = 200;
-/// Packets that each kind of peer may have in flight with this MTU.
+/// Number of packets that each kind of peer may have in flight with this MTU.
 const WINDOWS: [usize; 2] = [64, 4_096];
-/// Longest READ.
+/// Length of the longest READ.
 const LONGEST_READ: usize = 1_020;
 const OURS: PeerCapabilities =
     PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 8 << 20, extensions: 0 };
@@ -45,16 +44,16 @@ fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(192, 0, 2, last).into()
 }
 
-/// The responder, and what came to it and from it.
+/// The responder, and its packets in both directions.
 struct Responder {
     host: Host,
     port: Port,
     now: Time,
     key: u32,
     is_native: bool,
-    /// Messages executed, by what completed.
+    /// Number of messages executed, by their completions.
     completed: u32,
-    /// Bytes that it may have sent.
+    /// Number of bytes that it may have sent.
     allowed: usize,
     sent: usize,
 }
@@ -71,7 +70,7 @@ impl Responder {
             peer_address: address(1),
             peer_qpn: Qpn::new(7),
             peer: if is_native { OURS } else { PeerCapabilities::STRANGER },
-            // A key would stop nearly all of what the responder is to be tried with.
+            // A key would stop nearly all packets of this test.
             key: None,
             path_mtu: Mtu::Mtu256,
             sq_psn: FIRST,
@@ -118,7 +117,7 @@ impl Responder {
         self.check_memory();
     }
 
-    /// Never more than a window of packets of the MTU's length.
+    /// Checks that it holds at most a window of packets of the MTU's length.
     fn check_memory(&self) {
         let most = WINDOWS[usize::from(self.is_native)] * (MTU + MOST_BESIDE_PAYLOAD);
         let held = self.host.endpoint.reorder_bytes();
@@ -139,7 +138,7 @@ impl Responder {
         self.check_memory();
     }
 
-    /// What completed: numbers that follow each other, if the messages carry them.
+    /// Polls completions and checks that they are consecutive, if the messages carry numbers.
     fn poll(&mut self, are_numbered: bool) {
         let mut completions = Vec::new();
         self.port.poll(&mut completions);
@@ -152,7 +151,7 @@ impl Responder {
     }
 }
 
-/// A distance from the oldest number that is missing, mostly a small one.
+/// Returns a distance from the oldest missing PSN, mostly a small one.
 fn distance(input: &mut Input<'_>) -> i32 {
     let (kind, value) = (input.byte(), i32::from(input.byte()));
     match kind % 8 {
@@ -164,7 +163,7 @@ fn distance(input: &mut Input<'_>) -> i32 {
     }
 }
 
-/// A whole SEND with the number that it has.
+/// Sends a SEND Only with its own number.
 fn send_message(responder: &mut Responder, input: &mut Input<'_>) {
     let number = i64::from(responder.completed) + i64::from(distance(input));
     let psn = FIRST.plus((number & 0xff_ffff) as u32);
@@ -172,11 +171,11 @@ fn send_message(responder: &mut Responder, input: &mut Input<'_>) {
         Bth { opcode: Opcode::RC_SEND_ONLY_IMMEDIATE, psn, pkey: DEFAULT_PKEY, ack_request: true, ..Bth::default() };
     let headers = Headers { bth, immediate: Some(number as u32), ..Headers::default() };
     responder.arrive(&headers, usize::from(input.byte()) * 2 % (MTU + 8));
-    // The next one in its turn is answered, and is shorter than its answer without a payload.
+    // The next in-order one gets a response, which is longer than a SEND without a payload.
     responder.allowed += 20;
 }
 
-/// Any packet.
+/// Sends any packet.
 fn send_anything(responder: &mut Responder, input: &mut Input<'_>) {
     let known = Opcode::ALL[usize::from(input.byte()) % Opcode::ALL.len()];
     let opcode = if known.0 < 0x20 { known } else { Opcode::RC_SEND_ONLY };
@@ -200,11 +199,11 @@ fn send_anything(responder: &mut Responder, input: &mut Input<'_>) {
     };
     let payload = if choice & 32 == 0 { length as usize % (MTU + 8) } else { usize::from(input.byte()) * 250 };
     responder.arrive(&headers, if opcode == Opcode::RC_READ_REQUEST { 0 } else { payload });
-    // Each may be a READ in its turn, or the repetition of one.
+    // Each may be an in-order READ, or a duplicate of one.
     responder.allowed += LONGEST_READ.div_ceil(MTU) * 20 + LONGEST_READ;
 }
 
-/// The target.
+/// Runs the target.
 pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input(&bytes[..bytes.len().min(LARGEST_INPUT)]);
     let mode = input.byte();
@@ -222,5 +221,5 @@ pub(crate) fn run(bytes: &[u8]) {
     }
     responder.pass_time(Duration::from_secs(1));
     responder.pass_time(Duration::from_secs(1));
-    assert_eq!(responder.host.endpoint.reorder_bytes(), 0, "what never had its turn is forgotten");
+    assert_eq!(responder.host.endpoint.reorder_bytes(), 0, "packets that were never in order are dropped");
 }

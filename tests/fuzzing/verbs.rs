@@ -1,8 +1,8 @@
-//! Any program of verbs, on two connected queue pairs of the software device, by one thread or one for each end: what
-//! is refused, what completes, in which order and with which bytes, must be what a model of a few lines says.
+//! Any program of verbs, on two connected queue pairs of the software device, by one thread or one for each end: the
+//! errors, the completions, their order and their bytes must match a short model.
 //!
-//! The input is a list of rounds. In each round both ends take their steps, together if the round says so; then the
-//! connection is drained through the error state, reset, or made anew with other queue pairs.
+//! The input is a list of rounds. In each round both ends run their steps, concurrently if the round says so; then the
+//! connection is drained through the error state, reset, or made again with other queue pairs.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -18,11 +18,11 @@ use rdma_verbs::verbs::{
 const LARGEST_INPUT: usize = 1024;
 const MOST_STEPS: usize = 24;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Requests that each queue takes; places for their bytes, so that none is used twice at a time.
+/// Length of each queue, and the number and length of slots for its bytes, so that none is in use twice at a time.
 const SLOTS: usize = 8;
 const PLACES: usize = 16;
 const PLACE_BYTES: usize = 64;
-/// Where results of the own requests arrive, what the peer writes, and what it counts in.
+/// Offsets of the results of own requests, of the word that the peer writes, and of the peer's counter.
 const RESULTS: usize = PLACES * PLACE_BYTES;
 const WRITTEN: usize = 2 * RESULTS;
 const COUNTED: usize = WRITTEN + 8;
@@ -56,25 +56,25 @@ fn step(byte: u8) -> Step {
     }
 }
 
-/// A send request that was posted, and what it must bring.
+/// A posted send request and its expected result.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     wr_id: u64,
-    /// Where its result arrives.
+    /// Offset of its result.
     place: usize,
     step: Step,
-    /// What a READ or an atomic must find.
+    /// The expected value of a READ or an atomic.
     finds: u64,
 }
 
-/// One end, and what the model knows of it.
+/// One end and its model.
 struct End {
     qp: Option<QueuePair>,
     cq: CompletionQueue,
     pd: ProtectionDomain,
     region: MemoryRegion,
     sends: VecDeque<Posted>,
-    /// Their numbers, and where their messages arrive.
+    /// Their identifiers, and the offsets of their messages.
     receives: VecDeque<(u64, usize)>,
     next_wr_id: u64,
     sends_posted: usize,
@@ -122,7 +122,7 @@ impl End {
         self.qp.as_ref().expect("one is there between the rounds")
     }
 
-    /// Nothing is posted any more and nothing must complete.
+    /// Resets the model: nothing is posted, and nothing must complete.
     fn forget(&mut self) {
         assert_eq!(self.cq.poll(&mut [Completion::default(); 4]).unwrap(), 0, "completions went with their queue pair");
         self.sends.clear();
@@ -163,7 +163,7 @@ impl End {
                 self.receives_posted += 1;
                 self.next_wr_id += 1;
             }
-            // A slot is free when its message has come; that nobody has polled yet does not matter.
+            // A slot becomes free when its message arrives, even if its completion has not been polled.
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::QueueFull, "{error}");
                 assert!(self.receives.len() >= SLOTS, "{} receives fill the queue", self.receives.len());
@@ -172,7 +172,7 @@ impl End {
     }
 
     fn post_send(&mut self, step: Step, peer: RemoteMemory, trouble: &AtomicBool) {
-        // A queue full of requests that succeed without completions would stay full for ever.
+        // A queue full of requests that succeed without completions would stay full forever.
         let step = if self.sends.len() + 1 == SLOTS { signaled(step) } else { step };
         let wr_id = self.next_wr_id;
         let place = RESULTS + self.sends_posted % PLACES * PLACE_BYTES;
@@ -274,7 +274,7 @@ impl End {
         }
     }
 
-    /// Through the error state: everything that is posted completes, each once.
+    /// Drains the queues through the error state: every posted request completes, each once.
     fn drain(&mut self, peer: RemoteMemory, trouble: &AtomicBool) {
         let start = Instant::now();
         self.take(Step::Error, peer, trouble);
@@ -294,7 +294,7 @@ impl End {
     }
 }
 
-/// The same step, with a completion for its success.
+/// Returns the same step, with a completion on success.
 fn signaled(step: Step) -> Step {
     match step {
         Step::Send { len, .. } => Step::Send { len, signaled: true },
@@ -320,7 +320,7 @@ fn connect(ends: &[End; 2]) {
     (0..2).for_each(|at| ends[at].qp().connect_with(&infos[1 - at], &options).unwrap());
 }
 
-/// Both ends take their steps.
+/// Runs the steps of both ends.
 fn play(ends: &mut [End; 2], steps: [&[u8]; 2], at_once: bool, trouble: &AtomicBool) {
     let peers = [ends[1].region.remote(), ends[0].region.remote()];
     if at_once {
@@ -340,7 +340,7 @@ fn play(ends: &mut [End; 2], steps: [&[u8]; 2], at_once: bool, trouble: &AtomicB
     }
 }
 
-/// The target.
+/// Runs the target.
 pub(crate) fn run(bytes: &[u8]) {
     static DEVICES: OnceLock<[Context; 2]> = OnceLock::new();
     let names = ["soft:127.35.0.1", "soft:127.35.0.2"];

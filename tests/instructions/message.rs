@@ -1,7 +1,8 @@
-//! Sends messages between two transports without a network, for `tests/instructions/run`, which counts the
-//! processor's instructions with callgrind. They are the same in every run, whatever else the machine does.
+//! Sends messages between two transports without a network, for `tests/instructions/run`, which counts the processor's
+//! instructions with callgrind. The counts are the same in every run, independently of other load.
 //!
-//! `transport_instructions send|write BYTES COUNT [BATCH]`: so many are posted before they leave, one by default.
+//! `transport_instructions send|write BYTES COUNT [BATCH]`: BATCH messages are posted before they leave, one by
+//! default.
 
 use std::error::Error;
 
@@ -39,7 +40,7 @@ fn connect(hosts: &mut [Host; 2], ports: &[Port; 2]) {
     }
 }
 
-/// Carries what one host has to say to the other. False if it was silent.
+/// Carries all packets of one host to the other. Returns false if there were none.
 fn carry(hosts: &mut [Host; 2], from: usize, now: Time, buffer: &mut [u8]) -> bool {
     let [first, second] = hosts;
     let (sender, receiver) = if from == 0 { (first, second) } else { (second, first) };

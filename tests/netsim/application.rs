@@ -1,4 +1,4 @@
-//! The application at one end: what it posts.
+//! The application at one end, which posts requests and receives.
 
 use rdma_verbs::sim::{Network, Random};
 use rdma_verbs::types::{
@@ -14,10 +14,10 @@ use super::world::Outcome;
 /// Requests posted after the connection failed: they must be flushed like the others.
 pub(crate) const POSTED_AFTER_FAILURE: u64 = 2;
 
-/// A number times this stands in both halves of a word.
+/// Multiplies a number so that it stands in both halves of a word.
 pub(crate) const ONCE_IN_EACH_HALF: u64 = 0x1_0000_0001;
 
-/// What a request is, and what it must come to.
+/// A request and its expected outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Send {
@@ -35,22 +35,22 @@ pub(crate) enum Kind {
     CompareAndSwap {
         fits: bool,
     },
-    /// Writes the number of the other end's word, in one piece.
+    /// Atomically writes the number of the other end's word.
     AtomicWrite {
         word: u64,
     },
-    /// The same by an ordinary WRITE.
+    /// Like `AtomicWrite`, by an ordinary WRITE.
     WordWrite {
         word: u64,
     },
     Flush {
         whole: bool,
     },
-    /// Refused by the other end.
+    /// A request that the other end must refuse.
     Wrong(Wrong),
 }
 
-/// Ways in which a request can be wrong.
+/// Reasons for which the other end refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrong {
     UnknownKey,
@@ -73,14 +73,14 @@ pub(crate) struct Posted {
     pub(crate) source: u64,
     pub(crate) signaled: bool,
     pub(crate) solicited: bool,
-    /// What had been harmed on the way when it was posted.
+    /// The packets harmed in transit when it was posted.
     pub(crate) harmed: u64,
-    /// And what could be overtaken.
+    /// The packets that could be overtaken when it was posted.
     pub(crate) late: u64,
 }
 
 impl Kind {
-    /// Whether the other end completes a receive for it.
+    /// Returns whether the other end completes a receive for it.
     pub(crate) fn is_message(self) -> bool {
         matches!(self, Self::Send { .. } | Self::SendInvalidate(_) | Self::Write { immediate: Some(_) })
     }
@@ -89,7 +89,7 @@ impl Kind {
         matches!(self, Self::Write { .. } | Self::Relay)
     }
 
-    /// The opcode of its completion.
+    /// Returns the opcode of its completion.
     pub(crate) fn completes_as(self) -> CompletionOpcode {
         match self {
             Self::Write { .. } | Self::Relay | Self::WordWrite { .. } => CompletionOpcode::RdmaWrite,
@@ -102,7 +102,7 @@ impl Kind {
         }
     }
 
-    /// What it writes into the other end's word: a number twice, so that a half of it shows.
+    /// Returns the value that it writes into the other end's word: a number twice, which exposes a torn write.
     fn word(self) -> Option<u64> {
         match self {
             Self::AtomicWrite { word } | Self::WordWrite { word } => Some(word),
@@ -110,7 +110,7 @@ impl Kind {
         }
     }
 
-    /// What the other end must grant.
+    /// Returns the access flags that the other end must grant.
     fn needs(self) -> AccessFlags {
         match self {
             Self::Write { .. } | Self::Relay | Self::AtomicWrite { .. } | Self::WordWrite { .. } => {
@@ -125,7 +125,7 @@ impl Kind {
 }
 
 impl Side {
-    /// The application's part of a step: posts, sometimes drains.
+    /// Runs the application's part of a step: posts, sometimes drains.
     pub(crate) fn act(
         &mut self,
         network: &mut Network,
@@ -260,7 +260,7 @@ impl Side {
         self.note_posted(Posted { index, kind, length, source, signaled, solicited, harmed, late });
     }
 
-    /// Where a request's bytes lie, in two pieces.
+    /// Returns the two SGEs of a request's bytes.
     fn sges(&self, kind: Kind, brings_home: bool, index: u64, length: u64, cut: u64) -> [rdma_verbs::types::Sge; 2] {
         let (area, slot) = match kind {
             Kind::Relay => (Area::Fetched, index - 1),

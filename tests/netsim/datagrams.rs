@@ -1,6 +1,6 @@
-//! Unreliable datagrams on faulty links. A datagram comes whole or not at all, at most as often as the network
-//! delivered it, to the queue pair that it names and only with its Q_Key; the 40 bytes in front of it say which way it
-//! came.
+//! Unreliable datagrams on faulty links. A datagram arrives whole or not at all, at most as often as the network
+//! delivered it, only at the queue pair that it names and only with its Q_Key; the 40 bytes in front of it hold its
+//! source and destination.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::store::pattern;
 use super::world::Outcome;
 
 const HOSTS: usize = 3;
-/// Datagrams of each host.
+/// Number of datagrams that each host sends.
 const MESSAGES: u64 = 100;
 const RECEIVES: u64 = 400;
 const DEPTH: u32 = 16;
@@ -25,20 +25,20 @@ const PLACE_BYTES: u64 = 4_096 + 64;
 const SMALL_BYTES: u64 = 300;
 const BASE: u64 = 0x10_0000;
 const MOST_STEPS: u32 = 100_000;
-/// What memory holds before anything comes.
+/// The contents of memory that nothing has arrived in.
 const UNTOUCHED: u8 = 0xee;
-/// Headers of UDP and of a datagram with immediate data, and the ICRC.
+/// Length of the UDP header, the headers of a datagram with immediate data, and the ICRC.
 const HEADER_BYTES: u64 = 8 + 12 + 8 + 4 + 4;
 const OWN_QKEY: Qkey = Qkey(0x8000_0000);
 
-/// A datagram that was sent.
+/// A sent datagram.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     from: usize,
     to: usize,
     length: u64,
     solicited: bool,
-    /// It bears the receiver's Q_Key.
+    /// Whether it carries the receiver's Q_Key.
     is_addressed: bool,
     arrived: u64,
     received: u64,
@@ -52,9 +52,9 @@ struct Side {
     completed: u64,
     receives: u64,
     received: u64,
-    /// Room of the receives that wait.
+    /// Length of each posted receive.
     rooms: HashMap<u64, u64>,
-    /// The queue is armed for solicited completions.
+    /// Whether the queue is armed for solicited completions.
     is_armed: bool,
 }
 
@@ -68,7 +68,7 @@ struct World {
     outcome: Outcome,
 }
 
-/// Where receives, and behind them what is sent, lie.
+/// Returns the offset of a receive, or of a datagram to send; these lie behind the receives.
 fn place(is_sent: bool, number: u64) -> u64 {
     (number + if is_sent { RECEIVES } else { 0 }) * PLACE_BYTES
 }
@@ -78,7 +78,7 @@ fn faults(random: &mut Random, is_v6: bool) -> Faults {
     Faults {
         loss: rate(150),
         duplication: rate(200),
-        // Over IPv4 a damaged packet passes the ICRC once in 65,536 times: it may have any identification.
+        // Over IPv4 a damaged packet passes the ICRC once in 65,536 times, because any identification is accepted.
         corruption: if is_v6 { rate(100) } else { 0 },
         reordering: rate(150),
         delay: Duration::from_micros(10),
@@ -126,7 +126,7 @@ impl Side {
         bytes
     }
 
-    /// False if the queue is full.
+    /// Posts a receive. Returns false if the queue is full.
     fn post_receive(&mut self, network: &mut Network, at: usize, room: u64, cut: u64) -> bool {
         let offset = place(false, self.receives);
         let sges = [self.sge(offset, cut), self.sge(offset + cut, room - cut)];
@@ -150,7 +150,7 @@ impl World {
             false => [192, 0, 2, at].into(),
         };
         let mut hosts: Vec<_> = (1..=HOSTS as u8).map(|at| Host::new(address(at), random.number())).collect();
-        // Some share a Q_Key, so that also the sender's own may be the right one.
+        // Two hosts share a Q_Key, so that the sender's own may also be the right one.
         let qkeys = [Qkey(0x11), Qkey(0x11), Qkey(0x22)];
         let sides = hosts.iter_mut().zip(qkeys).map(|(host, qkey)| Side::new(host, qkey, &mut random)).collect();
         let links =
@@ -247,14 +247,14 @@ impl World {
         }
     }
 
-    /// Judges a datagram that came. Whether it was solicited.
+    /// Judges a received datagram. Returns whether it was solicited.
     fn judge_receive(&mut self, at: usize, completion: &RawCompletion) -> bool {
         let number = completion.immediate_or_key;
         let sent = self.sent.get_mut(number as usize).expect("a datagram that was sent");
         sent.received += 1;
         let sent = *sent;
-        assert!(sent.to == at && sent.is_addressed, "{sent:?} came to {at}");
-        assert!(sent.received <= sent.arrived, "{sent:?} came more often than it arrived");
+        assert!(sent.to == at && sent.is_addressed, "{sent:?} arrived at {at}");
+        assert!(sent.received <= sent.arrived, "{sent:?} was received more often than it arrived");
         let flags = CompletionFlags::GLOBAL_ROUTE_HEADER | CompletionFlags::WITH_IMMEDIATE;
         let expected = (CompletionOpcode::Receive, flags, self.sides[sent.from].port.qpn);
         assert_eq!((completion.opcode, completion.flags, completion.source_qpn), expected, "{sent:?}");
@@ -266,7 +266,7 @@ impl World {
         assert_eq!(completion.wr_id, side.received, "receives complete in order");
         side.received += 1;
         let room = side.rooms.remove(&completion.wr_id).expect("a receive that was posted");
-        assert!(length <= room, "{sent:?} came into {room} bytes");
+        assert!(length <= room, "{sent:?} was received into {room} bytes");
         let found = side.read(place(false, completion.wr_id), PLACE_BYTES);
         let (header, rest) = found.split_at(GlobalRouteHeader::BYTES);
         let (message, rest) = rest.split_at(sent.length as usize);
@@ -274,7 +274,7 @@ impl World {
         assert!(rest.iter().all(|byte| *byte == UNTOUCHED), "{sent:?} was written further than it is long");
         let header = header.try_into().ok().and_then(GlobalRouteHeader::from_bytes).expect("a route header");
         let way = [sent.from, sent.to].map(|at| self.network.hosts[at].address);
-        assert_eq!([header.source, header.destination], way, "the way of {sent:?}");
+        assert_eq!([header.source, header.destination], way, "the addresses of {sent:?}");
         let udp_bytes = HEADER_BYTES + sent.length.next_multiple_of(4);
         assert_eq!(u64::from(header.udp_bytes), udp_bytes, "{sent:?}");
         self.outcome.count("datagram came", 1);
@@ -288,7 +288,7 @@ impl World {
         }
         for (host, side) in self.network.hosts.iter().zip(&self.sides) {
             let state = host.endpoint.queue_pair_state(side.port.qpn);
-            assert_eq!(state, Some(QueuePairState::ReadyToSend), "nothing that comes ends a datagram queue pair");
+            assert_eq!(state, Some(QueuePairState::ReadyToSend), "no packet ends a datagram queue pair");
             assert_eq!(side.port.poll_event(), None);
             for (number, room) in &side.rooms {
                 let found = side.read(place(false, *number), *room);

@@ -1,12 +1,13 @@
-//! The keys of the simulated connections: as native peers of every kind have them.
+//! The connection keys of the simulation: all combinations that native peers may have.
 
 use rdma_verbs::types::{KeyShare, PeerCapabilities, PeerKey};
 
-/// What the two ends of a connection know of its key.
+/// The key of a connection as known by each of its ends.
 pub(crate) type Keys = [Option<PeerKey>; 2];
 
-/// The keys of the connections of a seed, chosen by some number of it that is spread evenly. Standard peers have none.
-/// Of native peers most have agreed, some found each other's share by themselves, and of some only one did.
+/// Returns the keys of the connections of a seed; `choice` is a uniform number of the seed. Standard peers have none.
+/// Of the native peers most have agreed on a key, some only learned each other's share, and in some cases only one end
+/// did.
 pub(crate) fn keys_of(peer: PeerCapabilities, choice: u64) -> Keys {
     if !peer.is_ours() {
         return [None; 2];

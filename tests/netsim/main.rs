@@ -1,10 +1,11 @@
-//! Simulation of reliable connections on faulty links, judged by an oracle that knows what each request must come to
-//! and a referee that watches the packets; and smaller worlds of shared receive queues, windows, unreliable services.
+//! Simulation of reliable connections on faulty links, judged by an oracle that knows the expected outcome of each
+//! request and a referee that watches the packets; and smaller worlds of shared receive queues, windows and unreliable
+//! services.
 //!
-//! `cargo test --test netsim` runs many seeds and prints what happened how often. A failing seed prints the command
-//! that replays it with a trace of every packet: `NETSIM_SEED=123 cargo test --test netsim replay -- --nocapture`.
-//! Long runs: `NETSIM_SEEDS=100000 cargo test --release --test netsim -- --ignored long_campaign --nocapture`, and
-//! the same with `long_traces`, which runs every seed twice.
+//! `cargo test --test netsim` runs many seeds and prints how often each event happened. A failing seed prints the
+//! command that replays it with a trace of every packet: `NETSIM_SEED=123 cargo test --test netsim replay --
+//! --nocapture`. Long runs: `NETSIM_SEEDS=100000 cargo test --release --test netsim -- --ignored long_campaign
+//! --nocapture`, and likewise with `long_traces`, which runs every seed twice.
 
 mod application;
 mod datagrams;
@@ -29,23 +30,23 @@ use std::time::{Duration, Instant};
 use watch::{run_watched, watched};
 use world::{Outcome, run};
 
-/// Seeds of a run; `NETSIM_SEEDS` asks for more.
+/// Number of seeds of a run, unless `NETSIM_SEEDS` sets another.
 const SEEDS: u64 = 2_200;
-/// Seeds of the smaller worlds: unreliable connections, shared receive queues.
+/// Number of seeds of the smaller worlds: unreliable connections, shared receive queues.
 const SMALL_SEEDS: u64 = 600;
 const MINIMUM_PACKETS: u64 = 10_000_000;
 const MINIMUM_OF_EACH_EVENT: u64 = 100;
-/// Disturbances that last, and so are rarer than what the protocol does about them.
+/// Disturbances that last long, and so are rarer than the protocol's reactions to them.
 const LASTING: [&str; 5] = ["answer shortened", "clock jump", "crowd", "host stopped", "restart in traffic"];
 const MINIMUM_OF_LASTING: u64 = 10;
-/// Seeds that run twice; the long command asks for more.
+/// Number of seeds that run twice; long runs set more.
 const TWICE: u64 = 200;
 const LONG_TWICE: u64 = 10_000;
 const LONG_SEEDS: u64 = 100_000;
-/// How often a long run says how far it is.
+/// Interval of the progress reports of a long run.
 const REPORT_EVERY: Duration = Duration::from_secs(20);
 
-/// Runs a seed, and says what every packet is if asked to.
+/// Runs a seed, and prints every packet if asked to.
 type World = fn(u64, bool) -> Outcome;
 
 /// The smaller worlds, by the variables that name a seed to replay.
@@ -61,7 +62,7 @@ fn number_from(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// What many seeds came to.
+/// The accumulated outcome of many seeds.
 #[derive(Default)]
 struct Campaign {
     outcome: Outcome,
@@ -98,7 +99,7 @@ impl Campaign {
     }
 }
 
-/// Runs `judge` for the seeds on all processors (or on as many as `NETSIM_THREADS` says); adds up what happened.
+/// Runs `judge` for the seeds on all processors (or on `NETSIM_THREADS` threads); adds up the events.
 fn campaign(count: u64, reports: bool, judge: impl Fn(u64) -> Result<Outcome, String> + Sync) -> Campaign {
     let start = Instant::now();
     let first = number_from("NETSIM_FIRST").unwrap_or(1);
@@ -140,7 +141,7 @@ fn expect_no_failures(campaign: &Campaign) {
     assert!(failures.is_empty(), "{} of {} seeds failed: {failures:?}", failures.len(), campaign.seeds);
 }
 
-/// The seed's outcome, if a second run of it leaves the same trace.
+/// Returns the seed's outcome if a second run leaves the same trace.
 fn run_twice(seed: u64) -> Result<Outcome, String> {
     for (name, world) in SMALL {
         let [one, other] = [(); 2].map(|()| watched(|| world(seed, false)));
@@ -184,7 +185,7 @@ fn long_traces() {
     expect_no_failures(&campaign);
 }
 
-/// A change that keeps the behavior keeps the traces: compare what two builds print.
+/// A change that keeps the behavior keeps the traces: compare the output of two builds.
 #[test]
 #[ignore = "prints the trace hashes of NETSIM_SEEDS seeds"]
 fn traces() {
@@ -193,7 +194,7 @@ fn traces() {
     }
 }
 
-/// Many seeds of a smaller world, which must see everything often that it counts.
+/// Runs many seeds of a smaller world, and requires that each event that it counts is frequent.
 fn judge_small(world: World) {
     judge(world, SMALL_SEEDS);
 }
@@ -229,7 +230,7 @@ fn nothing_passes_a_key_that_was_revoked() {
 
 #[test]
 fn queue_pairs_with_a_common_peer_take_turns() {
-    // Without faults it is rare that who waits has something unasked on its way.
+    // Without faults, a waiting queue pair rarely has packets in flight that request no acknowledgement.
     judge(turns::run, 3 * SMALL_SEEDS);
 }
 

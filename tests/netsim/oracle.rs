@@ -1,8 +1,7 @@
-//! The oracle: what each request must come to, at both ends.
+//! The oracle: the expected outcome of each request, at both ends.
 //!
-//! Every request works on a slot of memory of its own, with a pattern of its own, so that a byte in the wrong place,
-//! an execution too many or too few shows. A slot is used again only after the completion of the request before was
-//! polled.
+//! Every request works on its own slot of memory with its own pattern, so a byte at the wrong offset or an execution
+//! too many or too few shows. A slot is reused only after the completion of its previous request was polled.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,7 +27,7 @@ enum Arm {
     Any,
 }
 
-/// What had happened when the application last knew of progress.
+/// The counts when the application last saw progress.
 #[derive(Clone, Copy, Default)]
 struct Progress {
     at: Time,
@@ -37,21 +36,21 @@ struct Progress {
     rnr_naks: u64,
 }
 
-/// One end of the connection, as its application and as the oracle.
+/// One end of the connection: its application and its oracle.
 pub(crate) struct Side {
     pub(crate) at: usize,
     pub(crate) port: Port,
     pub(crate) store: Store,
     pub(crate) depth: u32,
     pub(crate) max_inline: u64,
-    /// What the other end may do.
+    /// The access flags that the other end has.
     pub(crate) grants: AccessFlags,
     pub(crate) salt: u64,
     pub(crate) posted: u64,
     pub(crate) posted_after_failure: u64,
     pub(crate) outstanding: VecDeque<Posted>,
     pub(crate) since_signaled: u32,
-    /// Messages that the other end must receive, in order; those received are taken off.
+    /// Messages that the other end has yet to receive, in order.
     pub(crate) messages: VecDeque<Posted>,
     pub(crate) receives_posted: u64,
     pub(crate) received: u64,
@@ -60,18 +59,18 @@ pub(crate) struct Side {
     swaps_done: u64,
     pub(crate) swap_value: u64,
     pub(crate) words_posted: u64,
-    /// What this end's word held last.
+    /// The last value seen in this end's word.
     word_seen: u64,
     pub(crate) failed: bool,
     refused_something: bool,
     /// The first request that may not begin while the queue drains.
     pub(crate) draining_from: Option<u64>,
-    /// A request that revokes the revocable key was posted; and was executed.
+    /// Whether a request that revokes the revocable key was posted; and whether it was executed.
     pub(crate) was_revoked: bool,
     pub(crate) is_revoked: bool,
     arm: Arm,
     progress: Progress,
-    /// As it is now; what the last look saw.
+    /// The current counts, taken at the last look.
     latest: Progress,
     timeouts: u64,
 }
@@ -128,7 +127,7 @@ impl Side {
         }
     }
 
-    /// After RESET: nothing is posted, nothing will complete.
+    /// Starts over after RESET: nothing is posted, nothing will complete.
     pub(crate) fn start_over(&mut self) {
         let mut rest = Vec::new();
         self.port.poll(&mut rest);
@@ -170,7 +169,7 @@ impl Side {
         network.hosts[self.at].endpoint.queue_pair_state(self.port.qpn) == Some(QueuePairState::Error)
     }
 
-    /// The oracle's part of a step: judges completions, notifications and events.
+    /// Runs the oracle's part of a step: judges completions, notifications and events.
     pub(crate) fn look(
         &mut self,
         network: &mut Network,
@@ -197,7 +196,7 @@ impl Side {
                 is_solicited |= self.judge_receive(network, completion, other);
             } else {
                 self.judge_send(network, terms, completion, other, outcome);
-                // What happened since the last look may have happened after the completion.
+                // Events since the last look may have happened after the completion.
                 self.progress = before;
             }
         }
@@ -208,7 +207,7 @@ impl Side {
         self.look_at_events(network, other, outcome);
     }
 
-    /// The word is written in the order of the requests, each time as a whole and once: so it only grows.
+    /// Checks the word, which is written in the order of the requests, each time as a whole and once: so it only grows.
     fn judge_word(&mut self, other: &Side) {
         let word = self.store.counter(WORD);
         let most = other.words_posted * ONCE_IN_EACH_HALF;
@@ -230,7 +229,7 @@ impl Side {
         if random.chance(if self.arm == Arm::No { 500 } else { 100 }) {
             let solicited_only = random.chance(700);
             self.port.completions.req_notify(solicited_only);
-            // A queue that is armed for all completions stays so.
+            // A queue that is armed for all completions stays armed for all.
             self.arm = self.arm.max(if solicited_only { Arm::Solicited } else { Arm::Any });
         }
     }
@@ -240,9 +239,9 @@ impl Side {
         counters.map_or(0, |counters| counters.get(Counter::LocalAckTimeout))
     }
 
-    /// No transport timer runs out unless something went wrong on the way, or the other end is gone; and if it is
-    /// long enough for several probes, those must have been harmed as well. Packets that overtake one without a
-    /// receive are not kept, and nobody reports them.
+    /// Checks that no transport timer expires unless packets were harmed in transit or the other end is gone. If the
+    /// timer is long enough for several probes, those must have been harmed as well. Packets that overtake one without
+    /// a receive are not kept, and no response reports them.
     fn judge_timeouts(&mut self, network: &Network, terms: &Terms, other: &Side, flow: &Flow) {
         let timeouts = self.count_timeouts(network);
         let expired = timeouts > self.timeouts;
@@ -260,7 +259,7 @@ impl Side {
             match event {
                 AsyncEvent::SendQueueDrained(_) => self.resume(network),
                 AsyncEvent::QueuePairAccessError(_) | AsyncEvent::QueuePairRequestError(_) => {
-                    assert!(other.posted_wrong(), "{self:?} refused a right request");
+                    assert!(other.posted_wrong(), "{self:?} refused a correct request");
                     self.refused_something = true;
                     outcome.count("state ERR", 1);
                 }
@@ -275,7 +274,7 @@ impl Side {
     }
 
     fn resume(&mut self, network: &mut Network) {
-        assert!(self.draining_from.is_some(), "drained without having been asked");
+        assert!(self.draining_from.is_some(), "drained without a request to drain");
         self.draining_from = None;
         let now = network.time_at(self.at);
         let state = network.hosts[self.at].endpoint.queue_pair_state(self.port.qpn);
@@ -284,7 +283,7 @@ impl Side {
         }
     }
 
-    /// Judges a receive. Whether its message was solicited.
+    /// Judges a receive. Returns whether its message was solicited.
     fn judge_receive(&mut self, network: &Network, completion: &RawCompletion, other: &mut Side) -> bool {
         assert_eq!(completion.wr_id, self.received, "receives complete in the order of posting");
         self.received += 1;
@@ -371,7 +370,7 @@ impl Side {
             Kind::AtomicWrite { word } | Kind::WordWrite { word } => {
                 assert!(other.store.counter(WORD) >= word, "{posted:?} completed before it was written");
             }
-            // All before it have passed their own judgement already.
+            // All requests before it have been judged already.
             Kind::Flush { .. } => {}
             Kind::CompareAndSwap { fits } => {
                 self.store.expect_bytes(Area::Fetched, posted.index, &self.swaps_done.to_ne_bytes());
@@ -380,13 +379,14 @@ impl Side {
         }
     }
 
-    /// The oldest message of the sender that waits in this end's completion queue or has not arrived at all.
+    /// Returns the oldest message of the sender that this end has not received: the messages before it were polled, or
+    /// wait in the completion queue.
     fn messages_received(&self, sender: &Side) -> Option<u64> {
         let waiting = self.port.completions.len();
         sender.messages.get(waiting).map(|message| message.index)
     }
 
-    /// Whether the other end has left the connection.
+    /// Returns whether the other end has left the connection.
     fn is_lonely(&self, network: &Network, other: &Side) -> bool {
         other.is_in_error(network)
     }
@@ -425,8 +425,8 @@ impl Side {
         assert!(is_justified, "{completion:?} of {posted:?}: {harmed} harmed since the last progress at {self:?}");
     }
 
-    /// Whether as many tries as were agreed on were made, each for its full time or on a NAK, and all were lost. The
-    /// first of them may have been lost before the last progress.
+    /// Returns whether all agreed tries were made, each for its full time or after a NAK, and all were lost. The first
+    /// of them may have been lost before the last progress.
     fn were_tries_lost(&self, terms: &Terms, posted: &Posted) -> bool {
         let tries = u64::from(terms.retry_cnt) + 1;
         let waited = self.latest.at.saturating_since(self.progress.at);
@@ -437,7 +437,7 @@ impl Side {
         made >= tries && lost_since_posted >= tries && lost_since_progress + 1 >= tries
     }
 
-    /// Whether the other end lacked a receive as often as was agreed on, with the waits that it asked for.
+    /// Returns whether the other end lacked a receive for more than the agreed tries, with the waits that it requested.
     fn were_tries_refused(&self, terms: &Terms) -> bool {
         let tries = u64::from(terms.rnr_retry);
         let wait = Duration::from_micros(RNR_TIMER_MICROSECONDS[usize::from(terms.min_rnr_timer)].into());
@@ -446,7 +446,7 @@ impl Side {
         terms.rnr_retry != 7 && naks > tries && waited >= wait * tries as u32
     }
 
-    /// At the end: the counters hold what was added, once each; nothing lies where it should not.
+    /// Checks memory at the end: the counters hold each addition once; no byte was written elsewhere.
     pub(crate) fn check_memory(&self, network: &Network, other: &Side, is_finished: bool) {
         let (adds, swaps) = (other.store.counter(0), other.store.counter(8));
         assert!((self.adds_done..=self.adds_posted).contains(&adds), "{adds} additions at {self:?}");

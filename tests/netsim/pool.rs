@@ -1,4 +1,4 @@
-//! A shared receive queue, what waits in it, and what came into its receives.
+//! A shared receive queue, its posted receives, and the bytes that they received.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,29 +16,29 @@ use super::world::Outcome;
 pub(crate) const RECEIVE_BYTES: u64 = 2_048;
 const BASE: u64 = 0x4000_0000;
 const MOST_WAITING: u64 = 24;
-/// What receives hold before anything comes.
+/// The contents of receives that nothing has arrived in.
 const UNTOUCHED: u8 = 0xee;
 
-/// A shared receive queue and its memory: each receive has a place of its own.
+/// A shared receive queue and its memory: each receive has its own slot.
 pub(crate) struct Pool {
     pub(crate) queue: Arc<SharedReceiveQueue>,
     completions: Option<Arc<CompletionQueue>>,
     events: Arc<AsyncEventQueue>,
     region: Arc<Region>,
     posted: u64,
-    /// Receives that are posted at most.
+    /// Maximum number of posted receives.
     most: u64,
-    /// Posted and not completed.
+    /// Receives that are posted and not completed.
     open: BTreeSet<u64>,
-    /// What each completed receive holds; nothing is said of those that were flushed.
+    /// The expected bytes of each completed receive; `None` for those that were flushed.
     holds: BTreeMap<u64, Option<Vec<u8>>>,
     armed: Option<u32>,
-    /// How eagerly receives are posted, in permille of the steps.
+    /// Chance of posting a receive in a step, in permille.
     diligence: u32,
 }
 
 impl Pool {
-    /// A queue for receives that complete at a queue of its own, or where the queue pair says.
+    /// Makes a queue for receives that complete at its own completion queue, or at the queue pair's.
     pub(crate) fn new(host: &Host, number: u32, most: u64, completes_itself: bool, random: &mut Random) -> Self {
         let backing = Backing::from_vec(vec![UNTOUCHED; (most.max(1) * RECEIVE_BYTES) as usize]);
         let region = host.memory.register(DOMAIN, backing, Some(BASE), AccessFlags::LOCAL_WRITE).expect("a region");
@@ -58,17 +58,17 @@ impl Pool {
         Self { queue, completions, events, region, posted: 0, most, open, holds, armed: None, diligence }
     }
 
-    /// Whether a message is on its way into a receive.
+    /// Returns whether a message is being placed into a receive.
     pub(crate) fn is_being_filled(&self) -> bool {
         self.open.len() as u32 > self.queue.available()
     }
 
-    /// Whether its receives complete at a queue of its own.
+    /// Returns whether its receives complete at its own completion queue.
     pub(crate) fn completes_itself(&self) -> bool {
         self.completions.is_some()
     }
 
-    /// The application's part: posts receives, changes the size, arms the limit.
+    /// Runs the application's part of a step: posts receives, changes the size, arms the limit.
     pub(crate) fn act(&mut self, random: &mut Random, outcome: &mut Outcome) {
         let max_wr = self.queue.status().max_wr;
         let mut wanted = if random.chance(self.diligence) { random.between(1, 4) } else { 0 };
@@ -100,7 +100,7 @@ impl Pool {
         self.posted += 1;
     }
 
-    /// The limit event comes once, when fewer receives are left than the limit, and disarms.
+    /// Checks that the limit event comes once, when fewer receives are left than the limit, and disarms.
     pub(crate) fn look(&mut self, outcome: &mut Outcome) {
         let is_due = self.armed.is_some_and(|limit| self.queue.available() < limit);
         let mut events = 0;
@@ -117,14 +117,14 @@ impl Pool {
         assert_eq!(self.queue.status().srq_limit, self.armed.unwrap_or(0), "the limit that is armed");
     }
 
-    /// Takes the completions of its own queue, if it has one.
+    /// Polls its own completion queue, if it has one.
     pub(crate) fn poll(&self, out: &mut Vec<RawCompletion>) {
         let mut some = [RawCompletion::default(); 256];
         let count = self.completions.as_ref().map_or(0, |queue| queue.poll(&mut some));
         out.extend_from_slice(&some[..count]);
     }
 
-    /// A receive has completed, with these bytes; with anything if it was flushed.
+    /// Records that a receive has completed with these bytes; with any bytes (`None`) if it was flushed.
     pub(crate) fn complete(&mut self, wr_id: u64, bytes: Option<Vec<u8>>) {
         assert!(self.open.remove(&wr_id), "receive {wr_id} completed again, or was never posted");
         let taken = self.posted - u64::from(self.queue.available());
@@ -141,7 +141,7 @@ impl Pool {
         bytes
     }
 
-    /// At the end: every receive has completed or waits for others, and holds what came, and nothing else.
+    /// Checks at the end that every receive has completed or is still posted, and holds exactly its message.
     pub(crate) fn finish(&self) {
         assert_eq!(self.open.len() as u32, self.queue.available(), "receives are lost: {:?}", self.open);
         for number in 0..self.posted {
@@ -162,7 +162,7 @@ fn with_token(queue: &Arc<CompletionQueue>) -> (Arc<CompletionQueue>, SourceToke
     (queue.clone(), queue.attach(None))
 }
 
-/// A domain in which messages may name these queues.
+/// Returns a domain whose messages may name these queues.
 pub(crate) fn domain_of(pools: &[Pool]) -> Arc<XrcDomain> {
     let domain = XrcDomain::new();
     pools.iter().for_each(|pool| domain.add(&pool.queue));

@@ -1,9 +1,9 @@
-//! The referee: watches the packets of one connection and holds both ends to the protocol, whatever the applications
-//! see of it.
+//! The referee: watches the packets of one connection and holds both ends to the protocol, independently of what the
+//! applications see.
 //!
-//! It knows which numbers were sent, which have arrived undamaged, and which were answered. From that follows what an
-//! acknowledgement may say, how often a gap may be reported, how much may be in flight. It never knows more than the
-//! hosts do, so what it calls wrong is wrong.
+//! It knows which PSNs were sent, which have arrived undamaged, and which were responded to. This determines the
+//! allowed acknowledgements, how often a gap may be reported and how much may be in flight. It never knows more than
+//! the hosts do, so every violation that it reports is one.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -19,37 +19,37 @@ const ARRIVED: u8 = 1;
 const NEEDS_ANSWER: u8 = 2;
 const ANSWERED: u8 = 4;
 const ENDS_MESSAGE: u8 = 8;
-/// A request packet that is answered by itself begins here.
+/// Marks the first PSN of a request packet that has an explicit response.
 const ASKS: u8 = 16;
 
-/// After three later packets a gap is reported at once; this leaves time for whatever waits in front of the report.
+/// After three later packets a gap is reported at once; this allows for packets queued in front of the report.
 const GAP_PATIENCE: Duration = Duration::from_millis(10);
 const GAP_EVIDENCE: usize = 3;
 
-/// Requests of one end, and the answers of the other.
+/// The requests of one end and the responses of the other.
 pub(crate) struct Flow {
     first: Psn,
-    /// What is known of each number sent, counted from the first.
+    /// Marks of each PSN sent, counted from the first.
     marks: Vec<u8>,
-    /// All numbers before this one have arrived.
+    /// All PSNs before this one have arrived.
     arrived: usize,
-    /// All READs and atomics before this one were answered.
+    /// All READs and atomics before this one have their responses.
     answered: usize,
-    /// SENDs, WRITEs and atomics that end before `counted`.
+    /// Number of SENDs, WRITEs and atomics that end before `counted`.
     messages: u32,
     counted: usize,
-    /// The peer has said that it executed everything before this one.
+    /// The peer has acknowledged the execution of everything before this one.
     acknowledged: usize,
     reported_gaps: HashSet<usize>,
     later: HashSet<usize>,
     gap_since: Option<Time>,
-    /// The responder has lacked a receive.
+    /// Whether the responder has lacked a receive.
     pub(crate) has_lacked_receives: bool,
     rnr_naks_of: HashMap<usize, u32>,
-    /// NAKs that reached the requester.
+    /// Number of sequence error NAKs that reached the requester.
     pub(crate) sequence_naks: u64,
     pub(crate) rnr_naks: u64,
-    /// ATOMIC WRITEs and FLUSHes that arrived once more.
+    /// Number of ATOMIC WRITEs and FLUSHes that arrived more than once.
     bare_repeated: u64,
 }
 
@@ -81,7 +81,7 @@ impl Flow {
         }
     }
 
-    /// The place of a number that was sent; packets of earlier connections have none.
+    /// Returns the index of a PSN that was sent; packets of earlier connections have none.
     fn place(&self, psn: Psn) -> Option<usize> {
         usize::try_from(psn.distance_from(self.first)).ok().filter(|place| *place < self.marks.len())
     }
@@ -90,7 +90,7 @@ impl Flow {
         let covers = covered(headers, terms);
         let place = headers.bth.psn.distance_from(self.first);
         let place = usize::try_from(place).expect("no number before the first");
-        assert!(place <= self.marks.len(), "numbers are skipped: {place} follows {}", self.marks.len());
+        assert!(place <= self.marks.len(), "PSNs are skipped: {place} follows {}", self.marks.len());
         let end = place + covers;
         let is_new = self.marks.len() < end;
         if is_new {
@@ -103,12 +103,12 @@ impl Flow {
         if is_new && is_answered(opcode) {
             self.marks[place] |= ASKS;
             let asked = self.marks[self.acknowledged.min(place)..].iter().filter(|mark| **mark & ASKS != 0).count();
-            assert!(asked <= terms.rd_atomic.into(), "{asked} READs and atomics wait for their answers at {place}");
+            assert!(asked <= terms.rd_atomic.into(), "{asked} READs and atomics wait for their responses at {place}");
         }
         let window = (65_536 / terms.mtu.bytes() as usize).clamp(16, 64);
         let is_alone = place <= self.acknowledged;
         let fits = is_alone || end - self.acknowledged <= window || terms.is_ours();
-        assert!(fits, "more in flight than a stranger's window: {} to {end}", self.acknowledged);
+        assert!(fits, "more in flight than a standard peer's window: {} to {end}", self.acknowledged);
     }
 
     fn request_arrived(&mut self, at: Time, headers: &Headers, terms: &Terms) {
@@ -135,8 +135,8 @@ impl Flow {
         }
     }
 
-    /// The first gap that persists must have been reported. Of later ones the responder may know less than we do: it
-    /// keeps only so many packets.
+    /// Checks that the first gap that persists was reported. The responder may know less of later gaps than the
+    /// referee: it keeps a limited number of packets.
     fn check_gap(&self, now: Time, terms: &Terms) {
         let Some(since) = self.gap_since else { return };
         let is_reported = !self.reported_gaps.is_empty();
@@ -156,7 +156,7 @@ impl Flow {
                 let Some(place) = place else { return };
                 let is_new = self.reported_gaps.insert(place);
                 assert!(is_new || terms.tells_gaps(), "the gap at {place} was reported twice");
-                // A forged packet may be kept until its turn comes.
+                // A forged packet may be kept until its PSN is expected.
                 if terms.faults.iter().all(|faults| faults.forgery == 0) {
                     self.gaps_told(place, gap_runs);
                 }
@@ -167,21 +167,21 @@ impl Flow {
             (Opcode::RC_ACKNOWLEDGE, _) => {}
             _ => {
                 let Some(place) = place else { return };
-                assert!(self.marks[place] & NEEDS_ANSWER != 0, "an answer to {place}, which did not ask");
-                assert!(place < self.arrived, "{place} was answered, but {} has not arrived", self.arrived);
+                assert!(self.marks[place] & NEEDS_ANSWER != 0, "a response to {place}, which needs none");
+                assert!(place < self.arrived, "{place} has a response, but {} has not arrived", self.arrived);
                 self.marks[place] |= ANSWERED;
             }
         }
     }
 
-    /// What is kept has arrived.
+    /// Checks that the packets reported as kept have arrived.
     fn gaps_told(&self, mut place: usize, gap_runs: &[GapRun]) {
         for run in gap_runs {
             place += usize::from(run.missing);
             let kept = place..place + usize::from(run.kept);
             place = kept.end;
             let has_arrived = |place| self.marks.get(place).is_some_and(|mark| mark & ARRIVED != 0);
-            assert!(kept.clone().all(has_arrived), "{kept:?} are told of as kept, and have not arrived");
+            assert!(kept.clone().all(has_arrived), "{kept:?} are reported as kept, but have not arrived");
         }
     }
 
@@ -194,7 +194,7 @@ impl Flow {
         while self.answered <= place && self.marks[self.answered] & (NEEDS_ANSWER | ANSWERED) != NEEDS_ANSWER {
             self.answered += 1;
         }
-        assert!(self.answered > place, "an acknowledgement of {place} passed the answer to {}", self.answered);
+        assert!(self.answered > place, "an acknowledgement of {place} passed the response to {}", self.answered);
         while self.counted <= place {
             self.messages += u32::from(self.marks[self.counted] & ENDS_MESSAGE != 0);
             self.counted += 1;
@@ -203,7 +203,7 @@ impl Flow {
         assert!(is_counted, "the acknowledgement of {place} counts {msn} messages of {}", self.messages);
     }
 
-    /// Counts what the requester may give as the reason of its failure.
+    /// Counts the NAKs that the requester may give as the reason of its failure.
     fn count_naks(&mut self, headers: &Headers) {
         match headers.aeth.map(|aeth| aeth.syndrome) {
             Some(Syndrome::ReceiverNotReady { .. }) => self.rnr_naks += 1,
@@ -218,7 +218,7 @@ impl Flow {
             Some(Syndrome::ReceiverNotReady { .. }) => {
                 let count = self.rnr_naks_of.entry(place).or_default();
                 *count += 1;
-                // Copies, and those that came before their turn, are not tries.
+                // Copies and out-of-order packets are not tries.
                 let most = 4 * (u32::from(terms.rnr_retry) + 1) + 20;
                 assert!(terms.rnr_retry == 7 || *count <= most, "{count} tries of {place} without a receive");
                 true
@@ -231,37 +231,37 @@ impl Flow {
 }
 
 impl Referee {
-    /// The referee of a connection between two hosts that begin with these numbers.
+    /// Makes the referee of a connection between two hosts that begin with these PSNs.
     pub(crate) fn new(hosts: [usize; 2], first: [Psn; 2]) -> Self {
         Self { hosts, flows: first.map(Flow::new), is_over: false }
     }
 
-    /// The numbers with which both ends begin.
+    /// Returns the first PSNs of both ends.
     pub(crate) fn first(&self) -> [Psn; 2] {
         self.flows.each_ref().map(|flow| flow.first)
     }
 
-    /// The client's host.
+    /// Returns the client's host.
     pub(crate) fn client(&self) -> usize {
         self.hosts[1]
     }
 
-    /// What is known of the requests of the first or second host.
+    /// Returns the flow of the first or second host's requests.
     pub(crate) fn flow(&self, end: usize) -> &Flow {
         &self.flows[end]
     }
 
-    /// Adds up what was seen.
+    /// Adds its counts to the outcome.
     pub(crate) fn collect(&self, outcome: &mut Outcome) {
         self.flows.iter().for_each(|flow| outcome.count("empty answer repeated", flow.bare_repeated));
     }
 
-    /// One end has left the connection: nothing more is judged.
+    /// Stops judging: one end has left the connection.
     pub(crate) fn end(&mut self) {
         self.is_over = true;
     }
 
-    /// A packet was sent, or has arrived.
+    /// Judges a packet that was sent or has arrived.
     pub(crate) fn see(&mut self, sighting: &Sighting, terms: &Terms) {
         let Some(sender) = self.hosts.iter().position(|host| *host == sighting.from) else { return };
         if self.hosts[1 - sender] != sighting.to {
@@ -299,7 +299,7 @@ fn is_answered(opcode: Opcode) -> bool {
     )
 }
 
-/// Numbers that a request packet takes.
+/// Returns the number of PSNs that a request packet takes.
 fn covered(headers: &Headers, terms: &Terms) -> usize {
     match headers.reth {
         Some(reth) if headers.bth.opcode == Opcode::RC_READ_REQUEST => {

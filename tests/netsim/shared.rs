@@ -1,9 +1,9 @@
 //! Shared receive queues on faulty links: under reliable connections that all take from one queue, and under extended
 //! reliable connections whose messages each name one of several.
 //!
-//! Each message comes once, whole and in the order of its connection, whoever else takes from the queue; it is never
-//! dropped because the queue is empty. Each receive completes once, also if its connection ends in the middle of a
-//! message; the others stay for the other connections. The limit event comes exactly when fewer receives are left.
+//! Each message arrives once, whole and in the order of its connection, regardless of other users of the queue; it is
+//! never dropped because the queue is empty. Each receive completes once, even if its connection ends in the middle of
+//! a message; the others stay for the other connections. The limit event comes exactly when fewer receives are left.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,18 +22,18 @@ use super::pool::{Pool, RECEIVE_BYTES, domain_of};
 use super::store::pattern;
 use super::world::Outcome;
 
-/// Messages of each client.
+/// Number of messages of each client.
 const MESSAGES: u64 = 40;
 const DEPTH: u32 = 8;
-/// Of the clients; the server's region begins with a counter for each of them.
+/// Base address of the clients' regions; the server's region begins with a counter for each client.
 const BASE: u64 = 0x10_0000;
 const COUNTERS: u64 = 64;
 const MOST_STEPS: u32 = 400_000;
-/// A connection that fails has lost as many packets.
+/// A connection that fails has lost at least this many packets.
 const TRIES: u64 = 8;
 pub(crate) const OURS: PeerCapabilities =
     PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 1 << 20, extensions: 0 };
-/// Domain of the server's memory and queues; an XRC target has another one, that nothing may use.
+/// Domain of the server's memory and queues; an XRC target is in another one, which nothing may use.
 pub(crate) const DOMAIN: DomainId = DomainId(1);
 const TARGET_DOMAIN: DomainId = DomainId(9);
 
@@ -47,7 +47,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Whether a receive completes for it.
+    /// Returns whether a receive completes for it.
     fn is_message(self) -> bool {
         !matches!(self, Self::FetchAndAdd | Self::Read)
     }
@@ -58,11 +58,11 @@ struct Message {
     number: u64,
     kind: Kind,
     length: u64,
-    /// The queue that its receive comes from.
+    /// The queue that supplies its receive.
     queue: usize,
 }
 
-/// A client, and the server's end of its connection.
+/// A client and the server's end of its connection.
 struct Client {
     at: usize,
     port: Port,
@@ -71,13 +71,13 @@ struct Client {
     salt: u64,
     posted: u64,
     outstanding: VecDeque<Message>,
-    /// Sent and not yet received, by queue.
+    /// Messages that are sent and not yet received, by queue.
     expected: Vec<VecDeque<Message>>,
     adds: u64,
     failed: bool,
-    /// Receives that ended with the connection.
+    /// Number of receives that were flushed when the connection ended.
     flushed: u32,
-    /// Its server's end may be, or was, put into the error state.
+    /// Whether its server's end may be, or was, put into the error state.
     may_be_cut: bool,
     is_cut: bool,
 }
@@ -89,19 +89,19 @@ struct World {
     pools: Vec<Pool>,
     memory: Arc<Region>,
     is_extended: bool,
-    /// No receive is ever posted.
+    /// Whether no receive is ever posted.
     starves: bool,
     outcome: Outcome,
 }
 
 const KINDS: [Kind; 5] = [Kind::Send, Kind::SendWithImmediate, Kind::WriteWithImmediate, Kind::FetchAndAdd, Kind::Read];
 
-/// What lies at the end of the server's region, for READs.
+/// Returns the constant bytes at the end of the server's region, for READs.
 fn constant(length: u64) -> Vec<u8> {
     pattern(0x33, 0, length)
 }
 
-/// Where a client's WRITEs go, in the server's region.
+/// Returns the offset in the server's region of a client's WRITE.
 fn written_at(client: usize, number: u64) -> u64 {
     COUNTERS + (client as u64 * MESSAGES + number) * RECEIVE_BYTES
 }
@@ -243,7 +243,7 @@ impl World {
     }
 }
 
-/// The server's end of a connection.
+/// Returns the attributes of the server's end of a connection.
 fn server_init(is_extended: bool, pools: &[Pool]) -> PortInit {
     let cap = QueuePairCapabilities { max_send_wr: 1, max_recv_wr: 256, ..QueuePairCapabilities::default() };
     match is_extended {
@@ -333,7 +333,7 @@ impl Client {
         }
     }
 
-    /// Judges what completed at the client.
+    /// Judges the client's completions.
     fn look(&mut self, network: &mut Network, memory: &Region, starves: bool, outcome: &mut Outcome) {
         let mut completions = Vec::new();
         self.port.poll(&mut completions);
@@ -363,7 +363,7 @@ impl Client {
         }
     }
 
-    /// The one atomic after the other, each once.
+    /// Checks that additions are executed one after the other, each once.
     fn judge_add(&mut self, message: &Message, memory: &Region) {
         let found = read(&self.region, message.number * RECEIVE_BYTES, 8);
         assert_eq!(found, self.adds.to_ne_bytes(), "additions before {message:?}");
@@ -386,7 +386,7 @@ impl Client {
         let is_justified = self.is_cut || starves || network.harmed_between(0, self.at) >= TRIES;
         assert!(is_justified, "{completion:?}, but nothing is wrong with the links");
         if !self.is_cut {
-            // The server's application hears of it in its own way, and cleans up.
+            // The server's application learns of it separately, and cleans up.
             self.is_cut = true;
             let now = network.time_at(0);
             network.hosts[0].go_to(now, self.server.qpn, QueuePairState::Error);
@@ -423,13 +423,13 @@ impl Client {
         assert_eq!(completion.source_qpn, self.port.qpn);
         if message.kind == Kind::WriteWithImmediate {
             let written = read(memory, written_at(self.at - 1, message.number), message.length);
-            assert!(written == bytes, "{message:?} was announced before it was written");
+            assert!(written == bytes, "{message:?} completed before it was written");
         }
         outcome.count(if pool.completes_itself() { "extended: received" } else { "shared: received" }, 1);
         pool.complete(completion.wr_id, Some(received));
     }
 
-    /// Events that say that nothing more will be received.
+    /// Returns the number of events that report the last receive.
     fn last_receives(&self) -> usize {
         let events = std::iter::from_fn(|| self.server.poll_event());
         events.filter(|event| matches!(event, AsyncEvent::LastWorkQueueElementReached(_))).count()

@@ -1,5 +1,5 @@
-//! The memory of one end: a region cut into slots, one for each purpose of each request, and regions that nobody may
-//! write.
+//! The memory of one end: a region cut into slots, one for each purpose of each request, and regions that must never be
+//! written.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use rdma_verbs::memory::{Backing, Region, RegisterOptions};
 use rdma_verbs::sim::{Host, Random};
 use rdma_verbs::types::{AccessFlags, DomainId, Rkey, Sge};
 
-/// Slots of each area; a side has at most as many requests outstanding.
+/// Number of slots of each area, and the maximum number of outstanding requests of a side.
 pub(crate) const SLOTS: u64 = 16;
 pub(crate) const REGION_BASE: u64 = 0x1000_0000;
-/// Bytes at the beginning of the region, for atomics.
+/// Length of the atomic counters at the beginning of the region.
 pub(crate) const COUNTERS: u64 = 64;
-/// The word among them that is written over and over.
+/// Offset of the word among them that is written repeatedly.
 pub(crate) const WORD: u64 = 16;
 const FORBIDDEN_BYTES: usize = 64;
-/// What one end may grant the other.
+/// The access flags that one end may grant the other.
 pub(crate) const GRANTABLE: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::FLUSH_GLOBAL);
-/// What the application puts in place of what it has read.
+/// The byte with which the application overwrites data that it has read.
 const CONSUMED: u8 = 0xc5;
 
-/// Where things lie in a region.
+/// The layout of a region.
 #[derive(Clone, Copy)]
 pub(crate) struct Layout {
     pub(crate) slot_bytes: u64,
@@ -53,13 +53,13 @@ impl Layout {
 #[derive(Clone, Copy)]
 pub(crate) struct Keys {
     pub(crate) main: Rkey,
-    /// Of a region without remote rights.
+    /// Key of a region without remote access flags.
     pub(crate) rightless: Rkey,
-    /// Of a region in another protection domain.
+    /// Key of a region in another protection domain.
     pub(crate) foreign: Rkey,
-    /// Of a region that was deregistered.
+    /// Key of a region that was deregistered.
     pub(crate) gone: Rkey,
-    /// Of a region whose key may be invalidated.
+    /// Key of a region whose key may be invalidated.
     pub(crate) revocable: Rkey,
 }
 
@@ -67,9 +67,9 @@ pub(crate) struct Keys {
 pub(crate) struct Store {
     pub(crate) layout: Layout,
     main: Arc<Region>,
-    /// Regions that must stay as they are.
+    /// Regions that must not change.
     forbidden: [Arc<Region>; 4],
-    /// Lengths of what was consumed in the slots that others write to.
+    /// Lengths of the consumed data in the slots that the peer writes to.
     consumed: [Option<u64>; SLOTS as usize],
 }
 
@@ -137,13 +137,13 @@ impl Store {
         assert!(wrong.is_none(), "{area:?} {index}: wrong byte at {wrong:?} of {}", expected.len());
     }
 
-    /// The application has read what was written to a slot, and uses the memory otherwise.
+    /// Consumes data that was written to a slot: the application overwrites it.
     pub(crate) fn consume(&mut self, index: u64, length: u64) {
         self.fill(Area::Written, index, &vec![CONSUMED; length as usize]);
         self.consumed[(index % SLOTS) as usize] = Some(length);
     }
 
-    /// A slot will be written to again: until now nobody may have done so.
+    /// Offers a slot for writing: nothing may have written to it since it was consumed.
     pub(crate) fn offer(&mut self, index: u64) {
         if let Some(length) = self.consumed[(index % SLOTS) as usize].take() {
             self.expect_consumed(index, length);
@@ -155,7 +155,7 @@ impl Store {
         assert!(found.iter().all(|byte| *byte == CONSUMED), "slot {index} was written again after its completion");
     }
 
-    /// Nobody wrote where nobody may write.
+    /// Checks that no forbidden region was written.
     pub(crate) fn check(&self) {
         for (slot, length) in self.consumed.iter().enumerate() {
             length.iter().for_each(|length| self.expect_consumed(slot as u64, *length));
@@ -168,7 +168,7 @@ impl Store {
     }
 }
 
-/// The bytes of a request.
+/// Returns the bytes of a request.
 pub(crate) fn pattern(salt: u64, index: u64, length: u64) -> Vec<u8> {
     let mut random = Random::new(salt ^ index.wrapping_mul(0x1234_5678_9abc_def1));
     let mut bytes = Vec::with_capacity(length as usize + 8);

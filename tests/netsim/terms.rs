@@ -1,4 +1,4 @@
-//! The terms of a seed: what the hosts agreed on, what the links and machines do to them.
+//! The terms of a seed: the parameters that the hosts agreed on, and the faults of links and hosts.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use rdma_verbs::types::{AccessFlags, Mtu, PeerCapabilities, Time};
 use super::keys::{Keys, keys_of};
 use super::store::GRANTABLE;
 
-/// Clients of a crowded server.
+/// Number of clients of a crowded server.
 const CROWD: u64 = 64;
-/// An application that posts as fast as it can, in permille of the steps; and one that takes its time.
+/// Chance of posting in a step, in permille, of an application that posts as fast as it can, and of a slow one.
 const BUSY: u32 = 400;
 const SLOW: u32 = 50;
-/// How often applications look, and how often at least where everything takes long.
+/// How often applications look; and the least often where everything takes long.
 const SHORT_STEP: Duration = Duration::from_micros(200);
 const LONG_STEP: Duration = Duration::from_millis(5);
 
@@ -23,9 +23,9 @@ const LONG_STEP: Duration = Duration::from_millis(5);
 pub(crate) struct Terms {
     pub(crate) mtu: Mtu,
     pub(crate) peer: PeerCapabilities,
-    /// What the server and its clients know of the key of their connection.
+    /// The connection key as known by the server and its clients.
     pub(crate) keys: Keys,
-    /// Of what each host sends. Host 0 is the one that all others talk to.
+    /// Faults of the packets that each host sends. Host 0 is the one that all others talk to.
     pub(crate) faults: Vec<Faults>,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) retry_cnt: u8,
@@ -35,23 +35,23 @@ pub(crate) struct Terms {
     /// Whether the transport timer waits long enough for several probes.
     pub(crate) is_patient: bool,
     pub(crate) rd_atomic: u8,
-    /// Longest message.
+    /// Length of the longest message.
     pub(crate) largest: u64,
-    /// Longest message inline.
+    /// Length of the longest inline message.
     pub(crate) max_inline: u32,
-    /// Requests of each side.
+    /// Number of requests of each side.
     pub(crate) requests: usize,
-    /// What the server grants, and what the clients grant.
+    /// Access flags that the server grants, and that the clients grant.
     pub(crate) access: [AccessFlags; 2],
-    /// Permille of the requests that are wrong on purpose.
+    /// Chance that a request is wrong on purpose, in permille.
     pub(crate) wrong: u32,
-    /// The applications act and look at least so often.
+    /// Longest interval at which the applications act and look.
     pub(crate) step: Duration,
-    /// How reluctantly requests are posted, in permille of the steps.
+    /// Chance of posting a request in a step, in permille.
     pub(crate) sends: u32,
-    /// How reluctantly receives are posted, in permille of the steps.
+    /// Chance of posting a receive in a step, in permille.
     pub(crate) receives: u32,
-    /// In how many of a thousand moments held acknowledgements are released.
+    /// Chance of releasing held acknowledgements, in permille of the opportunities.
     pub(crate) release: u32,
     /// Whether clocks jump.
     pub(crate) jumps: bool,
@@ -74,7 +74,7 @@ impl Terms {
         let has_blackouts = !is_crowded && random.chance(20);
         add_outages(&mut faults, has_blackouts, random);
         let is_v6 = random.chance(500);
-        // Over IPv4 a damaged packet of a stranger passes the ICRC once in 65,536 times; over IPv6 never.
+        // Over IPv4 a damaged packet of a standard peer passes the ICRC once in 65,536 times; over IPv6 never.
         let is_stranger = random.chance(500) && (is_v6 || faults.iter().all(|faults| faults.corruption == 0));
         let peer = if is_stranger { PeerCapabilities::STRANGER } else { OURS };
         let mtu = random.choose(&Mtu::ALL);
@@ -86,7 +86,7 @@ impl Terms {
         let is_timely = !jumps && !stops;
         let round_trip = round_trip(&faults);
         let retry_cnt = random.between(3, 7) as u8;
-        // Not drawn, so that the other terms stay what they were.
+        // Derived, not drawn, so that the other terms of a seed stay the same.
         let tells_gaps = !is_stranger && (mtu as u8 + retry_cnt).is_multiple_of(2);
         let peer = PeerCapabilities { extensions: if tells_gaps { PeerCapabilities::GAP_RUNS } else { 0 }, ..peer };
         Self {
@@ -116,27 +116,27 @@ impl Terms {
         }
     }
 
-    /// Whether no host's time is disturbed.
+    /// Returns whether the time of no host is disturbed.
     pub(crate) fn is_timely(&self) -> bool {
         !self.jumps && !self.stops && self.socket.is_none()
     }
 
-    /// Whether the hosts know each other as hosts of this project.
+    /// Returns whether the hosts know each other as native peers.
     pub(crate) fn is_ours(&self) -> bool {
         self.peer.segmentation_offload
     }
 
-    /// Whether they tell each other of all gaps at once.
+    /// Returns whether the hosts report all gaps at once.
     pub(crate) fn tells_gaps(&self) -> bool {
         self.peer.has_extension(PeerCapabilities::GAP_RUNS)
     }
 
-    /// How long the transport timer runs.
+    /// Returns the duration of the transport timer.
     pub(crate) fn timeout(&self) -> Duration {
         timeout_of(self.timeout)
     }
 
-    /// Longer than any silence while something is to be done.
+    /// Returns a duration longer than any silence while requests are outstanding.
     pub(crate) fn longest_silence(&self) -> Duration {
         2 * self.timeout() + Duration::from_secs(8)
     }
@@ -183,7 +183,7 @@ fn random_faults(random: &mut Random, is_calm: bool) -> Faults {
 fn add_outages(faults: &mut [Faults], has_blackouts: bool, random: &mut Random) {
     let which = random.below(faults.len() as u64) as usize;
     if random.chance(100) {
-        // Parted for a while, or for ever.
+        // Partitioned for a while or forever.
         let from = Time::from_nanos(random.between(1_000, 5_000_000));
         let length = Duration::from_millis(random.choose(&[1, 20, 100, 100_000_000, 100_000_000]));
         faults[which].partitions.push((from, from + length));
@@ -204,7 +204,7 @@ fn round_trip(faults: &[Faults]) -> Duration {
     server + faults[1..].iter().map(longest).max().unwrap_or_default()
 }
 
-/// The code of a timeout that is longer than any round trip: answers that are merely late are not lost.
+/// Returns the code of a timeout that exceeds every round trip: responses that are merely late are not lost.
 fn shortest_timeout(faults: &[Faults]) -> u8 {
     let longest_hold = Duration::from_millis(1);
     (8..31).find(|code| timeout_of(*code) > round_trip(faults) + longest_hold).unwrap_or(31)

@@ -1,8 +1,8 @@
 //! Tens of queue pairs between two hosts whose sockets hold few packets: they share a window and take turns.
 //!
-//! Requests of random sizes and kinds, most of them unsignaled, complete in order and whole, whoever else is destroyed,
-//! reset or abandoned by its peer in the middle. Never is more in flight than the window, nothing of it is forgotten
-//! when all is done, and without faults nothing is sent again but what asks for an answer.
+//! Requests of random sizes and kinds, most of them unsignaled, complete in order and whole, even if other queue pairs
+//! are destroyed, reset or abandoned by their peers in the middle. Packets in flight never exceed the window, none
+//! stays counted at the end, and without faults only packets that request an acknowledgement are sent again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,28 +21,28 @@ const REQUESTS: u64 = 12;
 const DEPTH: u32 = 6;
 const BASE: u64 = 0x10_0000;
 const MOST_STEPS: u32 = 200_000;
-/// What a packet takes of a receive buffer besides its payload.
+/// Bytes that a packet takes of a receive buffer besides its payload.
 const CHARGE: u32 = 832;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
-    /// All is done.
+    /// All requests complete.
     Whole,
     Destroyed,
     Reset,
     Failed,
-    /// The peer's queue pair is destroyed: nobody answers any more.
+    /// The peer's queue pair is destroyed and no longer responds.
     Abandoned,
 }
 
-/// A request, and the bytes that are where it brought them.
+/// A request, whose bytes have the same offset at both ends.
 #[derive(Clone, Copy)]
 struct Request {
     is_read: bool,
     length: u64,
 }
 
-/// A queue pair of the first host, and its peer's.
+/// A queue pair of the first host and its peer's.
 struct Member {
     port: Port,
     server: Port,
@@ -62,7 +62,7 @@ struct World {
     random: Random,
     members: Vec<Member>,
     regions: [Arc<Region>; 2],
-    /// Bytes that a request has for itself.
+    /// Number of bytes of memory of each request.
     room: u64,
     window: u32,
     is_faultless: bool,
@@ -75,7 +75,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
     let mut steps = 0;
     while !world.members.iter().all(|member| member.is_over) || world.network.in_flight() > 0 {
         steps += 1;
-        assert!(steps < MOST_STEPS, "somebody waits for ever");
+        assert!(steps < MOST_STEPS, "a queue pair waits forever");
         world.act();
         world.network.step(Duration::from_micros(50));
         world.look();
@@ -123,7 +123,7 @@ impl World {
         world
     }
 
-    /// What READs will find, and WRITEs will bring.
+    /// Fills the memory that READs fetch and WRITEs send.
     fn fill(&self) {
         for member in &self.members {
             for (number, request) in (0..).zip(&member.requests) {
@@ -179,7 +179,7 @@ impl World {
             member.look(network, regions, *room, outcome);
         }
         let in_flight = network.hosts[0].endpoint.packets_in_flight(network.hosts[1].address);
-        // Silence is not counted, and what was thought lost may be answered late: the buffer holds twice the window.
+        // Lost packets are not counted, and packets presumed lost may arrive late: the buffer holds twice the window.
         let most = if self.is_faultless { self.window } else { 2 * self.window };
         assert!(in_flight <= most, "{in_flight} packets in flight, {most} allowed");
         outcome.count_if(in_flight > self.window / 2, "turns: window in use");
@@ -193,7 +193,7 @@ impl World {
         let is_answered = members.iter().all(|member| member.end.0 != End::Abandoned);
         if self.is_faultless && is_answered {
             let (again, probes) = (counters.get(Counter::RetransmittedPackets), counters.get(Counter::TailProbe));
-            assert_eq!(again, probes, "packets sent again, and what asked for an answer");
+            assert_eq!(again, probes, "retransmitted packets, and probes");
             assert_eq!(counters.get(Counter::LocalAckTimeout), 0, "timeouts without faults");
             outcome.count("turns: without faults", 1);
             outcome.count("turns: asked while waiting", probes);
@@ -247,7 +247,7 @@ impl Member {
             true => Operation::Read { remote_addr, rkey },
             false => Operation::Write { remote_addr, rkey },
         };
-        // The last that there is room for is signaled, or nobody would know of the room; and the last before an end.
+        // The last request that fits is signaled, otherwise its slot is never freed; and so is the last before an end.
         let may_be_last = self.end.0 != End::Whole && number + 1 >= self.end.1;
         let is_last = number + 1 == REQUESTS || number + 1 - self.completed == u64::from(DEPTH) || may_be_last;
         let flags = if is_last || random.chance(100) { SendFlags::SIGNALED } else { SendFlags::empty() };
@@ -258,7 +258,7 @@ impl Member {
         self.posted += 1;
     }
 
-    /// Something ends it in the middle.
+    /// Ends the member before its requests are done.
     fn end(&mut self, network: &mut Network, outcome: &mut Outcome) {
         self.is_ended = true;
         let (now, qpn) = (network.time_at(0), self.port.qpn);
@@ -285,7 +285,7 @@ impl Member {
         outcome.count(name, 1);
     }
 
-    /// Judges what completed.
+    /// Judges the completions.
     fn look(&mut self, network: &Network, regions: &[Arc<Region>; 2], room: u64, outcome: &mut Outcome) {
         let mut completions = Vec::new();
         self.port.poll(&mut completions);
@@ -301,11 +301,11 @@ impl Member {
         }
         let is_dead = network.hosts[0].endpoint.queue_pair_state(self.port.qpn) == Some(QueuePairState::Error);
         self.is_over = if is_dead { self.completed == self.posted } else { self.completed == REQUESTS };
-        // Nothing may be outstanding when the peer goes: then there is nothing to fail.
+        // Abandoning counts only if something was outstanding: otherwise nothing fails.
         self.is_over |= self.end.0 == End::Abandoned && self.is_ended && self.completed == self.posted;
     }
 
-    /// The bytes are where they belong.
+    /// Checks that the request's bytes have arrived.
     fn judge(&self, number: u64, regions: &[Arc<Region>; 2], room: u64) {
         let request = self.requests[number as usize];
         let mut found = vec![0; request.length as usize];

@@ -1,5 +1,5 @@
-//! Unreliable connections on faulty links. A message may vanish; one that comes is whole and right, comes in the order
-//! of sending and never twice, and at home each request completes in its order, whatever becomes of it.
+//! Unreliable connections on faulty links. A message may vanish; one that arrives is whole and intact, arrives in the
+//! order of sending and never twice, and at the sender all requests complete in order, even if the messages are lost.
 
 use std::time::Duration;
 
@@ -14,25 +14,25 @@ use super::keys::keys_of;
 use super::world::Outcome;
 
 const MESSAGES: u64 = 150;
-/// Each message and each receive has a place of this size of its own.
+/// Size of the slot that each message and each receive has.
 const PLACE_BYTES: u64 = 8 << 10;
 const BASE: u64 = 0x10_0000;
 const MOST_STEPS: u32 = 100_000;
 const OURS: PeerCapabilities =
     PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 1 << 20, extensions: 0 };
 
-/// What one end has posted and what it has seen.
+/// The state of one end: the requests posted and the completions seen.
 struct Side {
     port: Port,
     region: std::sync::Arc<Region>,
     receives: u64,
     received: u64,
     completed: u64,
-    /// The number of the last message that came.
+    /// The number of the last message that arrived.
     last: Option<u64>,
 }
 
-/// The sender's places lie first, then those that its peer writes to, then those of the receives.
+/// Returns the offset of a slot: the sender's slots lie first, then those that its peer writes to, then the receives.
 fn place(kind: u64, number: u64) -> u64 {
     (kind * MESSAGES + number) * PLACE_BYTES
 }
@@ -46,7 +46,7 @@ fn bytes(number: u64, length: u64) -> Vec<u8> {
     (0..length).map(|at| (number.wrapping_mul(151) + at.wrapping_mul(7) + at / 256) as u8).collect()
 }
 
-/// What the message is: every third one is a WRITE with immediate data.
+/// Returns the kind of a message: every third one is a WRITE with immediate data.
 fn is_write(number: u64) -> bool {
     number % 3 == 2
 }
@@ -65,7 +65,7 @@ impl Side {
         Sge { addr: BASE + offset, length: length as u32, lkey: self.region.lkey() }
     }
 
-    /// Posts the message of this number. False if the queue is full.
+    /// Posts the message of this number. Returns false if the queue is full.
     fn post(&self, network: &mut Network, at: usize, seed: u64, number: u64, peer: &Side) -> bool {
         let length = length(seed, number);
         self.region.write_at(place(0, number), &bytes(number, length)).expect("a place");
@@ -83,7 +83,7 @@ impl Side {
         network.hosts[at].post_send(now, &self.port, &request)
     }
 
-    /// False if the queue is full.
+    /// Posts a receive. Returns false if the queue is full.
     fn post_receive(&mut self, network: &mut Network, at: usize) -> bool {
         let sges = [self.sge(place(2, self.receives), PLACE_BYTES)];
         let (now, request) = (network.time_at(at), ReceiveRequest { wr_id: self.receives, sges: &sges });
@@ -102,14 +102,14 @@ impl Side {
         assert_eq!(completion.wr_id, self.received, "receives complete in order, none is left out");
         self.received += 1;
         let number = u64::from(completion.immediate_or_key);
-        assert!(self.last < Some(number), "message {number} came after {:?}", self.last);
+        assert!(self.last < Some(number), "message {number} arrived after {:?}", self.last);
         self.last = Some(number);
         let length = length(seed, number);
         assert_eq!(u64::from(completion.byte_len), length, "message {number} is not whole");
         let from = if is_write(number) { place(1, number) } else { place(2, completion.wr_id) };
         let mut found = vec![0; length as usize];
         self.region.read_at(from, &mut found).expect("a place");
-        assert!(found == bytes(number, length), "message {number} is not right");
+        assert!(found == bytes(number, length), "message {number} has wrong bytes");
         outcome.count(if is_write(number) { "unreliable write came" } else { "unreliable message came" }, 1);
     }
 }
@@ -184,7 +184,7 @@ fn play(
             }
             let [left, right] = sides;
             let (own, other) = if at == 0 { (left, right) } else { (right, left) };
-            // On a perfect link nothing is sent that has no receive.
+            // On a perfect link a message is only sent if it has a receive.
             let has_receive = !is_perfect || posted[at] < other.receives;
             if posted[at] < MESSAGES && has_receive && own.post(&mut network, at, seed, posted[at], other) {
                 posted[at] += 1;

@@ -1,5 +1,5 @@
-//! Runs a seed and says how it failed, without printing a panic that is expected. The endpoint catches panics of its
-//! queue pairs; the simulation then fails with a panic of its own.
+//! Runs a seed and reports how it failed, without printing an expected panic. The endpoint catches panics of its queue
+//! pairs; the simulation then fails with a panic of its own.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,18 +8,18 @@ use std::sync::Once;
 use super::world::{Outcome, run};
 
 thread_local! {
-    /// What the first panic of this thread said, if panics are to be kept quiet: later ones follow from it.
+    /// The message of the first panic of this thread, if panics are to be kept quiet: later ones follow from it.
     static SAID: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 static HOOK: Once = Once::new();
 
-/// Runs one seed; what broke, if something did.
+/// Runs one seed. Returns the message of its panic as an error.
 pub(crate) fn run_watched(seed: u64) -> Result<Outcome, String> {
     watched(|| run(seed, false))
 }
 
-/// The outcome, or what broke.
+/// Runs `run`. Returns the message of its panic as an error.
 pub(crate) fn watched(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> {
     HOOK.call_once(|| {
         let before = std::panic::take_hook();

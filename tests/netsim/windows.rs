@@ -1,7 +1,7 @@
-//! Memory windows and invalidation on faulty links. A window of type 2 is bound anew, round for round; the peer writes
-//! and reads through its key, and then the key is revoked, by the peer's SEND or by its owner. Nothing that was sent
-//! before is refused, however often it is sent; nothing touches the memory afterwards, and nothing ever touches what
-//! lies beside the window. In the last round somebody trespasses.
+//! Memory windows and invalidation on faulty links. In each round a type 2 window is bound again; the peer writes and
+//! reads through its key, and then the key is revoked, by the peer's SEND or by its owner. No packet sent before the
+//! revocation is refused, however often it is retransmitted; none touches the memory afterwards, and none ever touches
+//! memory beside the window. In the last round one request trespasses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ const LARGEST_WINDOW: u64 = 6 << 10;
 const MOST_PIECES: u64 = 6;
 const MESSAGE_BYTES: u64 = 700;
 const MOST_STEPS: u32 = 400_000;
-/// A connection that fails by itself has lost as many packets.
+/// A connection that fails by itself has lost at least this many packets.
 const TRIES: u64 = 8;
 
-/// Who does what he may not.
+/// A request that exceeds its permissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Trespass {
     None,
@@ -39,7 +39,7 @@ enum Trespass {
     BeyondTheWindow,
     /// A WRITE through a window for READs.
     WithoutRight,
-    /// A WRITE by the key of the round before.
+    /// A WRITE with the key of the previous round.
     WithOldKey,
     /// A WRITE by another queue pair of the same domain.
     FromElsewhere,
@@ -53,17 +53,17 @@ enum Phase {
     Open,
     /// The owner revokes it.
     Revoking,
-    /// The trespass is on its way.
+    /// The trespass is in flight.
     Last,
 }
 
-/// A request of the peer, and what it must come to.
+/// A request of the peer and its expected completion.
 #[derive(Clone, Debug)]
 struct Posted {
     number: u64,
     opcode: CompletionOpcode,
     status: CompletionStatus,
-    /// Where a READ brings its bytes, and which.
+    /// The offset and the expected bytes of a READ.
     fetches: Option<(u64, Vec<u8>)>,
 }
 
@@ -78,18 +78,18 @@ struct World {
     random: Random,
     owner: End,
     user: End,
-    /// A second connection to the owner: its owner's end, and the other one.
+    /// A second connection to the owner: the owner's end and the other one.
     elsewhere: [End; 2],
     window: Arc<Window>,
     phase: Phase,
     round: u64,
     keys: [Rkey; 2],
-    /// The window of this round: offset and length.
+    /// Offset and length of this round's window.
     range: (u64, u64),
     rights: AccessFlags,
     is_revoked_by_peer: bool,
     trespass: Trespass,
-    /// What the owner's memory must hold; within an open window, when it is revoked.
+    /// The expected contents of the owner's memory; within an open window, as of its revocation.
     model: Vec<u8>,
     outstanding: VecDeque<Posted>,
     posted: u64,
@@ -240,7 +240,7 @@ impl World {
         self.phase = Phase::Binding;
     }
 
-    /// The window is open: the peer posts what it does in this round.
+    /// Posts the peer's requests of this round, through the open window.
     fn use_window(&mut self) {
         let (offset, length) = self.range;
         let count = self.random.between(1, MOST_PIECES);
@@ -284,7 +284,7 @@ impl World {
         self.post(operation, source, CompletionOpcode::RdmaWrite, CompletionStatus::RemoteAccessError);
     }
 
-    /// One request through the window: to a piece that no other request of this round touches.
+    /// Posts one request through the window, to a range that no other request of this round touches.
     fn use_piece(&mut self, offset: u64, length: u64) {
         if length < 8 {
             return;
@@ -312,14 +312,14 @@ impl World {
         }
     }
 
-    /// These bytes go from the peer's region to the same place of the owner's.
+    /// Writes these bytes to the peer's region and, in the model, to the same offset of the owner's.
     fn fill(&mut self, offset: u64, bytes: &[u8]) {
         self.user.region.write_at(offset, bytes).expect("a place");
         self.model[offset as usize..][..bytes.len()].copy_from_slice(bytes);
     }
 
     fn post(&mut self, operation: Operation, source: (u64, u64), opcode: CompletionOpcode, status: CompletionStatus) {
-        // Only a fence keeps the key alive, and the connection, until a READ through it is answered.
+        // Only a fence keeps the key, and the connection, alive until a READ through it has its response.
         let ends = opcode == CompletionOpcode::Send || !status.is_success();
         let flags = if ends { SendFlags::SIGNALED | SendFlags::FENCE } else { SendFlags::SIGNALED };
         self.user.post_with(&mut self.network, self.posted, operation, source, flags);
@@ -329,7 +329,7 @@ impl World {
 
     fn look(&mut self) {
         let mut completions = Vec::new();
-        // The owner's part is looked at last: the peer knows nothing sooner than the owner.
+        // The owner is looked at last, so the peer never learns of an event before the owner.
         self.user.port.poll(&mut completions);
         for completion in completions.drain(..) {
             self.judge_user(&completion);
@@ -344,7 +344,7 @@ impl World {
         }
     }
 
-    /// A connection may end without a mistake if its packets are lost again and again.
+    /// Returns whether the connection was lost: it may end without a fault if its packets are lost again and again.
     fn is_lost(&mut self, completion: &RawCompletion, at: usize) -> bool {
         let is_lost =
             completion.status == CompletionStatus::RetryExceededError && self.network.harmed_between(0, at) >= TRIES;
@@ -409,7 +409,7 @@ impl World {
             false => (CompletionFlags::empty(), 0),
         };
         assert_eq!((completion.flags, completion.immediate_or_key), expected, "{completion:?}");
-        // Whatever was sent before the message is in its place.
+        // All data sent before the message has been placed.
         let (offset, length) = self.range;
         let model = &self.model[offset as usize..][..length as usize];
         assert!(self.owner.read(offset, length) == model, "round {} is not complete", self.round);
@@ -421,7 +421,7 @@ impl World {
         self.phase = Phase::Revoking;
     }
 
-    /// The key is revoked: the memory is the owner's alone, and it writes over it.
+    /// Revokes the key: from then on the memory is the owner's alone, and it overwrites it.
     fn close(&mut self) {
         let (offset, length) = self.range;
         let bytes = pattern(0x99, self.round, length);
@@ -432,7 +432,7 @@ impl World {
         assert_eq!(self.window.rkey(), self.keys[1], "the window keeps its last key");
     }
 
-    /// Nothing was written outside of an open window.
+    /// Checks that nothing was written outside an open window.
     fn check_memory(&self) {
         let found = self.owner.read(0, REGION_BYTES);
         let is_open = !matches!(self.phase, Phase::Idle | Phase::Binding);

@@ -14,10 +14,10 @@ use super::terms::Terms;
 
 const MOST_STEPS: u64 = 3_000_000;
 const MOST_PACKETS: u64 = 5_000_000;
-/// New connections begin this far from the numbers of the old one, if its packets may still be on their way.
+/// The distance of a new connection's first PSNs from the old ones, if old packets may still be in flight.
 const FAR: u32 = 0x30_0000;
 
-/// What happened in a seed, or in many.
+/// The events of one seed, or of many.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) packets: u64,
@@ -44,7 +44,7 @@ impl Outcome {
     }
 }
 
-/// A connection: the server's end, the client's end, and who watches it.
+/// A connection: the server's end, the client's end, and the referee.
 struct Pair {
     sides: [Side; 2],
     referee: Referee,
@@ -70,13 +70,13 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
     let rounds = world.random.choose(&[1, 1, 2, 3]);
     for round in 0..rounds {
         let is_last = round + 1 == rounds;
-        // Some connections are cut off in their midst, some of them while their packets are still on their way.
+        // Some connections are cut off in the middle, some of them while their packets are in flight.
         let is_cut = !is_last && world.random.chance(600);
         let most_steps = if is_cut { world.random.between(10, 2_000) } else { u64::MAX };
         world.run_connections(most_steps);
         if !is_last {
             if is_cut {
-                // The applications do not see any more what this brings.
+                // The applications no longer see the results.
                 world.network.step(world.terms.step);
             }
             let is_settled = !is_cut || world.random.chance(500);
@@ -87,7 +87,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
     world.outcome
 }
 
-/// Initial numbers, often such that they wrap soon.
+/// Returns initial PSNs, which often wrap soon.
 fn initial_psn(random: &mut Random) -> Psn {
     let start = if random.chance(700) { 0xff_ffff - random.below(200) } else { random.number() };
     Psn::new(start as u32)
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Runs until all is done, or for so many steps.
+    /// Runs until all is done, or for at most `most_steps` steps.
     fn run_connections(&mut self, most_steps: u64) {
         let deadline = self.network.now + Duration::from_secs(4_000);
         let (mut steps, mut last_sent) = (0_u64, (self.network.packets, self.network.now));
@@ -205,7 +205,7 @@ impl World {
         }
     }
 
-    /// Nothing in flight is forgotten to be counted off when all is done.
+    /// Checks that no packet stays counted as in flight when all is done.
     fn check_in_flight(&self) {
         for (at, host) in self.network.hosts.iter().enumerate() {
             for peer in &self.terms.addresses {
@@ -215,7 +215,7 @@ impl World {
         }
     }
 
-    /// Both ends go to RESET and connect again, under the same queue pair numbers.
+    /// Takes both ends to RESET and connects them again, with the same queue pair numbers.
     fn start_over(&mut self, is_settled: bool, far: u32) {
         for pair in &mut self.pairs {
             for side in &mut pair.sides {
@@ -245,7 +245,7 @@ impl World {
         self.connect();
     }
 
-    /// Lets everything that is on its way arrive nowhere.
+    /// Waits until all packets in flight have arrived, with no connection to receive them.
     fn settle(&mut self) {
         let until = self.network.now + Duration::from_secs(2);
         let mut steps = 0;
@@ -256,7 +256,7 @@ impl World {
         }
     }
 
-    /// Adds up what the endpoints counted.
+    /// Adds up the endpoints' counters.
     fn collect(&mut self) {
         let (network, outcome) = (&self.network, &mut self.outcome);
         self.pairs.iter().for_each(|pair| pair.referee.collect(outcome));
@@ -297,7 +297,7 @@ impl World {
     }
 }
 
-/// Clocks jump, hosts stop.
+/// Makes clocks jump and stops hosts.
 fn disturb(network: &mut Network, terms: &Terms, random: &mut Random, outcome: &mut Outcome) {
     let at = random.below(network.hosts.len() as u64) as usize;
     if terms.jumps && random.chance(2) {

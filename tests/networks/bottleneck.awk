@@ -1,4 +1,5 @@
-# bottleneck.awk: judges what `bottleneck` has measured: see streams.awk. With `check` its exit status is 1 if a check fails.
+# bottleneck.awk: judges the measurements of `bottleneck`: see streams.awk. With `check` its exit status is 1 if a check
+# fails.
 
 function print_row(key,    words, used) {
   split(key, words, SUBSEP)
@@ -12,7 +13,7 @@ function print_row(key,    words, used) {
       100 * used, median("part", key), median("jain", key), number(again_percent(key), "%.2f"), failed[key]
 }
 
-# A time of an incast, of what the link needs for all bytes.
+# The time of an incast, relative to the link's time for all bytes.
 function times_ideal(name, key) { return median(name, key) / median("ideal", key) }
 
 function print_incast(key,    words) {

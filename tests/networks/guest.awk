@@ -1,4 +1,4 @@
-# guest.awk: judges what `guest` has measured: see streams.awk. With `check` its exit status is 1 if a check fails.
+# guest.awk: judges the measurements of `guest`: see streams.awk. With `check` its exit status is 1 if a check fails.
 
 function used(key) { return median("sum", key) / ceiling(name_of[key]) }
 

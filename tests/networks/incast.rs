@@ -1,7 +1,8 @@
-//! Many devices send to one at once over a link that is too slow for all: how long until the last byte is there.
+//! Many devices send to one over a link that is too slow for all at once: measures the time until the last byte
+//! arrives.
 //!
-//! `incast many` has a device for each sender, `incast one` the receiver; they meet over TCP. WRITEs are posted by the
-//! senders, READs by the receiver. The end that posts them prints the times.
+//! `incast many` has a device for each sender, `incast one` the receiver; they meet over TCP. The senders post WRITEs,
+//! the receiver posts READs. The end that posts prints the times.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -16,35 +17,36 @@ use rdma_verbs::verbs::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Between rounds queues run empty.
+/// Pause in which the queues drain between rounds.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Bytes of a packet of 1,024 as a queueing discipline counts it, with the headers from Ethernet on.
+/// Wire bytes per byte of payload of a packet of 1,024, as a queueing discipline counts them, from the Ethernet header
+/// on.
 const PACKET_BYTES: f64 = 1_082.0 / 1_024.0;
 
-/// The last byte of data that many devices send to one at once.
+/// Measures the time until the last byte of data has arrived that many devices send to one at once.
 #[derive(Parser)]
 #[command(name = "incast")]
 struct Arguments {
-    /// Which end this is.
+    /// This end.
     #[arg(value_enum)]
     end: End,
-    /// Where the receiver listens: ADDRESS:PORT.
+    /// Address on which the receiver listens: ADDRESS:PORT.
     #[arg(long)]
     meet: String,
-    /// The receiver's device, or those of the senders.
+    /// Devices: the receiver's, or those of the senders.
     #[arg(long, value_delimiter = ',', required = true)]
     devices: Vec<String>,
-    /// Senders; the receiver must know.
+    /// Number of senders; needed by the receiver.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
     senders: u32,
     #[arg(long, value_enum, default_value_t = Operation::Write)]
     operation: Operation,
-    /// Of each sender in a round.
+    /// Bytes of each sender in a round.
     #[arg(long, default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=64 << 20))]
     bytes: u32,
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
-    /// Of the link, in Mbit/s.
+    /// Rate of the link, in Mbit/s.
     #[arg(long, default_value_t = 1_000.0)]
     rate: f64,
 }
@@ -63,7 +65,7 @@ enum Operation {
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// A connection, with the memory that its data comes from or goes to.
+/// A connection, with the memory that is the source or the target of its data.
 struct Connection {
     _domain: ProtectionDomain,
     completions: CompletionQueue,
@@ -122,7 +124,7 @@ fn meet(arguments: &Arguments) -> Outcome<Vec<Met>> {
     devices.map(meet_one).collect()
 }
 
-/// The times of all rounds, in milliseconds.
+/// Returns the times of all rounds, in milliseconds.
 fn measure(arguments: &Arguments, met: &[Met]) -> Outcome<Vec<f64>> {
     let round = |_| {
         sleep(PAUSE);
@@ -156,7 +158,7 @@ fn run(arguments: &Arguments) -> Outcome {
             met.iter().map(|(connection, ..)| connection.queue_pair.counters().get(Counter::RetransmittedPackets));
         print(arguments, &times, again.sum());
     }
-    // Both stay until the end that posts is done.
+    // Both ends stay until the one that posts is done.
     met.iter_mut().try_for_each(|(_, _, stream)| match posts {
         true => stream.write_all(&[1]),
         false => stream.read_exact(&mut [0]),

@@ -1,5 +1,5 @@
-//! Streams over links that lose packets keep their rate, and send again what was lost. In virtual time: the same
-//! everywhere.
+//! Streams over links that lose packets keep their rate, and retransmit little more than the losses. Virtual time makes
+//! the results the same everywhere.
 
 mod seen;
 mod shared;
@@ -17,12 +17,12 @@ fn measure(operation: Stream, link: Link, least: Duration) -> Cell {
     stream::measure(operation, link, Control::Default, least)
 }
 
-/// A link of 1 Gbit/s.
+/// Measures a stream on a link of 1 Gbit/s.
 fn at_loss(operation: Stream, round_trip: Duration, loss: u32) -> Cell {
     measure(operation, Link::new(1_000, round_trip, loss), Duration::from_secs(1))
 }
 
-/// Asserts what a stream keeps of its rate, and that it repeats little besides what was lost.
+/// Asserts the least fraction of its rate that a stream keeps, and that it retransmits little besides the losses.
 fn keeps(operation: Stream, round_trip: Duration, least: [(u32, f64); 4]) {
     let whole = at_loss(operation, round_trip, 0);
     assert!(!whole.failed && whole.repeated < 0.02, "{operation:?} without losses: {whole:?}");
@@ -63,8 +63,8 @@ fn what_is_late_is_not_sent_again() {
     }
 }
 
-/// The link is faster than the window, so that a round trip has no queue in it. Nothing passes for as long as 64
-/// packets take: besides, a stream stands still for three round trips and a probe's wait at most.
+/// The link is faster than the window, so a round trip includes no queueing. Outages last for the time of 64 packets:
+/// beyond that, a stream pauses for at most three round trips and a probe's wait.
 #[test]
 fn bursts_of_losses_are_repaired_at_once() {
     let (outage, probe_wait) = (Duration::from_micros(55), Duration::from_millis(2));
@@ -92,7 +92,7 @@ fn no_connection_ends_while_the_link_is_down() {
     }
 }
 
-/// A window is many times the queue, so most of each is lost. Nothing but congestion control helps the rate, but no
+/// A window is many times the queue, so most of each is lost. Only congestion control would restore the rate, but no
 /// connection ends.
 #[test]
 fn a_short_queue_ends_no_connection() {
@@ -119,7 +119,7 @@ fn writes_keep_at_least_what_tcp_keeps() {
     }
 }
 
-/// A slow link, where all of a window waits in the queue. With that window they kept 0.65 and repeated 0.5.
+/// A slow link, where a whole window is queued. With that window the streams kept 0.65 and repeated 0.5.
 #[test]
 fn little_is_repeated_for_a_standard_peer() {
     for operation in [Stream::Write, Stream::Read] {
@@ -133,7 +133,7 @@ fn little_is_repeated_for_a_standard_peer() {
     }
 }
 
-/// The first guess of the probe's wait is shorter than the round trip.
+/// The initial estimate of the probe's wait is shorter than the round trip.
 #[test]
 fn reads_over_a_long_path_are_made_once() {
     let link = Link { peers: Peers::Standard, ..Link::new(50, Duration::from_millis(20), 0) };
@@ -141,7 +141,7 @@ fn reads_over_a_long_path_are_made_once() {
     assert!(!cell.failed && cell.repeated < 0.01, "{cell:?}");
 }
 
-/// A link of 1 Gbit/s with the queue of a switch, which is a tenth of the streams' windows.
+/// Returns a link of 1 Gbit/s with the queue of a switch, which is a tenth of the streams' windows.
 fn short_queue(round_trip: Duration) -> Link {
     Link { queue_bytes: 100_000, ..Link::new(1_000, round_trip, 0) }
 }

@@ -1,4 +1,4 @@
-//! Draws what happens on networks, in virtual time: the pictures of `docs/networks.md`.
+//! Draws the plots of `docs/networks.md` from runs in virtual time.
 //!
 //! `cargo run --release --example network_pictures -- docs/pictures`
 
@@ -17,24 +17,24 @@ use clap::Parser;
 use rdma_verbs::sim::{Bottleneck, Growth, TcpConfig};
 use world::{Control, Link, PAYLOAD_SHARE, Plan, World};
 
-/// Mbit/s of all links.
+/// Rate of all links in Mbit/s.
 const RATE: u64 = 1_000;
 const ROUND_TRIP: Duration = Duration::from_millis(1);
-/// What the links queue, where that matters: 0.8 ms of the rate.
+/// Length of the links' queue, if it is limited: 0.8 ms at the rate.
 const QUEUE_BYTES: u64 = 100_000;
 
 /// Draws the pictures of docs/networks.md from runs in virtual time.
 #[derive(Parser)]
 struct Arguments {
-    /// Where the pictures go
+    /// Folder of the pictures
     folder: PathBuf,
 }
 
-/// Whose stream it is.
+/// The kind of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Write,
-    /// The model of TCP, as Linux has it.
+    /// The model of TCP as in Linux.
     Tcp,
 }
 
@@ -57,7 +57,7 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// What streams keep of the link where packets are lost at random, by the share that is lost.
+/// Plots the fraction of the link's rate that streams keep under random losses, by the loss rate.
 fn loss() -> Chart {
     let lines = [
         ("WRITE, 1 ms", Kind::Write, ROUND_TRIP, COLORS[0], false),
@@ -82,12 +82,12 @@ fn loss() -> Chart {
     }
 }
 
-/// Packets lost of a million.
+/// Losses per million packets.
 const LOSSES: [u32; 11] = [100, 200, 300, 1_000, 2_000, 3_000, 10_000, 20_000, 30_000, 50_000, 100_000];
 
-/// Part of the link's rate that comes to the application.
+/// Returns the fraction of the link's rate that reaches the application.
 fn kept(kind: Kind, link: Link) -> f64 {
-    // A stream of TCP that loses much has few packets in a second.
+    // A TCP stream with many losses sends few packets per second.
     let length = if kind == Kind::Write { Duration::from_secs(4) } else { Duration::from_secs(20) };
     let mut world = World::of_pairs(link, Control::Cubic, 1);
     kind.start(&mut world, link, 0);
@@ -98,16 +98,16 @@ fn kept(kind: Kind, link: Link) -> f64 {
     (world.delivered()[0] - before) as f64 / length.as_secs_f64() / payload_rate()
 }
 
-/// Bytes of messages that the link carries in a second.
+/// Returns the payload bytes that the link carries per second.
 fn payload_rate() -> f64 {
     RATE as f64 * 125_000.0 * PAYLOAD_SHARE
 }
 
-/// Rates of four streams that join a link one after the other.
+/// Plots the rates of four streams that join a link one after the other.
 fn joining() -> Chart {
     const STREAMS: usize = 4;
     const SAMPLE: Duration = Duration::from_millis(50);
-    /// Samples between two streams.
+    /// Number of samples between the starts of two streams.
     const APART: usize = 20;
     let link = Link { queue_bytes: QUEUE_BYTES, ..Link::new(RATE, ROUND_TRIP, 0) };
     let mut world = World::of_pairs(link, Control::Cubic, STREAMS);
@@ -139,7 +139,7 @@ fn joining() -> Chart {
     }
 }
 
-/// The queue before a link that one stream fills.
+/// Plots the length of the queue of a link that one stream fills.
 fn queue() -> Chart {
     let line = |name: &str, kind: Kind, color| Series {
         name: name.to_owned(),
@@ -159,10 +159,10 @@ fn queue() -> Chart {
 
 const QUEUE_SECONDS: f64 = 1.0;
 
-/// Kilobytes in the queue, by time: what was there on average since the time before.
+/// Returns the kilobytes in the queue over time, each the average since the time before.
 fn queue_lengths(kind: Kind) -> Vec<(f64, f64)> {
     const SAMPLES: u32 = 500;
-    /// A send that has just come is more than the queue has on average.
+    /// A single look right after a burst would exceed the average.
     const LOOKS: u32 = 10;
     let link = Link { queue_bytes: QUEUE_BYTES, ..Link::new(RATE, ROUND_TRIP, 0) };
     let mut world = World::of_pairs(link, Control::Cubic, 1);

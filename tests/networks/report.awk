@@ -1,5 +1,5 @@
-# report.awk: judges what `run` has measured: lines of NAME=VALUE, one for each stream. With `check` its exit status is 1
-# if a robust check fails; the targets in the table are for a quiet machine.
+# report.awk: judges the measurements of `run`: lines of NAME=VALUE, one for each stream. With `check` its exit status
+# is 1 if a robust check fails; the targets in the table are for a quiet machine.
 
 function median(key,    i, list) {
   for (i = 1; i <= streams[key]; i++) list[i] = rate[key, i]
@@ -14,13 +14,13 @@ function kept(at, setting, kind,    base) {
 
 function is_tcp(kind) { return kind == "cubic" || kind == "bbr" }
 
-# The better one's.
+# The fraction that the better TCP keeps.
 function tcp_kept(at, setting,    most) {
   most = kept(at, setting, "cubic")
   return (at SUBSEP setting SUBSEP "bbr") in streams && kept(at, setting, "bbr") > most ? kept(at, setting, "bbr") : most
 }
 
-# Of the streams that say what they need.
+# Of the streams whose needed packets are known.
 function again_part(key,    lost) {
   lost = sum["data_dropped", key] + sum["overflown", key]
   return lost > 0 ? sum["extra", key] / lost : -1
@@ -28,7 +28,7 @@ function again_part(key,    lost) {
 
 function number(value, format) { return value < 0 ? (json ? "null" : "-") : sprintf(format, value) }
 
-# goal WHAT MET: of the targets in the table.
+# goal WHAT MET: a target in the table.
 function goal(what, met) {
   if (!met) misses = misses (misses == "" ? "" : "; ") what
   goals++
@@ -53,7 +53,7 @@ function judge(at, setting, kind, key, part) {
 
 function false_part(key) { return sum["needed", key] > 0 ? sum["extra", key] / sum["needed", key] : -1 }
 
-# The conditions of a gate, which hold on a busy machine as well.
+# The conditions of a gate, which also hold on a busy machine.
 function demand(what, holds) {
   demands++
   if (holds) return

@@ -1,4 +1,4 @@
-//! What a path says of itself fits what is wrong with its link.
+//! A path's report about itself matches the faults of its link.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::world::{Control, Link, Plan, World};
 
 const ROUND_TRIP: Duration = Duration::from_millis(1);
 
-/// What one of so many streams of WRITEs, each between hosts of its own, says after five seconds.
+/// Returns the report of one of `streams` streams of WRITEs, each between its own hosts, after five seconds.
 fn report(mut world: World, streams: usize) -> PathReport {
     (0..streams).for_each(|pair| world.add(Plan::new(false, (2 * pair, 2 * pair + 1))));
     let end = world.network.now + Duration::from_secs(5);
@@ -37,7 +37,7 @@ fn losses_at_random_are_called_chance() {
         let report = report(world(Link::new(1_000, ROUND_TRIP, loss), 1), 1);
         says(&report, "packets are lost by chance (no queue is seen)");
         let share = report.recent.loss() * 1e6 / f64::from(loss);
-        assert!((0.8..1.2).contains(&share), "{share} of what is lost: {report:?}");
+        assert!((0.8..1.2).contains(&share), "{share} of the losses: {report:?}");
         let round_trip = report.round_trip.expect("it is measured");
         assert!((ROUND_TRIP..ROUND_TRIP * 3 / 2).contains(&round_trip.shortest), "{round_trip:?}");
     }
@@ -60,7 +60,7 @@ fn a_queue_that_never_overflows_is_seen() {
     says(&report, "a queue on the way holds packets up");
 }
 
-/// It drops what is too fast, and has no queue.
+/// A policer drops packets beyond its rate, and has no queue.
 #[test]
 fn a_policer_is_not_called_a_queue() {
     let mut world = world(Link::new(1_000, ROUND_TRIP, 0), 1);

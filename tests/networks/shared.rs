@@ -1,4 +1,4 @@
-//! Streams of several hosts that share a link whose queue is short, in virtual time, and streams of TCP beside them.
+//! Streams of several hosts that share a link with a short queue, in virtual time, and streams of TCP beside them.
 
 use std::time::Duration;
 
@@ -8,35 +8,35 @@ use serde::Serialize;
 use super::stream::Stream;
 use super::world::{Control, Link, PAYLOAD_SHARE, Plan, World, fairness};
 
-/// Who shares the link.
+/// The streams that share the link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowd {
-    /// Of the streams of RoCE.
+    /// The operation of the RoCE streams.
     pub(crate) operation: Stream,
     pub(crate) control: Control,
     pub(crate) streams: usize,
-    /// Streams of TCP, as Linux has it.
+    /// Number of TCP streams, as in Linux.
     pub(crate) tcp: usize,
 }
 
-/// What each gets.
+/// The share of each stream.
 #[derive(Serialize, Debug)]
 pub(crate) struct Shares {
-    /// MB/s of the streams of RoCE, in order.
+    /// Rates of the RoCE streams in MB/s, in order.
     pub(crate) rates: Vec<f64>,
-    /// MB/s of those of TCP.
+    /// Rates of the TCP streams in MB/s.
     pub(crate) tcp: Vec<f64>,
-    /// Of what the link carries of RoCE.
+    /// The RoCE streams' fraction of the link's payload rate.
     pub(crate) used: f64,
-    /// Jain's index of all rates: 1 if they are equal, one by their number if one has all.
+    /// Jain's index of all rates: 1 if they are equal, the inverse of their number if one stream has everything.
     pub(crate) fairness: f64,
-    /// Bytes of RoCE on the wire beyond those that are needed, of the needed ones; only without TCP.
+    /// RoCE bytes on the wire beyond the needed ones, as a fraction of these; only without TCP.
     pub(crate) repeated: Option<f64>,
-    /// Streams of RoCE that ended.
+    /// Number of RoCE streams that failed.
     pub(crate) failed: usize,
 }
 
-/// Lets all run for this time, after the link's warm-up.
+/// Runs all streams for this time, after the link's warm-up.
 pub(crate) fn measure(crowd: Crowd, link: Link, length: Duration) -> Shares {
     let Crowd { operation, control, streams, tcp } = crowd;
     let is_read = operation == Stream::Read;

@@ -1,4 +1,4 @@
-//! A stream of WRITEs or READs, or of TCP, over a link with a rate that loses packets, in virtual time.
+//! A stream of WRITEs or READs, or of TCP, over a link with a limited rate that loses packets, in virtual time.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::world::{Control, Link, Plan, World};
 
-/// Bytes of a data packet of 1 KiB on the wire, with all headers: what `Bottleneck` counts.
+/// Length on the wire of a data packet of 1 KiB with all headers, as `Bottleneck` counts it.
 const WIRE_BYTES_OF_A_PACKET: f64 = 1_082.0;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
@@ -16,9 +16,9 @@ const WIRE_BYTES_OF_A_PACKET: f64 = 1_082.0;
 pub(crate) enum Stream {
     Write,
     Read,
-    /// The simulator's model of TCP in the same place, by the RFCs.
+    /// The simulator's model of TCP by the RFCs, over the same link.
     Tcp,
-    /// The same with the growth of the window that Linux has.
+    /// The model of TCP with the window growth of Linux.
     Linux,
 }
 
@@ -27,18 +27,18 @@ pub(crate) enum Stream {
 pub(crate) struct Cell {
     pub(crate) operation: Stream,
     pub(crate) round_trip_microseconds: u128,
-    /// Packets lost of a million.
+    /// Losses per million packets.
     pub(crate) loss: u32,
     pub(crate) megabytes_per_second: f64,
-    /// Of the rate without losses.
+    /// Fraction of the rate without losses.
     pub(crate) kept: f64,
-    /// Bytes of data packets on the wire beyond those that are needed, of the needed ones.
+    /// Bytes of data packets on the wire beyond the needed ones, as a fraction of these.
     pub(crate) repeated: f64,
     /// Whether the connection ended.
     pub(crate) failed: bool,
     /// The longest time between two completions.
     pub(crate) longest_pause: Duration,
-    /// Probes, those of the warm-up included.
+    /// Number of probes, including those of the warm-up.
     pub(crate) probes: u64,
 }
 

@@ -1,6 +1,6 @@
-# streams.awk: what reports on streams have in common, to be read after sorted.awk and before the report's own file. Lines
-# are NAME=VALUE, one for each measurement, at whose end are the rates of its streams in MB/s. `program` is the report's
-# name; `rate_of_link`, in Mbit/s, is that of the link.
+# streams.awk: the common part of the reports on streams, to be read after sorted.awk and before the report's own file.
+# Lines are NAME=VALUE, one for each measurement, at whose end are the rates of its streams in MB/s. `program` is the
+# report's name; `rate_of_link`, in Mbit/s, is that of the link.
 
 # The link's rate in payload, in MB/s: 1,024 of 1,082 bytes of a packet with its Ethernet header, 1,448 of 1,514 of TCP.
 function ceiling(name) { return rate_of_link / 8 * (name ~ /tcp/ ? 1448 / 1514 : 1024 / 1082) }
@@ -11,7 +11,7 @@ function median(kind, key,    i, list) {
   return list[int(measured[key] / 2) + 1]
 }
 
-# Packets sent again in percent of those that are needed, of all repetitions; -1: none is known to be needed.
+# Retransmitted packets in percent of those that are needed, of all repetitions; -1: no needed packets are known.
 function again_percent(key) { return needed[key] > 0 ? 100 * again[key] / needed[key] : -1 }
 
 function number(value, format) { return value < 0 ? (json ? "null" : "-") : sprintf(format, value) }
@@ -32,7 +32,7 @@ function next_of(key) {
   return ++measured[key]
 }
 
-# add_streams KEY AT COUNTS_AGAIN: the rates, and what was sent again if that is known of this measurement.
+# add_streams KEY AT COUNTS_AGAIN: adds the rates, and the retransmissions if they are known of this measurement.
 function add_streams(key, at, counts_again,    rates, streams, sum, squares, i) {
   streams = split(halves[2], rates, " ")
   sum = squares = 0
@@ -44,7 +44,7 @@ function add_streams(key, at, counts_again,    rates, streams, sum, squares, i) 
   value["part", key, at] = sum > 0 ? rates[1] / sum : 0
   value["jain", key, at] = squares > 0 ? sum * sum / (streams * squares) : 0
   failed[key] += field["failed"]
-  # Of a measurement with a failed stream, what was needed is not known.
+  # The needed packets of a measurement with a failed stream are not known.
   if (field["failed"] == 0 && counts_again) {
     again[key] += field["again"]
     needed[key] += field["needed"]
@@ -66,7 +66,7 @@ function demand(what, holds) {
   printf "%s: FAILED: %s\n", program, what >"/dev/stderr"
 }
 
-# end_checks: after all demands.
+# end_checks: called after all demands.
 function end_checks() {
   printf "%s: %d checks, %d failed\n", program, demands, failed_demands >"/dev/stderr"
   if (failed_demands) exit 1

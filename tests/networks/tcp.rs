@@ -1,4 +1,4 @@
-//! A TCP stream over the same link: the yardstick.
+//! A TCP stream over the same link: the baseline.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rdma_verbs::sim::{Growth, TcpConfig};
 use super::stream::{Cell, Stream};
 use super::world::{Control, Link, World};
 
-/// A stream that loses much stands still for 200 ms now and then, so its mean takes longer to settle.
+/// A stream with many losses pauses for 200 ms now and then, so its mean takes longer to settle.
 const LENGTHS: u32 = 10;
 
 /// Measures the model for ten times this time.

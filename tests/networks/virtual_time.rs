@@ -1,4 +1,5 @@
-//! What a stream keeps of its rate where packets are lost at random, in virtual time: the same figures everywhere.
+//! The fraction of its rate that a stream keeps under random losses, in virtual time: the figures are the same
+//! everywhere.
 //!
 //! `cargo run --release --example virtual_networks -- --help`
 
@@ -18,43 +19,44 @@ use world::{Control, Link, Peers, Trouble};
 const ROUND_TRIPS: [Duration; 3] = [Duration::from_micros(50), Duration::from_millis(1), Duration::from_millis(20)];
 const LOSSES: [u32; 5] = [0, 1_000, 10_000, 50_000, 100_000];
 
-/// What streams of 64 KiB, and the model of TCP, keep of their rate on a link that loses packets, in virtual time.
+/// Measures the fraction of their rate that streams of 64 KiB, and the model of TCP, keep on a link that loses packets,
+/// in virtual time.
 #[derive(Parser)]
 struct Arguments {
     /// Rate of the link in Mbit/s
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     rate: u64,
-    /// Bytes of the queue before the link; without it nothing is lost but by chance
+    /// Length of the link's queue in bytes; without it all losses are random
     #[arg(long, default_value_t = 1 << 30, value_parser = clap::value_parser!(u64).range(1..))]
     queue: u64,
     /// Only this round trip, in microseconds
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     round_trip: Option<u64>,
-    /// Only this loss, in packets of a million, and none
+    /// Only this loss per million packets, and none
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=900_000))]
     loss: Option<u32>,
-    /// One packet of a hundred is late by up to so many microseconds
+    /// One packet of a hundred is late by up to this many microseconds
     #[arg(long, conflicts_with = "outage", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     lateness: Option<u64>,
-    /// Nothing passes for so many microseconds of each second
+    /// Outage in each second, in microseconds
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=900_000))]
     outage: Option<u64>,
-    /// Milliseconds of virtual time that are measured, and at least 50 round trips; ten times as many for TCP
+    /// Milliseconds of virtual time to measure, at least 50 round trips; ten times as many for TCP
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     milliseconds: u64,
     /// Only this operation
     #[arg(long)]
     operation: Option<Stream>,
-    /// What holds the streams of RoCE back
+    /// Congestion control of the RoCE streams
     #[arg(long, value_enum, default_value_t = Control::Default)]
     control: Control,
-    /// How the ends of the streams of RoCE know each other
+    /// Capabilities that the ends of the RoCE streams know of each other
     #[arg(long, value_enum, default_value_t = Peers::Native)]
     peers: Peers,
-    /// So many streams of as many pairs of hosts share the link, for what each of them gets
+    /// Number of streams, of as many pairs of hosts, that share the link, to show their shares
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=100))]
     streams: Option<u8>,
-    /// So many streams of TCP beside them, as Linux has it
+    /// Number of TCP streams beside them, as in Linux
     #[arg(long, requires = "streams", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=27))]
     tcp: u8,
     /// Seed of the losses
@@ -100,7 +102,7 @@ fn print(cells: &[Cell]) {
     }
 }
 
-/// The cells of an operation at a round trip; the first is without losses.
+/// Measures the cells of an operation at a round trip; the first is without losses.
 fn measure_row(arguments: &Arguments, operation: Stream, round_trip: Duration) -> Vec<Cell> {
     let mut losses = arguments.loss.map_or(LOSSES.to_vec(), |loss| vec![0, loss]);
     losses.dedup();
@@ -115,7 +117,7 @@ fn measure_row(arguments: &Arguments, operation: Stream, round_trip: Duration) -
     cells
 }
 
-/// One row of what streams that share a link get.
+/// The shares of streams on one link.
 #[derive(Serialize)]
 struct SharedRow {
     operation: Stream,
@@ -124,7 +126,7 @@ struct SharedRow {
     shares: Shares,
 }
 
-/// What so many streams of WRITEs or READs get at each round trip.
+/// Returns the shares of this many streams of WRITEs or READs at each round trip.
 fn measure_shares(arguments: &Arguments, streams: u8) -> Vec<SharedRow> {
     let is_verb = |operation: &Stream| matches!(operation, Stream::Write | Stream::Read);
     let mut rows = Vec::new();
@@ -140,7 +142,7 @@ fn measure_shares(arguments: &Arguments, streams: u8) -> Vec<SharedRow> {
     rows
 }
 
-/// From 0, since the sum of nothing is -0.
+/// Starts from 0, since an empty sum is -0.
 fn total(rates: &[f64]) -> f64 {
     rates.iter().fold(0.0, |sum, rate| sum + rate)
 }

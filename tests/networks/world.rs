@@ -1,4 +1,4 @@
-//! Hosts in virtual time that share a link with a rate, and streams of messages of 64 KiB between them.
+//! Hosts in virtual time that share a link with a limited rate, and streams of messages of 64 KiB between them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use rdma_verbs::types::{
 };
 use serde::Serialize;
 
-/// Bytes of a message in a packet of 1 KiB, of those on the wire: the link's rate in payload.
+/// Payload per byte on the wire in packets of 1 KiB.
 pub(crate) const PAYLOAD_SHARE: f64 = 1_024.0 / 1_082.0;
 const BASE: u64 = 0x10_0000;
 pub(crate) const MESSAGE_BYTES: u32 = 64 << 10;
-/// Requests of a stream that are posted and not complete: more than the largest window.
+/// Number of requests that a stream keeps outstanding: more than the largest window.
 const DEPTH: usize = 256;
-/// READs of a stream that may be outstanding, if nothing else is said: what a connection has by default.
+/// Default number of READs that a stream may have outstanding, as of a connection.
 const READS: u8 = 16;
-/// An engine takes all packets that have come before it sends any.
+/// An engine receives all arrived packets before it sends any.
 const SOCKET: Socket = Socket { packets: usize::MAX, wake: Duration::from_micros(20) };
 const NATIVE: PeerCapabilities = PeerCapabilities {
     version: 1,
@@ -30,48 +30,48 @@ const NATIVE: PeerCapabilities = PeerCapabilities {
     extensions: PeerCapabilities::GAP_RUNS | PeerCapabilities::MARKS,
 };
 
-/// How the ends of a stream know each other.
+/// The capabilities that the ends of a stream know of each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Peers {
-    /// As endpoints of this crate, which share a key.
+    /// Those of native peers, which share a key.
     #[default]
     Native,
-    /// As any RoCE endpoints.
+    /// Those of standard peers.
     Standard,
 }
 
-/// What is wrong with a link beside losses at random.
+/// Faults of a link besides random losses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Trouble {
     None,
     /// One packet of a hundred is late by up to this time.
     Reordering(Duration),
-    /// Nothing passes in each second for this time.
+    /// An outage of this length in each second.
     Outages(Duration),
 }
 
-/// The link.
+/// The properties of the link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
-    /// Mbit/s.
+    /// Rate in Mbit/s.
     pub(crate) rate: u64,
     pub(crate) round_trip: Duration,
-    /// Packets lost of a million.
+    /// Losses per million packets.
     pub(crate) loss: u32,
-    /// Bytes that wait before the link.
+    /// Length of the link's queue in bytes.
     pub(crate) queue_bytes: u64,
     pub(crate) seed: u64,
     pub(crate) trouble: Trouble,
     pub(crate) peers: Peers,
     /// Code of the transport timeout of the streams.
     pub(crate) timeout: u8,
-    /// READs of a stream that may be outstanding.
+    /// Number of READs that a stream may have outstanding.
     pub(crate) reads: u8,
 }
 
 impl Link {
-    /// Of this rate in Mbit/s, with a queue that holds all that is in flight: nothing is lost but by chance.
+    /// Returns a link of this rate in Mbit/s, with a queue that holds all packets in flight: all losses are random.
     pub(crate) fn new(rate: u64, round_trip: Duration, loss: u32) -> Self {
         let (trouble, peers) = (Trouble::None, Peers::Native);
         Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1, trouble, peers, timeout: 14, reads: READS }
@@ -87,8 +87,8 @@ impl Link {
         }
     }
 
-    /// These hosts, and one bottleneck in each direction that what goes from the first to the second hosts of the pairs
-    /// shares.
+    /// Returns a network of these hosts, with one bottleneck in each direction that the traffic from the first to the
+    /// second hosts of the pairs shares.
     pub(crate) fn network(self, hosts: Vec<Host>, there: &[(usize, usize)]) -> Network {
         let Self { rate, queue_bytes, seed, .. } = self;
         let back: Vec<(usize, usize)> = there.iter().map(|(first, second)| (*second, *first)).collect();
@@ -102,12 +102,13 @@ impl Link {
         network
     }
 
-    /// How long a stream runs before it is measured.
+    /// Returns how long a stream runs before it is measured.
     pub(crate) fn warm_up(self) -> Duration {
         (20 * self.round_trip).max(Duration::from_millis(50))
     }
 
-    /// TCP over it. The receive window holds two round trips at the link's rate, so that without losses it is no limit.
+    /// Returns the settings of TCP over it. The receive window holds two round trips at the link's rate, so that
+    /// without losses it is no limit.
     pub(crate) fn tcp(self) -> TcpConfig {
         let config = TcpConfig::default();
         let two_round_trips = self.rate as f64 * 125_000.0 * 2.0 * self.round_trip.as_secs_f64();
@@ -115,11 +116,11 @@ impl Link {
     }
 }
 
-/// What holds the streams of RoCE back.
+/// The congestion control of the RoCE streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Control {
-    /// As devices do: as much in flight as the peer's socket takes, towards standard peers less after a loss.
+    /// A device's default: the peer's socket bounds the window, with standard peers also losses.
     #[default]
     Default,
     Cubic,
@@ -134,27 +135,27 @@ impl Control {
     }
 }
 
-/// A stream of messages, between these hosts of which the first requests.
+/// The properties of a stream of messages between two hosts, the first of which is the requester.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) hosts: (usize, usize),
-    /// READs, or else WRITEs.
+    /// READs, otherwise WRITEs.
     pub(crate) is_read: bool,
-    /// Over an unreliable connection a WRITE is complete when it has left.
+    /// The transport service. Over an unreliable connection a WRITE completes when it was sent.
     pub(crate) service: QueuePairType,
-    /// Requests that are posted and not complete.
+    /// Number of requests kept outstanding.
     pub(crate) depth: usize,
-    /// All messages.
+    /// Total number of messages.
     pub(crate) messages: usize,
 }
 
 impl Plan {
-    /// A stream over a reliable connection that does not end.
+    /// Returns a stream over a reliable connection that does not end.
     pub(crate) fn new(is_read: bool, hosts: (usize, usize)) -> Self {
         Self { hosts, is_read, service: QueuePairType::ReliableConnection, depth: DEPTH, messages: usize::MAX }
     }
 
-    /// From whom to whom the data goes.
+    /// Returns the sender and the receiver of the data.
     pub(crate) fn direction(&self) -> (usize, usize) {
         let (requester, responder) = self.hosts;
         if self.is_read { (responder, requester) } else { (requester, responder) }
@@ -163,17 +164,17 @@ impl Plan {
 
 /// A stream of messages.
 pub(crate) struct Flow {
-    /// The host that requests.
+    /// The requesting host.
     pub(crate) host: usize,
     depth: usize,
-    /// Messages to be posted.
+    /// Number of messages left to post.
     pub(crate) left: usize,
     port: Port,
     operation: Operation,
     sge: Sge,
     outstanding: usize,
     done: Vec<RawCompletion>,
-    /// Bytes of the messages that have completed.
+    /// Number of bytes of the completed messages.
     pub(crate) bytes: u64,
     pub(crate) failed: bool,
     pub(crate) last_completion: Time,
@@ -243,19 +244,19 @@ pub(crate) struct World {
     pub(crate) network: Network,
     pub(crate) flows: Vec<Flow>,
     pub(crate) tcp: Vec<StreamId>,
-    /// How often the applications look for completions at most. Zero: whenever something happens.
+    /// Minimum interval of the applications' polls. Zero: whenever something happens.
     pub(crate) look_every: Duration,
     link: Link,
 }
 
 impl World {
-    /// So many pairs of hosts that share the link. Nothing is on it yet.
+    /// Makes this many pairs of hosts that share the link, without streams.
     pub(crate) fn of_pairs(link: Link, control: Control, pairs: usize) -> Self {
         let there: Vec<(usize, usize)> = (0..pairs).map(|pair| (2 * pair, 2 * pair + 1)).collect();
         Self::new(link, control, 2 * pairs, &there)
     }
 
-    /// So many hosts, and a link between the first and the second hosts of these pairs.
+    /// Makes this many hosts, and a link between the first and the second hosts of these pairs.
     pub(crate) fn new(link: Link, control: Control, hosts: usize, there: &[(usize, usize)]) -> Self {
         let hosts = (0..hosts).map(|index| host(index, control)).collect();
         let network = link.network(hosts, there);
@@ -275,13 +276,13 @@ impl World {
         self.tcp.push(self.network.add_stream(from, to, config));
     }
 
-    /// Runs until then, or until no stream is left.
+    /// Runs until this time, or until no stream is left.
     pub(crate) fn run(&mut self, end: Time) {
         while self.network.now < end && (!self.tcp.is_empty() || self.flows.iter().any(|flow| !flow.is_over())) {
             for flow in &mut self.flows {
                 flow.post(&mut self.network);
             }
-            // Every millisecond, so that streams are posted to which nothing happens.
+            // At least every millisecond, to post to streams without events.
             let limit = if self.flows.is_empty() { Duration::MAX } else { Duration::from_millis(1) };
             let look_at = end.min(self.network.now + self.look_every);
             self.network.step(limit.min(end - self.network.now));
@@ -293,19 +294,19 @@ impl World {
         }
     }
 
-    /// Bytes that have come to the applications: of all streams, those of TCP last.
+    /// Returns the bytes delivered to the application of each stream, those of TCP last.
     pub(crate) fn delivered(&self) -> Vec<u64> {
         let messages = self.flows.iter().map(|flow| flow.bytes);
         messages.chain(self.tcp.iter().map(|id| self.network.stream(*id).delivered_bytes())).collect()
     }
 
-    /// Bytes on the wire from one host to another, and all that share their link.
+    /// Returns the bytes on the wire from one host to another, including all traffic that shares their link.
     pub(crate) fn wire_bytes(&self, (from, to): (usize, usize)) -> u64 {
         self.network.bottleneck(from, to).map_or(0, Bottleneck::passed_bytes)
     }
 }
 
-/// A host with nothing on it.
+/// Makes a host without streams.
 fn host(index: usize, control: Control) -> Host {
     let number = index as u16 + 1;
     let [high, low] = number.to_be_bytes();
@@ -345,7 +346,7 @@ fn connect(hosts: &mut [&mut Host; 2], ports: &[Port; 2], link: Link) {
     }
 }
 
-/// Jain's index: 1 if all rates are equal, one by their number if one has all.
+/// Returns Jain's index: 1 if all rates are equal, the inverse of their number if one has everything.
 pub(crate) fn fairness(rates: &[f64]) -> f64 {
     let sum: f64 = rates.iter().sum();
     let squares: f64 = rates.iter().map(|rate| rate * rate).sum();

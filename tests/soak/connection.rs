@@ -1,5 +1,5 @@
-//! One reliable connection: a client that carries out one operation after the other, and a server whose memory it works
-//! on. Both know every byte that must come.
+//! One reliable connection: a client that runs one operation after the other, and a server whose memory it accesses.
+//! Both know every byte that must arrive.
 
 use rdma_verbs::verbs::{
     self, CompletionOpcode, ConnectOptions, ConnectionInfo, MemoryRegion, Mtu, QueuePair, QueuePairState,
@@ -10,7 +10,7 @@ type Outcome<T = ()> = Result<T, String>;
 
 const AREA: usize = 8_192;
 const LONGEST: u64 = 6_000;
-/// A connection's part of the region.
+/// Length of a connection's part of the region.
 pub(crate) const SLOT: usize = 6 * AREA + 64;
 const RECEIVES: usize = 2;
 const WRITTEN: usize = 2;
@@ -19,13 +19,13 @@ const SOURCE: usize = 4;
 const FETCHED: usize = 5;
 const COUNTER: usize = 6 * AREA;
 const RESULT: usize = COUNTER + 8;
-/// 0.5 s, eight times: longer than any process is stopped.
+/// 0.5 s, for eight tries: longer than any process is stopped.
 const TIMEOUT: u8 = 17;
-/// In a request's number: which receive it is, or that it is the client's operation.
+/// Number of kinds of a connection's work request identifiers: the receives, and the client's operation.
 const KINDS: u64 = 4;
 const OPERATION: u64 = 3;
 
-/// What a client does, in this order, for ever.
+/// The operations of a client, in this order, repeated forever.
 const STEPS: [Step; 7] = [
     Step::Send,
     Step::SendWithImmediate,
@@ -47,7 +47,7 @@ enum Step {
     CompareAndSwap,
 }
 
-/// One end.
+/// One end of the connection.
 pub(crate) struct Connection {
     index: usize,
     pub(crate) peer: usize,
@@ -63,7 +63,7 @@ pub(crate) struct Connection {
     received: u64,
 }
 
-/// The bytes of a message.
+/// Returns the bytes of a message.
 fn pattern(salt: u64, step: Step, round: u64) -> Vec<u8> {
     let seed = salt.wrapping_mul(131) ^ (step as u64).wrapping_mul(7_919) ^ round.wrapping_mul(0x9e37_79b9);
     let length = 8 + seed % LONGEST;
@@ -88,17 +88,17 @@ impl Connection {
         }
     }
 
-    /// Which of the connections between the two processes it is.
+    /// Returns its number among the connections between the two processes.
     pub(crate) fn number(&self) -> u64 {
         self.salt
     }
 
-    /// Which connection a request belongs to.
+    /// Returns the index of a request's connection.
     pub(crate) fn index_of(wr_id: u64) -> usize {
         (wr_id / KINDS) as usize
     }
 
-    /// Nothing of an earlier connection is left.
+    /// Removes all state of an earlier connection.
     pub(crate) fn clear(&mut self, region: &MemoryRegion) -> verbs::Result<()> {
         if self.qp.state()? != QueuePairState::Reset {
             self.qp.reset()?;
@@ -108,7 +108,7 @@ impl Connection {
         Ok(())
     }
 
-    /// `remote`: the peer's whole region, of which this is the slot.
+    /// Connects it. `remote` is the peer's whole region, `slot` this connection's slot in it.
     pub(crate) fn connect(
         &mut self,
         region: &MemoryRegion,
@@ -140,7 +140,7 @@ impl Connection {
         !self.is_waiting || !self.is_live
     }
 
-    /// The client's next operation.
+    /// Posts the client's next operation.
     pub(crate) fn begin(&mut self, region: &MemoryRegion) -> verbs::Result<()> {
         let step = STEPS[self.step];
         let Some(remote) = self.remote else { return Ok(()) };
@@ -173,7 +173,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A request has succeeded: whether what it brought is right. True: the client's next operation may begin.
+    /// Checks the data of a request that has succeeded. Returns whether the client's next operation may begin.
     pub(crate) fn take(&mut self, region: &MemoryRegion, wr_id: u64, done: &Success) -> Outcome<bool> {
         match wr_id % KINDS {
             OPERATION => self.take_operation(region).map(|()| true),

@@ -1,4 +1,4 @@
-//! What a process holds, and what lies in the registry.
+//! The resources that a process holds, and the files in the registry.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use rdma_verbs::verbs::Context;
 use serde::{Deserialize, Serialize};
 
-/// Memory that allocators and queues may take after the start without being a leak.
+/// Growth of memory that is no leak: allocators and queues may take it after the start.
 const RSS_TOLERANCE: i64 = 8 << 20;
 const PAGE: i64 = 4_096;
 
-/// What a process holds.
+/// The resources that a process holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Holdings {
     pub(crate) rss_bytes: i64,
@@ -24,7 +24,7 @@ fn entries(folder: &str) -> i64 {
 }
 
 impl Holdings {
-    /// Of this process.
+    /// Returns the resources of this process.
     pub(crate) fn now(context: &Context) -> Self {
         let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
         let pages: i64 = pages.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
@@ -37,7 +37,7 @@ impl Holdings {
         }
     }
 
-    /// What is there now that was not there before.
+    /// Returns the difference to earlier resources.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             rss_bytes: self.rss_bytes - before.rss_bytes,
@@ -47,15 +47,15 @@ impl Holdings {
         }
     }
 
-    /// Whether a difference is a leak, in a process that shares its address with others. Each of these has a connection
-    /// to it, which takes a descriptor only once the process looks at its listener: that may be later than the start.
+    /// Returns whether a difference is a leak, in a process that shares its address with others. Each of these has a
+    /// connection to it, which takes a descriptor only when the process polls its listener, possibly after the start.
     pub(crate) fn leaks(&self, others: usize) -> bool {
         let connections = others as i64;
         self.rss_bytes > RSS_TOLERANCE || self.descriptors > connections || self.threads > 0 || self.objects > 0
     }
 }
 
-/// Registry files of these addresses below /dev/shm and /tmp, in all namespaces.
+/// Returns the registry files of these addresses below /dev/shm and /tmp, in all namespaces.
 pub(crate) fn registry_entries(addresses: &[String]) -> Vec<PathBuf> {
     let folders = ["/dev/shm", "/tmp"].into_iter().flat_map(fs::read_dir).flatten().flatten();
     let folders = folders.filter(|folder| folder.file_name().to_string_lossy().starts_with("rdma-verbs-"));

@@ -1,15 +1,15 @@
-//! A process: one end of many connections. It reads commands from its standard input and says on its standard output
-//! what happens; the parent carries what two members tell each other.
+//! A process: one end of many connections. It reads commands from its standard input and writes reports to its standard
+//! output; the parent passes on the messages between two members.
 //!
-//! | command | what is done, and said |
+//! | command | action and report |
 //! |---|---|
-//! | `link PEER` | forgets connections to it; says `infos PEER REMOTE UD-INFO INFO…` |
-//! | `go PEER REMOTE UD-INFO INFO…` | connects, and begins |
-//! | `cut PEER` | the peer is gone: failures are as they must be |
-//! | `tell PEER NUMBER` | says `end …`: how this end of a connection is, whose other end failed |
-//! | `holdings` | says `holdings JSON` |
-//! | `stop` | begins nothing more; says `idle COUNTS` when all has ended |
-//! | `end` | ends |
+//! | `link PEER` | resets connections to it; reports `infos PEER REMOTE UD-INFO INFO…` |
+//! | `go PEER REMOTE UD-INFO INFO…` | connects, and starts |
+//! | `cut PEER` | the peer is gone: failures are expected |
+//! | `tell PEER NUMBER` | reports `end …`: the state of this end of a connection whose other end failed |
+//! | `holdings` | reports `holdings JSON` |
+//! | `stop` | starts nothing more; reports `idle COUNTS` when all operations have ended |
+//! | `end` | exits |
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
@@ -31,18 +31,18 @@ type Failure = Box<dyn std::error::Error>;
 
 const ALL: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
 const QKEY: Qkey = Qkey(0x1122);
-/// Request numbers from here on are datagrams'.
+/// First work request identifier of datagrams.
 const DATAGRAM: u64 = 1 << 40;
 const DATAGRAM_BYTES: usize = 256;
 const ROUTE_HEADER_BYTES: usize = 40;
 const DATAGRAM_RECEIVES: usize = 32;
 const DATAGRAM_SLOT: usize = ROUTE_HEADER_BYTES + DATAGRAM_BYTES;
-/// A failure is the peer's fault if the parent says within this time that it was killed.
+/// A failure is the peer's fault if the parent reports within this time that the peer was killed.
 const EXCUSE: Duration = Duration::from_secs(10);
 const BETWEEN_DATAGRAMS: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_millis(5);
 
-/// What was done.
+/// The work done so far.
 #[derive(Default)]
 struct Counts {
     operations: u64,
@@ -72,7 +72,7 @@ struct Member {
     is_stopping: bool,
 }
 
-/// Runs the process until it is told to end, or its parent is gone.
+/// Runs the process until it gets the command to end, or its parent is gone.
 pub(crate) fn run(arguments: &Arguments, own: usize) -> ExitCode {
     match Member::new(arguments, own).and_then(Member::serve) {
         Ok(()) => ExitCode::SUCCESS,
@@ -197,7 +197,7 @@ impl Member {
                 Ok(())
             }
             "holdings" => {
-                // Not while operations come and go: they hold nothing that is counted.
+                // Taken while operations are in flight, which hold nothing that is counted.
                 let holdings = serde_json::to_string(&Holdings::now(&self.context))?;
                 say(&format!("holdings {holdings}"))
             }
@@ -213,7 +213,7 @@ impl Member {
         }
     }
 
-    /// What this end knows of a connection whose other end failed.
+    /// Reports the state of this end of a connection whose other end failed.
     fn tell(&self, peer: usize, number: u64) -> Result<(), Failure> {
         let is_named = |connection: &&Connection| connection.peer == peer && connection.number() == number;
         let Some(connection) = self.connections.iter().find(is_named) else { return Ok(()) };
@@ -222,7 +222,7 @@ impl Member {
         say(&format!("end process {}: {number} to process {peer}: {state}; {forwarded} packets passed on", self.own))
     }
 
-    /// Forgets what there was with this peer.
+    /// Removes all state of the connections to this peer.
     fn clear(&mut self, peer: usize) -> Result<(), Failure> {
         self.targets.remove(&peer);
         self.suspects.retain(|suspect| suspect.0 != peer);
@@ -252,7 +252,7 @@ impl Member {
         let datagrams = ConnectionInfo::from_bytes(&unhex(datagrams)?)?;
         let handle = self.datagrams.protection_domain().create_ah(&AddressVector::new(datagrams.gid, 0))?;
         self.targets.insert(peer, (handle, datagrams.qpn));
-        // Where this process stands among the peer's peers.
+        // The position of this process among the peer's peers.
         let first = (if self.own < peer { self.own } else { self.own - 1 }) * self.of_pair;
         let ours = self.connections.iter_mut().filter(|connection| connection.peer == peer);
         for (number, (connection, info)) in ours.zip(reliable).enumerate() {
@@ -306,7 +306,7 @@ impl Member {
         say(&format!("error process {}: {what}", self.own))
     }
 
-    /// A connection that failed although its peer was not killed is an error.
+    /// Reports failed connections whose peer was not killed as errors.
     fn look_at_suspects(&mut self) -> Result<(), Failure> {
         let late: Vec<_> = self.suspects.extract_if(.., |suspect| suspect.1.elapsed() > EXCUSE).collect();
         late.into_iter().try_for_each(|(peer, _, why)| self.error(&format!("connection to process {peer}: {why}")))
@@ -317,7 +317,7 @@ impl Member {
         Ok(self.datagrams.post_recv(&[ReceiveRequest::new(range).wr_id(DATAGRAM + slot as u64)])?)
     }
 
-    /// To one peer after the other; losses are allowed.
+    /// Sends to one peer after the other; losses are allowed.
     fn send_datagram(&mut self) -> Result<(), Failure> {
         let rested = self.last_datagram.elapsed() >= BETWEEN_DATAGRAMS;
         if !rested || self.is_sending || self.is_stopping || self.targets.is_empty() {

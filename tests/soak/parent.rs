@@ -1,5 +1,5 @@
-//! The first process: starts the members, carries what they tell each other, kills, stops and restarts them, and
-//! compares what they hold.
+//! The first process: starts the members, passes on the messages between them, kills, stops and restarts them, and
+//! compares their resources.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,25 +17,25 @@ use super::Arguments;
 use super::holdings::{Holdings, registry_entries};
 use super::process::{Process, Said};
 
-/// Longer than a member takes for anything.
+/// Longer than any action of a member takes.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a member works before what it holds is looked at: until every queue has been used.
+/// Duration of a member's work before its resources are measured: until every queue has been used.
 const WARM_UP: Duration = Duration::from_secs(3);
 const REPORT_EVERY: Duration = Duration::from_secs(5);
-/// Longest stop; shorter than a connection's patience.
+/// Longest stop; shorter than a connection's tries.
 const LONGEST_STOP: Duration = Duration::from_millis(1_500);
 
 type Outcome<T = ()> = Result<T, String>;
 
-/// What came of it.
+/// The results.
 #[derive(Default, Serialize)]
 struct Report {
     seconds: u64,
     seed: u64,
     queue_pairs: u64,
     processes: u64,
-    /// Operations that clients completed and verified, messages that servers verified, and datagrams; of the members
-    /// that were alive at the end.
+    /// Number of operations that clients completed and verified, of messages that servers verified, and of datagrams;
+    /// of the members that were alive at the end.
     operations: u64,
     messages: u64,
     datagrams_sent: u64,
@@ -43,7 +43,7 @@ struct Report {
     kills: u64,
     stops: u64,
     errors: Vec<String>,
-    /// What the members hold more at the end than after their warm-up; the most of each.
+    /// The growth of each member's resources since its warm-up.
     grown: Vec<Holdings>,
     leaks: u64,
     registry_entries_left: Vec<PathBuf>,
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if is_clean && report.operations > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Ctrl-C ends the soak early and in order; the second one at once.
+/// Ctrl-C ends the soak early and in order; the second one immediately.
 fn watch_for_interrupts(interrupted: Arc<AtomicBool>) {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -104,8 +104,8 @@ fn print(report: &Report, json: bool) {
         return;
     }
     println!(
-        "soak: {} s, {} queue pairs in {} processes: {} operations and {} messages verified, {} of {} datagrams came; \
-         {} killed, {} stopped; {} errors, {} leaks, {} registry entries left",
+        "soak: {} s, {} queue pairs in {} processes: {} operations and {} messages verified, \
+         {} of {} datagrams arrived; {} killed, {} stopped; {} errors, {} leaks, {} registry entries left",
         report.seconds,
         report.queue_pairs,
         report.processes,
@@ -163,7 +163,7 @@ impl Parent<'_> {
         self.expect(member, "ready").map(drop)
     }
 
-    /// The rest of the next line of this member that begins with a word. Errors of all members are noted meanwhile.
+    /// Returns the rest of this member's next line that begins with a word. Notes errors of all members meanwhile.
     fn expect(&mut self, member: usize, word: &str) -> Outcome<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -198,7 +198,7 @@ impl Parent<'_> {
         }
     }
 
-    /// Lets the members work.
+    /// Lets the members work, and notes their errors.
     fn rest(&mut self, length: Duration) -> Outcome {
         let deadline = Instant::now() + length;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
@@ -256,11 +256,11 @@ impl Parent<'_> {
         self.take_baseline(victim)
     }
 
-    /// Lets all that was begun end, and compares what the members hold.
+    /// Lets all operations end, and compares the members' resources.
     fn wind_up(&mut self) -> Outcome {
         let count = self.processes.len();
         for member in 0..count {
-            // One by one: those that have stopped still answer the others.
+            // One by one: stopped members still respond to the others.
             self.processes[member].tell("stop");
             let said = self.expect(member, "idle")?;
             let numbers: Vec<u64> = said.split(' ').filter_map(|word| word.parse().ok()).collect();

@@ -1,4 +1,4 @@
-//! A member as its parent sees it.
+//! A member as seen by its parent.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -12,10 +12,10 @@ use nix::unistd::Pid;
 use super::Arguments;
 use super::holdings::Holdings;
 
-/// A process that takes longer to end hangs.
+/// A process that takes longer to exit hangs.
 const LONGEST_END: Duration = Duration::from_secs(20);
 
-/// What a member says: who, in which of its lives, and the line.
+/// A line from a member, with the member's number and which of its lives it is.
 pub(crate) struct Said {
     pub(crate) member: usize,
     pub(crate) life: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Process {
     child: Child,
     input: ChildStdin,
     pub(crate) life: u64,
-    /// What it held when it had worked for a while.
+    /// The resources that it held after its warm-up.
     pub(crate) baseline: Option<Holdings>,
 }
 
@@ -41,7 +41,7 @@ impl Process {
         if arguments.standard {
             command.arg("--standard");
         }
-        // A group of its own: Ctrl-C is for the parent alone.
+        // In its own process group: Ctrl-C is for the parent alone.
         command.args(["--member", &member.to_string()]).process_group(0);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let pipes = child.stdin.take().zip(child.stdout.take());
@@ -57,7 +57,7 @@ impl Process {
         Ok(Self { child, input, life, baseline: None })
     }
 
-    /// Tells it something. One that is gone is noticed elsewhere.
+    /// Sends it a command. If it is gone, that is noticed elsewhere.
     pub(crate) fn tell(&mut self, command: &str) {
         let _ = self.input.write_all(format!("{command}\n").as_bytes()).and_then(|()| self.input.flush());
     }
@@ -72,7 +72,7 @@ impl Process {
         let _ = self.child.wait();
     }
 
-    /// Has it end by itself; whether it did so in time and without an error.
+    /// Lets it exit by itself. Returns whether it did so in time and without an error.
     pub(crate) fn end(&mut self) -> bool {
         self.tell("end");
         let deadline = Instant::now() + LONGEST_END;

@@ -1,8 +1,8 @@
-# What the suites share: Debian's programs, the library, running a server and a client, and counting.
-# Sourced by the suites; needs `apt-get` of Debian 12, and nothing of it is installed into the system: packages are
-# unpacked below target/suites.
+# The common part of the suites: Debian's programs, the library, running a server and a client, and counting. Sourced by
+# the suites; needs `apt-get` of Debian 12. Nothing is installed into the system: packages are unpacked below
+# target/suites.
 set -uo pipefail
-# Settings of whoever runs this: the suites rely on the usual ones.
+# The caller's settings: the suites rely on the defaults.
 unset RDMA_VERBS_ADDRESSES RDMA_VERBS_PEERS RDMA_VERBS_SHARDS RDMA_VERBS_FAULTS RDMA_VERBS_MTU
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 suites=$PWD/${CARGO_TARGET_DIR:-target}/suites
@@ -11,7 +11,7 @@ root=$suites/root
 library=${RDMA_VERBS_CAPI:-$suites/lib}
 logs=$(mktemp -d)
 server=
-# However it ends: no server stays behind.
+# No server is left, however the suite ends.
 end() {
   if [ -n "$server" ]; then
     kill "$server" 2>/dev/null
@@ -23,17 +23,17 @@ trap end EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 passed=0 failed=0
-# Ports of the programs' own exchange over TCP: below those that the system hands out by itself.
+# Ports of the programs' own exchange over TCP: below those that the system assigns by itself.
 port=$((20000 + $$ % 10000))
 multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null) || multiarch=$(uname -m)-linux-gnu
 
-# Unpacks what is not there yet.
+# Unpacks missing packages.
 unpack() {
   local package
   mkdir -p "$root" "$suites/packages"
   for package in "$@"; do
     [ -e "$suites/packages/$package" ] && continue
-    # An older one that was fetched and not unpacked.
+    # An older one that was downloaded and not unpacked.
     rm -f "$suites/packages/$package"_*.deb
     (cd "$suites/packages" && { apt-get download -q "$package" || { apt-get update -q && apt-get download -q "$package"; }; } >/dev/null 2>&1) ||
       { echo "package $package cannot be had" >&2; exit 1; }
@@ -59,15 +59,15 @@ fail() {
   [ $# = 0 ] || tail -n 15 "$@" | sed 's/^/        /'
 }
 
-# check NAME COMMAND...: succeeds if the command does.
+# check NAME COMMAND...: passes if the command succeeds.
 check() {
   local name=$1
   shift
   if timeout "${LIMIT:-60}" "$@" >"$logs/out" 2>&1; then pass "$name"; else fail "$name" "$logs/out"; fi
 }
 
-# pair NAME PROGRAM ARGUMENTS...: the program as a server, and once more with the address as a client; both must end
-# well, and so must JUDGE, if it is set: a command that reads what they said in $logs/client and $logs/server.
+# pair NAME PROGRAM ARGUMENTS...: runs the program as a server, and again with the address as a client. Both must
+# succeed, and so must JUDGE, if it is set: a command that reads their output in $logs/client and $logs/server.
 pair() {
   local name=$1
   shift
@@ -75,14 +75,14 @@ pair() {
   pair_of_commands "$name"
 }
 
-# pair_of_commands NAME: the same with two commands, server_command and client_command.
+# pair_of_commands NAME: like pair, with two commands, server_command and client_command.
 pair_of_commands() {
   run_pair
   judge_pair "$1"
 }
 
-# unreliable_pair NAME PROGRAM ARGUMENTS...: the same with a service that may lose messages, for programs that wait for
-# each of them. Tried five times at most, and again only if the system says that a socket's buffer overflowed.
+# unreliable_pair NAME PROGRAM ARGUMENTS...: like pair, with a service that may lose messages, for programs that wait
+# for each of them. Runs up to five times, and again only if the system reports that a socket's buffer overflowed.
 unreliable_pair() {
   local name=$1 try lost
   shift
@@ -95,7 +95,7 @@ unreliable_pair() {
   judge_pair "$name"
 }
 
-# Datagrams that found a full buffer, of either version of IP.
+# Number of datagrams that found a full buffer, of both versions of IP.
 datagrams_lost() {
   awk '/^Udp: [0-9]/ { four = $6 } /^Udp6RcvbufErrors/ { six = $2 } END { print four + six }' /proc/net/snmp /proc/net/snmp6
 }
@@ -107,7 +107,7 @@ run_pair() {
   port=$((port + 1))
   timeout "${LIMIT:-60}" "${server_command[@]}" -p "$port" >"$logs/server" 2>&1 &
   server=$!
-  # The client comes when the server listens.
+  # The client starts when the server listens.
   for try in $(seq 100); do
     grep -q "$(printf ':%04X 00000000:0000 0A' "$port")" /proc/net/tcp 2>/dev/null && break
     grep -q "$(printf ':%04X 00000000000000000000000000000000:0000 0A' "$port")" /proc/net/tcp6 2>/dev/null && break
@@ -115,7 +115,7 @@ run_pair() {
     sleep 0.02
   done
   timeout "${LIMIT:-60}" "${client_command[@]}" -p "$port" 127.0.0.1 >"$logs/client" 2>&1 && client_status=0
-  # A server whose client failed has nobody to wait for.
+  # The client has failed, so the server would wait forever.
   [ $client_status = 0 ] || kill "$server" 2>/dev/null
   wait "$server" || server_status=$?
   server=

@@ -1,5 +1,5 @@
-# What `speed` has measured: lines of row, side and microseconds a message, one for each repetition.
-# Fails if a row's ratio is above `limit` (but for `write lat`), or a row has no figures of one side.
+# Judges the measurements of `speed`: lines of row, side and microseconds per message, one for each repetition. Fails if
+# a row's ratio is above `limit` (except for `write lat`), or a row has no figures of one side.
 
 # Sets `median` (of an even number the upper one), `least` and `most`.
 function weigh(key,    list, i) {
@@ -31,7 +31,7 @@ END {
     ratio = drop_in / median
     printf "%-22s %10.2f %19s %10.2f %19s  ratio  %.2f %s\n", rows[row], drop_in, drop_in_range, median, \
       sprintf("(%.2f-%.2f)", least, most), ratio, ratio <= 1.1 ? "" : "above"
-    # Who spins in memory has what the scheduler gives: tens of times as long in some runs, on either side.
+    # A process that spins on memory depends on the scheduler: some runs take tens of times as long, on either side.
     if (ratio > limit && rows[row] !~ /^write lat/) wrong = 1
   }
   exit wrong

@@ -1,9 +1,9 @@
-//! System calls for each message: how many sends and receives the devices make, by their own counters, and which other
-//! calls any thread of the process makes, by the kernel's word.
+//! System calls per message: the sends and receives of the devices, by their own counters, and the other calls of all
+//! threads of the process, as reported by the kernel.
 //!
-//! Bounds hold for the calmest of many rounds: on a busy machine a round is now and then cut by other programs, and
-//! then a device's thread, which comes to help, acknowledges what would have been acknowledged with the next message.
-//! Empty receives are counted, but nobody bounds them: who polls makes them.
+//! Bounds hold for the calmest of many rounds: on a busy machine other programs sometimes interrupt a round, and then a
+//! device's thread sends an acknowledgement that would otherwise have left with the next message. Empty receives are
+//! counted, but have no bound: polling makes them.
 
 #[cfg(target_arch = "x86_64")]
 mod faults;
@@ -19,23 +19,23 @@ use witness::Witness;
 
 const ROUNDS: usize = 30;
 
-/// A kind of traffic, and what a message of it may cost at most.
+/// A kind of traffic, and the largest cost of a message of it.
 struct Kind {
     name: &'static str,
     messages: usize,
     traffic: fn(&Ends),
-    /// Sends of the near end and of the far one.
+    /// Largest numbers of sends of the near end and of the far one.
     sends: [f64; 2],
-    /// How often threads slept or woke each other. On a quiet machine only the devices' threads do, which look now and
-    /// then whether somebody still polls; on a busy one pollers nap.
+    /// Largest number of times that threads slept or woke each other. On a quiet machine only the devices' threads do,
+    /// to check whether another thread still polls; on a busy one polling threads sleep, too.
     waits: f64,
 }
 
-/// Loopback has packets of 4 KiB, of which 15 fit into a send. The first packet of a WRITE is longer than the others,
-/// because it says where they go, and so are the first and the last of a READ's answer: a longer packet can only begin
-/// a send, and the shorter one that follows it ends it. So 64 KiB take two sends, or three.
+/// Loopback has packets of 4 KiB; 15 fit into a send. The first packet of a WRITE is longer than the others,
+/// because it has the address, and so are the first and the last of a READ's response: a longer packet can only begin a
+/// send, and a shorter one ends it. So 64 KiB take two sends, or three.
 const KINDS: [Kind; 7] = [
-    // Both ends send once a round, and the acknowledgement rides along.
+    // Both ends send once a round, and the acknowledgement is piggybacked.
     Kind {
         name: "SEND 8 B, there and back",
         messages: 1_000,
@@ -50,7 +50,7 @@ const KINDS: [Kind; 7] = [
         sends: [0.53, 0.53],
         waits: 0.5,
     },
-    // Nobody answers, so the acknowledgement is held a little, and somebody waits for it.
+    // The other end sends no messages, so it holds the acknowledgement for a short time, in which a thread sleeps.
     Kind {
         name: "SEND 8 B, in batches of 16",
         messages: 1_600,
@@ -79,22 +79,22 @@ const KINDS: [Kind; 7] = [
         sends: [1.05, 3.05],
         waits: 4.0,
     },
-    // Asked for in two halves, each with a longer first and last packet.
+    // Requested in two halves, each with a longer first and last packet.
     Kind { name: "READ 1 MiB", messages: 40, traffic: |ends| ends.reads(40, 1 << 20), sends: [4.0, 21.5], waits: 32.0 },
 ];
 
-/// What a round of traffic cost.
+/// The cost of a round of traffic.
 #[derive(Clone)]
 struct Cost {
     messages: f64,
-    /// What each end counted.
+    /// The changes of each end's counters.
     ends: [Counters; 2],
-    /// Other calls, of all threads: those that wait, and those that nobody expects. `None` if the kernel does not tell.
+    /// Other calls of all threads: waits and wake-ups, and unexpected calls. `None` if the kernel does not report them.
     others: Option<[u64; 2]>,
 }
 
 impl Cost {
-    /// For each message.
+    /// Returns a counter per message.
     fn of(&self, end: usize, counter: Counter) -> f64 {
         self.ends[end].get(counter) as f64 / self.messages
     }
@@ -103,13 +103,13 @@ impl Cost {
         [0, 1].map(|end| self.of(end, Counter::SendCalls))
     }
 
-    /// For each message.
+    /// Returns the waits and wake-ups per message.
     fn waits(&self) -> Option<f64> {
         self.others.map(|others| others[0] as f64 / self.messages)
     }
 }
 
-/// For each message, and how many packets leave together.
+/// Values per message, and the number of packets of a send.
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (end, name) in ["near", "far"].into_iter().enumerate() {
@@ -126,7 +126,7 @@ impl fmt::Display for Cost {
     }
 }
 
-/// The fewest sends, and the fewest other calls of either sort, of many rounds, after one that warms up.
+/// Returns the fewest sends, and the fewest other calls of either kind, of many rounds after a warm-up.
 fn calmest(ends: &Ends, witness: Option<&Witness>, kind: &Kind) -> Cost {
     (kind.traffic)(ends);
     let counters = || [0, 1].map(|end: usize| ends.0[end].context.counters());
@@ -150,7 +150,7 @@ fn calmest(ends: &Ends, witness: Option<&Witness>, kind: &Kind) -> Cost {
 
 #[test]
 fn a_message_takes_few_system_calls() {
-    // Before the devices are opened: their threads are watched, too.
+    // Starts before the devices are opened, so that their threads are watched, too.
     let witness = Witness::watch();
     if let Err(error) = &witness {
         println!("other calls are not counted: the kernel does not let this thread be watched ({error})");

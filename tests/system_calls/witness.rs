@@ -1,5 +1,5 @@
 //! A witness of system calls: a filter (seccomp) that lets sends and receives pass, and reports every other call of a
-//! thread, and of the threads that it starts, to a thread that counts it and lets it go on. It needs no privileges.
+//! thread, and of the threads that it starts, to a thread that counts it and lets it continue. It needs no privileges.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-/// What a message is made of. Who polls and finds nothing may let others have the processor.
+/// The calls of a message. A thread that polls without success may yield the processor.
 const PASSED: [libc::c_long; 7] = [
     libc::SYS_sendto,
     libc::SYS_sendmsg,
@@ -20,8 +20,8 @@ const PASSED: [libc::c_long; 7] = [
     libc::SYS_sched_yield,
 ];
 
-/// How threads sleep on sockets and events, set their alarm clocks, wake each other, and ask whether others want their
-/// core before they do. Events are read and written.
+/// The calls with which threads sleep on sockets and events, set timers, wake each other, and check whether others want
+/// their core before they do. Events are read and written.
 const WAITS: [libc::c_long; 6] = [
     libc::SYS_ppoll,
     libc::SYS_epoll_pwait,
@@ -31,30 +31,30 @@ const WAITS: [libc::c_long; 6] = [
     libc::SYS_write,
 ];
 
-/// `SECCOMP_IOCTL_NOTIF_RECV` and `SECCOMP_IOCTL_NOTIF_SEND`, which libc does not name.
+/// `SECCOMP_IOCTL_NOTIF_RECV` and `SECCOMP_IOCTL_NOTIF_SEND`, which libc does not define.
 const TAKE_REPORT: libc::c_ulong = 0xc050_2100;
 const ANSWER_REPORT: libc::c_ulong = 0xc018_2101;
 const _: () = assert!(size_of::<libc::seccomp_notif>() == 0x50 && size_of::<libc::seccomp_notif_resp>() == 0x18);
 
-/// Numbers of calls are below it, or count as its last.
+/// Calls with higher numbers count as the last one.
 const NUMBERS: usize = 1_024;
 
-/// What is known of the calls.
+/// The counts of system calls.
 pub(crate) struct Witness {
-    /// By the number of the call. No lock and no allocation: a watched thread that lets go of either may have to wake
-    /// the one that counts, by a call that this one must let go on.
+    /// Counts by the number of the call. No lock and no allocation: when a watched thread releases either, it may have
+    /// to wake the counting thread, by a call that this thread itself must let continue.
     calls: [AtomicU64; NUMBERS],
 }
 
 impl Witness {
-    /// Watches the calling thread and all that it starts, for the rest of their lives.
+    /// Watches the calling thread and all threads that it starts, for the rest of their lives.
     ///
     /// # Errors
     /// The kernel does not let the thread be watched.
     pub(crate) fn watch() -> io::Result<Arc<Self>> {
         let witness = Arc::new(Self { calls: [const { AtomicU64::new(0) }; NUMBERS] });
-        // It must not be watched itself, so it is there first. It is told without a call, which it would have to
-        // answer.
+        // The counting thread must not be watched itself, so it starts first. It gets the descriptor without a system
+        // call, which it would have to let continue.
         let outcome = Arc::new(OnceLock::new());
         let (attending, told) = (Arc::clone(&witness), Arc::clone(&outcome));
         thread::spawn(move || attending.attend(&told));
@@ -64,13 +64,13 @@ impl Witness {
         is_installed.map(|()| witness)
     }
 
-    /// Calls so far, by their numbers.
+    /// Returns the calls so far, by their numbers.
     pub(crate) fn calls(&self) -> BTreeMap<i32, u64> {
         let counts = self.calls.iter().map(|count| count.load(Ordering::Relaxed));
         (0..).zip(counts).filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Calls so far: how often threads slept or woke each other, and all that have no place on the way of a message.
+    /// Returns the calls so far: waits and wake-ups, and all that are unexpected in the exchange of messages.
     pub(crate) fn waits_and_strange(&self) -> [u64; 2] {
         let calls = self.calls();
         let is_wait = |number: &&i32| WAITS.contains(&libc::c_long::from(**number));
@@ -78,7 +78,7 @@ impl Witness {
         [waits, calls.values().sum::<u64>() - waits]
     }
 
-    /// Counts what is reported, as long as anybody is watched.
+    /// Counts the reported calls, as long as any thread is watched.
     fn attend(&self, reports: &OnceLock<Option<OwnedFd>>) {
         let reports = loop {
             match reports.get() {
@@ -97,7 +97,7 @@ impl Witness {
     }
 }
 
-/// Filters the calls of this thread; where the reports come from.
+/// Filters the calls of this thread. Returns the descriptor of the reports.
 fn install() -> io::Result<OwnedFd> {
     let mut program = program();
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
@@ -111,16 +111,16 @@ fn install() -> io::Result<OwnedFd> {
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just opened it, and nobody else knows it.
+    // SAFETY: the kernel has just opened it, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
 }
 
-/// Takes the call's number; if it is one of those, lets it pass; otherwise reports it.
+/// Returns the filter: it lets the listed calls pass and reports all others.
 fn program() -> Vec<libc::sock_filter> {
     let step = |code: u32, jt: usize, k: u32| libc::sock_filter { code: code as u16, jt: jt as u8, jf: 0, k };
     let count = PASSED.len();
     let mut steps = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
-    // Each jumps over the others that are left, and over the report.
+    // Each jumps over the remaining ones, and over the report.
     let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     steps.extend(PASSED.iter().enumerate().map(|(place, number)| step(jump, count - place, *number as u32)));
     steps.push(step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_USER_NOTIF));
@@ -128,7 +128,8 @@ fn program() -> Vec<libc::sock_filter> {
     steps
 }
 
-/// Waits for a report: its name, and the call's number. `None`: the thread that called has gone on or ended.
+/// Waits for a report. Returns its identifier and the call's number; `None` if the calling thread has continued or
+/// ended.
 fn take(reports: &OwnedFd) -> io::Result<Option<(u64, i32)>> {
     // SAFETY: the structure holds numbers only, for which zero is a value; the kernel insists on it.
     let mut report: libc::seccomp_notif = unsafe { std::mem::zeroed() };
@@ -142,10 +143,10 @@ fn take(reports: &OwnedFd) -> io::Result<Option<(u64, i32)>> {
     }
 }
 
-/// The call is made as if nobody had looked.
+/// Lets the call continue unchanged.
 fn let_go_on(reports: &OwnedFd, id: u64) {
     let flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
     let mut answer = libc::seccomp_notif_resp { id, val: 0, error: 0, flags };
-    // SAFETY: the kernel reads one such structure. It refuses if the thread has ended, and then nobody waits.
+    // SAFETY: the kernel reads one such structure. It refuses if the thread has ended, and then none waits.
     unsafe { libc::ioctl(reports.as_raw_fd(), ANSWER_REPORT, &raw mut answer) };
 }

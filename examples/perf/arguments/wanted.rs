@@ -1,4 +1,4 @@
-//! What the command line asks for, if it fits together.
+//! Checks the command line and converts it to a measurement.
 
 use std::path::PathBuf;
 
@@ -7,18 +7,18 @@ use crate::perf::job::{Amount, Job, Measure, Operation, Service, Waiting};
 use crate::perf::machine::Placement;
 use crate::perf::outcome::{Failure, Outcome};
 
-/// The sizes of `-a`.
+/// The smallest and largest size of `-a`.
 const SMALLEST: usize = 2;
 const LARGEST: usize = 8 << 20;
-/// With `-a` and no `-n`, no size moves more than this.
+/// Maximum number of bytes of one size, with `-a` and without `-n`.
 const MOST_BYTES_A_SIZE: u64 = 1 << 30;
-/// Largest completion queue of the software device.
+/// Number of entries of the software device's largest completion queue.
 const MOST_COMPLETIONS: u64 = 1 << 20;
-/// Devices of `self`, unless `-d` says otherwise: this process', and the other one's.
+/// Default devices of `self`: this process's and the other one's.
 pub(crate) const OWN_DEVICE: &str = "soft:127.0.0.41";
 pub(crate) const PARTNER_DEVICE: &str = "soft:127.0.0.42";
 
-/// A test that fits together.
+/// A consistent test.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) job: Job,
@@ -37,7 +37,7 @@ pub(crate) struct Wanted {
 }
 
 impl Test {
-    /// What is asked for, if it fits together; `both`: this process starts the other one.
+    /// Returns the test, if the flags are consistent; `both`: this process starts the other one.
     pub(crate) fn wanted(&self, both: bool) -> Outcome<Wanted> {
         let (operation, flags) = match self {
             Self::Send(flags) => (Operation::Send, flags),
@@ -57,7 +57,7 @@ impl TestFlags {
         let cores = (self.core, self.partner_core);
         let placement = match cores {
             (None, None) => Placement::Anywhere,
-            // A server without a client's core, and the other way round: each process knows its own only.
+            // A process knows only its own core, in the server without the client's and the reverse.
             (own, None) if !both => Placement::On { client: own, server: own },
             (client, server) => Placement::On { client, server },
         };
@@ -79,7 +79,7 @@ impl TestFlags {
         })
     }
 
-    /// What does not fit together, whatever the sizes are.
+    /// Checks for conflicts that do not depend on the sizes.
     fn check(&self, operation: Operation, both: bool) -> Outcome {
         let name = operation.name();
         let needs_reliable = operation.is_answered_by_device();
@@ -91,7 +91,7 @@ impl TestFlags {
             (both && self.host.is_some(), "perf self has both ends: it takes no host"),
             (
                 needs_reliable && self.connection != Service::Reliable,
-                &format!("-c: {name} is there on reliable connections (RC) only"),
+                &format!("-c: {name} needs a reliable connection (RC)"),
             ),
             (is_datagram && operation == Operation::Write, "-c: datagrams (UD) are sent, not written"),
             (self.memory_only && !(is_latency && operation == Operation::Write), "--memory-only: for write lat"),
@@ -116,7 +116,7 @@ impl TestFlags {
         let name = operation.name();
         refuse(&[
             (self.qp > 1, "-q: latency is measured on one queue pair"),
-            (self.bidirectional, "-b: a ping-pong has one message on its way"),
+            (self.bidirectional, "-b: a ping-pong has one message in flight"),
             (self.post_list.is_some_and(|list| list > 1), "-l: for bw and rate"),
             (
                 self.events && operation == Operation::Write,
@@ -129,7 +129,7 @@ impl TestFlags {
         ])
     }
 
-    /// The sizes to be measured.
+    /// Returns the sizes to measure.
     fn sizes(&self, operation: Operation) -> Vec<usize> {
         let default_size = match (operation, self.measure) {
             (Operation::Atomic, _) | (_, Measure::Rate) => 8,

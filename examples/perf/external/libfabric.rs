@@ -1,4 +1,4 @@
-//! libfabric's own ping-pong over datagrams that it makes reliable.
+//! libfabric's ping-pong over datagrams that it makes reliable.
 
 use std::process::Command;
 
@@ -6,9 +6,10 @@ use super::External;
 use crate::perf::report::Told;
 
 pub(super) const PROGRAM: &str = "fi_pingpong";
-/// Reliable datagrams over the provider of plain ones.
+/// The provider of reliable datagrams over that of plain ones.
 const PROVIDER: &str = "udp;ofi_rxd";
-/// Before it: size, sent, acknowledged, total, time, megabytes a second; behind it: transfers a second.
+/// Column of the time per transfer; before it: size, sent, acknowledged, total, time, megabytes a second; behind it:
+/// transfers a second.
 const TIME_PER_TRANSFER: usize = 6;
 const COLUMNS: usize = 8;
 
@@ -31,7 +32,7 @@ pub(super) fn client(external: &External, port: u16) -> Command {
     command
 }
 
-/// Reads the last line. A transfer is one way, so that its time is half a round trip; one is on its way at a time.
+/// Parses the last line. A transfer is one-way, so its time is half a round trip; one is in flight at a time.
 pub(super) fn read(output: &str, size: usize) -> Option<Told> {
     let columns: Vec<&str> = output.lines().rev().find(|line| !line.trim().is_empty())?.split_whitespace().collect();
     if columns.len() != COLUMNS {

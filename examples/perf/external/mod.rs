@@ -1,6 +1,7 @@
-//! What other transports reach, by their own programs, where they are installed: UCX and libfabric.
+//! Measurements of other transports by their own programs, where they are installed: UCX and libfabric.
 //!
-//! Server and client are started here, each on its core as all others are, on 127.0.0.1; the client's output is read.
+//! Starts the server and the client, each on its core like all other programs, on 127.0.0.1, and parses the client's
+//! output.
 
 mod libfabric;
 mod ucx;
@@ -17,15 +18,15 @@ use super::outcome::{Failure, Outcome};
 use super::reference::Role;
 use super::report::{Line, Told};
 
-/// How long the server may take until it listens, and both until all is measured.
+/// How long the server may take to listen, and both to finish.
 const LISTENS_WITHIN: Duration = Duration::from_secs(10);
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
-/// Pause between two looks; long, because the looks cost time on the client's core.
+/// Pause between two checks; long, because checks take time on the client's core.
 const PAUSE: Duration = Duration::from_millis(20);
-/// TCP's state in `/proc/net/tcp`.
+/// The state LISTEN in `/proc/net/tcp`.
 const LISTENS: &str = "0A";
 
-/// A measurement by somebody else's program.
+/// A measurement by another project's program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct External {
     pub(crate) program: Program,
@@ -36,7 +37,7 @@ pub(crate) struct External {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Program {
-    /// `ucx_perftest` over its transport tcp.
+    /// `ucx_perftest` over UCX's transport tcp.
     Ucx(UcxTest),
     /// `fi_pingpong` over `udp;ofi_rxd`: datagrams made reliable.
     LibfabricPingPong,
@@ -48,13 +49,13 @@ pub(crate) enum UcxTest {
     PutLatency,
     TagBandwidth,
     PutBandwidth,
-    /// With what makes it faster than it is as it comes: few messages on their way, and large segments.
+    /// With settings faster than the defaults: few messages in flight, and large segments.
     TunedTagBandwidth,
     TunedPutBandwidth,
 }
 
 impl External {
-    /// Whether its program is there.
+    /// Checks that its program is installed.
     pub(crate) fn check(&self) -> Outcome {
         let (name, package) = (self.program.name(), self.program.package());
         if is_installed(name) {
@@ -97,7 +98,7 @@ impl External {
         }
     }
 
-    /// What the client's output says.
+    /// Parses the client's output.
     pub(crate) fn read(&self, output: &str) -> Option<Told> {
         match self.program {
             Program::Ucx(test) => ucx::read(output, self.size, test),
@@ -114,7 +115,7 @@ impl Program {
         }
     }
 
-    /// Debian's package.
+    /// Returns Debian's package.
     fn package(self) -> &'static str {
         match self {
             Self::Ucx(_) => "ucx-utils",
@@ -123,7 +124,7 @@ impl Program {
     }
 }
 
-/// A process that ends at the latest when this does.
+/// A process that is killed when this is dropped.
 struct Running {
     child: Option<Child>,
     name: &'static str,
@@ -144,7 +145,7 @@ impl Running {
         })
     }
 
-    /// Waits until the server listens, without connecting: it takes one client only.
+    /// Waits until the server listens, without connecting: it accepts only one client.
     fn await_listening(&mut self, port: u16) -> Outcome {
         let start = Instant::now();
         loop {
@@ -161,7 +162,7 @@ impl Running {
         }
     }
 
-    /// Waits for its end and takes what it has printed, which is little.
+    /// Waits for its end and returns its output, which is short.
     fn end(mut self) -> Outcome<Output> {
         let start = Instant::now();
         while !self.has_ended()? {
@@ -179,14 +180,14 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // Both fail only if it is gone.
+            // Both fail only if the process is gone.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Whether somebody listens on the port, by the kernel's list of sockets.
+/// Returns whether a socket listens on the port, by the kernel's list of sockets.
 pub(crate) fn listens(sockets: &str, port: u16) -> bool {
     let port = format!(":{port:04X}");
     sockets.lines().any(|line| {

@@ -1,4 +1,4 @@
-//! UCX' own benchmark over TCP on the loopback.
+//! UCX's benchmark over TCP on the loopback.
 
 use std::process::Command;
 
@@ -7,15 +7,15 @@ use crate::perf::report::Told;
 
 pub(super) const PROGRAM: &str = "ucx_perftest";
 const MEBIBYTE: f64 = (1 << 20) as f64;
-/// Columns of the line of figures: number, three latencies, two bandwidths, two rates.
+/// Number of columns of a result: number, three latencies, two bandwidths, two rates.
 const COLUMNS: usize = 8;
 const MEDIAN: usize = 1;
 const OVERALL_LATENCY: usize = 3;
 const OVERALL_BANDWIDTH: usize = 5;
 
-/// Messages that may be on their way: more of them leave the cache before they are taken.
+/// Number of messages in flight: with more, data leaves the cache before it is read.
 const FEW_OUTSTANDING: &str = "4";
-/// Of a put, which is cut into pieces of 8 KiB otherwise.
+/// Length of the segments of a put, 8 KiB by default.
 const LARGE_SEGMENTS: &str = "64k";
 
 pub(super) fn server(test: UcxTest, port: u16) -> Command {
@@ -41,12 +41,12 @@ pub(super) fn client(external: &External, test: UcxTest, port: u16) -> Command {
         command.args(["-O", FEW_OUTSTANDING]);
     }
     command.args(["-t", name, "-s", &size.to_string(), "-n", &iterations.to_string(), "-w", &warm_up.to_string()]);
-    // Final figures only, and where the server is.
+    // Prints final results only; the last argument is the server's address.
     command.args(["-f", "127.0.0.1"]);
     command
 }
 
-/// Reads the last line of the table. Latencies are half round trips already; its megabytes have 2^20 bytes.
+/// Parses the last line of the table. Latencies are half round trips already; a megabyte has 2^20 bytes.
 pub(super) fn read(output: &str, size: usize, test: UcxTest) -> Option<Told> {
     let columns: Vec<f64> = output.lines().rev().find_map(|line| {
         let columns: Option<Vec<f64>> = line.split_whitespace().map(|word| word.parse().ok()).collect();

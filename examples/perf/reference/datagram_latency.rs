@@ -1,7 +1,7 @@
-//! Ping-pong of raw UDP datagrams, which nobody acknowledges.
+//! Ping-pong of raw UDP datagrams without acknowledgements.
 //!
-//! The sockets are unconnected, as those of a transport with many peers are; `recv` is called directly, without an
-//! epoll before it, and without asking for the sender's address.
+//! The sockets are unconnected, like those of a transport with many peers; `recv` is called directly, without a
+//! preceding epoll, and without requesting the sender's address.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Impatience, Measured, PATIENCE, Role, Rounds, Wait, any_port, exchange_port, meet};
 
-/// Largest datagram of IPv4.
+/// Length of the largest IPv4 datagram.
 pub(crate) const MOST_BYTES: usize = 65_507;
-/// How often the sleeping thread of [`Wait::HandOver`] looks whether it shall end.
+/// Interval at which the sleeping thread of [`Wait::HandOver`] checks whether to end.
 const STOP_WITHIN: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -76,7 +76,7 @@ trait End {
     fn receive(&mut self) -> io::Result<()>;
 }
 
-/// Calls `pause` between two looks.
+/// Calls `pause` between two polls.
 struct Polling<P> {
     socket: UdpSocket,
     buffer: Vec<u8>,
@@ -135,7 +135,7 @@ impl End for Blocking {
     }
 }
 
-/// Looks only at memory, which another thread changes.
+/// Polls only memory, which another thread changes.
 struct Spinning<'a> {
     socket: &'a UdpSocket,
     arrived: &'a AtomicU64,
@@ -158,7 +158,7 @@ impl End for Spinning<'_> {
     }
 }
 
-/// Counts the datagrams that come.
+/// Counts arriving datagrams until `stop` is set.
 fn hear_until(socket: &UdpSocket, size: usize, arrived: &AtomicU64, stop: &AtomicBool) -> io::Result<()> {
     let mut buffer = vec![0; size.max(1)];
     while !stop.load(Ordering::Relaxed) {

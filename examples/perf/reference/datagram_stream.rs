@@ -1,4 +1,4 @@
-//! A stream of raw UDP datagrams with what a transport cannot do without: a header, a CRC made and checked, the payload
+//! A stream of raw UDP datagrams with the minimum that a transport needs: a header, a CRC made and checked, the payload
 //! copied out at the receiver, and a window, so that nothing is lost.
 
 use std::io::{self, ErrorKind, IoSlice};
@@ -11,30 +11,30 @@ use socket2::{SockAddr, SockRef};
 use super::frame::{self, CRC_BYTES, HEADER_BYTES, OVERHEAD_BYTES};
 use super::{Impatience, Measured, Role, Span, WALK_BYTES, WARM_UP_PART, any_port, exchange, exchange_port, meet};
 
-/// Most bytes of a send, segments and all.
+/// Maximum length of a send, including all segments.
 const SEND_BYTES: usize = 65_507;
-/// Most segments of a send that every kernel takes.
+/// Maximum number of segments of a send that every kernel accepts.
 const SEGMENTS: usize = 64;
-/// Payload on its way, if the receive buffer holds it. In segments of 1 KiB that is fewer than the kernel keeps between
-/// two interfaces (1,000), so that nothing is lost where it makes packets of them.
+/// Bytes of payload in flight, if the receive buffer holds them. In segments of 1 KiB these are fewer than the kernel
+/// queues between two interfaces (1,000), so nothing is lost where it makes packets of them.
 const WINDOW_BYTES: usize = 896 << 10;
-/// Sends on their way: each takes room in the receive buffer, however small it is.
+/// Number of sends in flight: each takes room in the receive buffer, even a small one.
 const WINDOW_SENDS: usize = 1024;
-/// What is asked for the receive buffer; the kernel gives at most its limit.
+/// Requested size of the receive buffer; the kernel grants at most its limit.
 const RECEIVE_BUFFER_BYTES: usize = 64 << 20;
 
-/// What the kernel does for several segments at once.
+/// The kernel's offload of several segments at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Offload {
-    /// Nothing: a send and a receive for every datagram.
+    /// None: one send and one receive for every datagram.
     None,
     /// Segments sends and merges them again; the sender copies payload into a buffer that stays in the cache.
     Segmentation,
-    /// The same; the sender's payload stays where it is, and the kernel gathers it.
+    /// Like `Segmentation`, but the kernel gathers the payload from the sender's memory.
     Gather,
 }
 
-/// A stream of segments of `payload` bytes, as many of them in a send as `segments` and the kernel allow.
+/// A stream of segments of `payload` bytes, up to `segments` of them in a send if the kernel allows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct DatagramStream {
     pub(crate) payload: usize,
@@ -75,20 +75,20 @@ impl DatagramStream {
         Ok(Measured { times: None, messages: bytes / self.payload as u64, bytes, seconds, cpu_seconds })
     }
 
-    /// Payload of a send.
+    /// Returns the bytes of payload of a send.
     fn send_payload(&self) -> usize {
         let fitting = SEND_BYTES / (self.payload + OVERHEAD_BYTES);
         let segments = if self.offload == Offload::None { 1 } else { fitting.min(SEGMENTS).min(self.segments) };
         segments * self.payload
     }
 
-    /// So much in whole sends, at least one.
+    /// Rounds up to whole sends, at least one.
     fn whole_sends(&self, bytes: u64) -> u64 {
         let send = self.send_payload() as u64;
         bytes.div_ceil(send).max(1) * send
     }
 
-    /// Payload that may be on its way to a receive buffer of so many bytes, as its kernel counts.
+    /// Returns the bytes of payload that may be in flight to a receive buffer of this size, in the kernel's accounting.
     fn window(&self, buffer_bytes: usize) -> usize {
         let send = self.send_payload();
         WINDOW_BYTES.min(buffer_bytes / 4).min(WINDOW_SENDS * send).max(send)
@@ -101,7 +101,7 @@ fn receive_buffer(socket: &UdpSocket) -> io::Result<usize> {
     socket.recv_buffer_size()
 }
 
-/// Where the next send's payload begins in memory that is walked over.
+/// Returns the offset of the next send's payload in the memory that is cycled through.
 fn walk(offset: usize, send_payload: usize) -> usize {
     if offset + 2 * send_payload > WALK_BYTES { 0 } else { offset + send_payload }
 }
@@ -112,7 +112,7 @@ enum End<'a> {
 }
 
 impl End<'_> {
-    /// Goes on until so many bytes of payload have arrived since the beginning.
+    /// Runs until this many bytes of payload have arrived since the beginning.
     fn run_to(&mut self, total: u64) -> io::Result<()> {
         match self {
             Self::Sender(sender) => sender.run_to(total),
@@ -127,11 +127,11 @@ struct Sender<'a> {
     peer: SocketAddr,
     window: u64,
     source: Vec<u8>,
-    /// Whole segments, for those who copy.
+    /// Whole segments, for offloads that copy.
     staging: Vec<u8>,
     sent: u64,
     acknowledged: u64,
-    /// Of the next segment, and where its payload lies.
+    /// Number of the next segment, and the offset of its payload.
     number: u64,
     offset: usize,
 }
@@ -217,13 +217,13 @@ struct Receiver<'a> {
     test: &'a DatagramStream,
     socket: UdpSocket,
     peer: SocketAddr,
-    /// Acknowledged after so many bytes of payload.
+    /// Number of payload bytes between acknowledgements.
     stride: u64,
     memory: Vec<u8>,
     buffer: Vec<u8>,
     received: u64,
     acknowledged: u64,
-    /// Of the next segment.
+    /// Number of the next segment.
     number: u64,
 }
 
@@ -238,7 +238,7 @@ impl<'a> Receiver<'a> {
     fn run_to(&mut self, total: u64) -> io::Result<()> {
         while self.received < total {
             let length = look_until(|| self.socket.recv(&mut self.buffer))?;
-            // What is merged has segments of one size.
+            // Merged segments have one size.
             for segment in self.buffer[..length].chunks(self.test.payload + OVERHEAD_BYTES) {
                 self.received += frame::take(segment, self.number, &mut self.memory)? as u64;
                 self.number += 1;
@@ -257,7 +257,7 @@ impl<'a> Receiver<'a> {
     }
 }
 
-/// Looks again until something came.
+/// Polls until something is received.
 fn look_until(mut receive: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     let mut impatience = Impatience::default();
     loop {
@@ -271,7 +271,7 @@ fn look_until(mut receive: impl FnMut() -> io::Result<usize>) -> io::Result<usiz
     }
 }
 
-/// Sends, again if the send buffer is full.
+/// Sends, and tries again if the send buffer is full.
 fn retry(mut send: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
     look_until(&mut send).map(drop)
 }

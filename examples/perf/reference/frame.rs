@@ -1,4 +1,4 @@
-//! The datagrams of raw streams: 16 bytes of header, payload, 4 bytes of CRC over both, as a transport needs.
+//! The datagrams of raw streams: a header of 16 bytes, payload, and a CRC of 4 bytes over both, as a transport needs.
 
 use std::io;
 
@@ -6,10 +6,10 @@ use rdma_verbs::checksum;
 
 pub(super) const HEADER_BYTES: usize = 16;
 pub(super) const CRC_BYTES: usize = 4;
-/// What a segment has beside its payload.
+/// Length of the header and CRC of a segment.
 pub(super) const OVERHEAD_BYTES: usize = HEADER_BYTES + CRC_BYTES;
 
-/// Number of the segment, and where its payload belongs.
+/// Returns the header: the number of the segment and the offset of its payload.
 fn header(number: u64, offset: usize) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(&number.to_le_bytes());
@@ -26,7 +26,7 @@ pub(super) fn write(out: &mut [u8], number: u64, offset: usize, payload: &[u8]) 
     crc.copy_from_slice(&checksum::update(0, covered).to_le_bytes());
 }
 
-/// Header and CRC of a segment whose payload stays where it is.
+/// Returns header and CRC of a segment whose payload is not copied.
 #[inline]
 pub(super) fn around(number: u64, offset: usize, payload: &[u8]) -> ([u8; HEADER_BYTES], [u8; CRC_BYTES]) {
     let header = header(number, offset);
@@ -34,7 +34,7 @@ pub(super) fn around(number: u64, offset: usize, payload: &[u8]) -> ([u8; HEADER
     (header, crc.to_le_bytes())
 }
 
-/// Checks a segment and copies its payload to where it belongs; returns the payload's length.
+/// Checks a segment and copies its payload to its offset; returns the payload's length.
 #[inline]
 pub(super) fn take(segment: &[u8], expected_number: u64, into: &mut [u8]) -> io::Result<usize> {
     let broken = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("segment {expected_number}: {what}"));
@@ -45,7 +45,7 @@ pub(super) fn take(segment: &[u8], expected_number: u64, into: &mut [u8]) -> io:
     }
     let (number, offset) = header.split_at(8);
     if number != expected_number.to_le_bytes() {
-        return Err(broken("another one came: something was lost or overtaken"));
+        return Err(broken("another segment arrived: one was lost or overtaken"));
     }
     let offset = u64::from_le_bytes(offset.try_into().map_err(|_| broken("no offset"))?) as usize;
     let end = offset.checked_add(payload.len());

@@ -1,7 +1,7 @@
-//! What the engine is compared with: raw programs over sockets, of the same shape and as fast as they can be made.
+//! The baselines of the engine: raw programs over sockets, of the same shape and as fast as they can be made.
 //!
-//! Both ends run the same function with their [`Role`] and a TCP stream to each other, over which they tell ports and
-//! wait for each other; the stream is silent while anything is measured. Nothing here knows of verbs or of the rest of
+//! Both ends run the same function with their [`Role`] and a TCP stream to each other, over which they exchange ports
+//! and wait for each other; the stream is silent during measurements. Nothing here depends on verbs or on the rest of
 //! `perf`, so that benches can use it.
 
 mod datagram_latency;
@@ -23,37 +23,37 @@ pub(crate) use datagram_stream::{DatagramStream, Offload};
 pub(crate) use runtime::RuntimeLatency;
 pub(crate) use tcp::{TcpLatency, TcpRate};
 
-/// How long an end waits for the other one before it gives up: something was lost, or the other end is gone.
+/// How long an end waits for the other one before it gives up: a datagram was lost, or the other end is gone.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Empty looks between two looks at the clock.
+/// Number of empty polls between two looks at the clock.
 const LOOKS: u32 = 1 << 16;
-/// Empty looks at a socket, some 20 µs, after which others may run between two: whoever waits so long beside an idle
-/// machine has lost nothing by that, and on a busy one the other end may need this very core.
+/// Number of empty polls of a socket, some 20 µs, after which an end yields between polls: on an idle machine yielding
+/// costs nothing after such a wait, and on a busy one the other end may need this core.
 const SPINS: u32 = 200;
-/// Longest time that is told apart in a histogram.
+/// Longest time that a histogram distinguishes.
 const LONGEST: Duration = Duration::from_secs(60);
-/// What goes before a measured stream: such a part of it.
+/// The warm-up of a stream is its length divided by this.
 const WARM_UP_PART: u64 = 8;
-/// Memory that streams walk over at both ends, so that neither has its data in the cache.
+/// Length of the memory that streams cycle through at both ends, so that neither has its data in the cache.
 const WALK_BYTES: usize = 8 << 20;
 
-/// Which end this is. The client asks or sends, and measures.
+/// The role of an end. The client sends requests or data, and measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     Client,
     Server,
 }
 
-/// What to do while nothing has come.
+/// The way of waiting for a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Wait {
-    /// Look again at once: best where every process has a core.
+    /// Polls again at once: best if every process has a core.
     Spin,
-    /// Let others run between two looks: best where they have not.
+    /// Yields between two polls: best if they share cores.
     Yield,
-    /// Sleep in the kernel.
+    /// Sleeps in the kernel.
     Block,
-    /// A thread of its own sleeps in the kernel and tells the spinning one through memory.
+    /// Another thread sleeps in the kernel and notifies the spinning one through memory.
     HandOver,
 }
 
@@ -80,7 +80,7 @@ impl Reference {
     }
 }
 
-/// What one end has measured.
+/// The measurements of one end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measured {
     /// Half round trips, or whole ones where only those make sense, in nanoseconds.
@@ -88,23 +88,23 @@ pub(crate) struct Measured {
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
     pub(crate) seconds: f64,
-    /// Processor time of this process, all its threads.
+    /// Processor time of all threads of this process.
     pub(crate) cpu_seconds: f64,
 }
 
-/// A histogram of times in nanoseconds, to three digits.
+/// Returns an empty histogram of times in nanoseconds, with three significant digits.
 pub(crate) fn histogram() -> Histogram<u64> {
     let mut histogram = Histogram::new_with_max(LONGEST.as_nanos() as u64, 3).expect("the bounds are valid");
     histogram.auto(false);
     histogram
 }
 
-/// Times round trips: from one mark to the next.
+/// Measures round trips: the times between marks.
 pub(crate) struct Stopwatch {
     times: Histogram<u64>,
     start: Instant,
     last: Instant,
-    /// 2 if half round trips are wanted.
+    /// 2 to record half round trips.
     divisor: u64,
 }
 
@@ -114,7 +114,7 @@ impl Stopwatch {
         Self { times: histogram(), start: now, last: now, divisor }
     }
 
-    /// A round trip has ended, and the next one begins.
+    /// Records the end of a round trip, and starts the next one.
     #[inline]
     pub(crate) fn mark(&mut self) {
         let now = Instant::now();
@@ -122,7 +122,7 @@ impl Stopwatch {
         self.last = now;
     }
 
-    /// From the start to the last mark.
+    /// Returns the time from the start to the last mark.
     pub(crate) fn elapsed(&self) -> Duration {
         self.last - self.start
     }
@@ -140,7 +140,7 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// Plays this end; the client times the rounds.
+    /// Runs this end; the client measures the rounds.
     #[inline]
     fn play(&self, role: Role, mut exchange: impl FnMut() -> io::Result<()>) -> io::Result<Measured> {
         for _ in 0..self.warm_up {
@@ -160,7 +160,7 @@ impl Rounds {
     }
 }
 
-/// Time and processor time from here on.
+/// Measures time and processor time from its start on.
 pub(crate) struct Span {
     start: Instant,
     cpu_seconds: f64,
@@ -171,14 +171,14 @@ impl Span {
         Ok(Self { cpu_seconds: cpu_seconds()?, start: Instant::now() })
     }
 
-    /// Seconds, and seconds of the processor.
+    /// Returns the seconds and the seconds of processor time.
     pub(crate) fn end(&self) -> io::Result<(f64, f64)> {
         let seconds = self.start.elapsed().as_secs_f64();
         Ok((seconds, cpu_seconds()? - self.cpu_seconds))
     }
 }
 
-/// Processor time that this process has used, all its threads.
+/// Returns the processor time of all threads of this process.
 fn cpu_seconds() -> io::Result<f64> {
     let time = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?;
     Ok(Duration::from(time).as_secs_f64())
@@ -192,7 +192,7 @@ struct Impatience {
 }
 
 impl Impatience {
-    /// To be called for every look at a socket that found nothing.
+    /// Counts an empty poll of a socket.
     #[inline]
     fn nothing_came(&mut self) -> io::Result<()> {
         if self.looks >= SPINS || self.since.is_some() {
@@ -201,7 +201,7 @@ impl Impatience {
         self.nothing_seen()
     }
 
-    /// To be called for every look at memory that found nothing. Never gives the core away.
+    /// Counts an empty poll of memory. Never yields the core.
     #[inline]
     fn nothing_seen(&mut self) -> io::Result<()> {
         self.looks += 1;
@@ -214,18 +214,18 @@ impl Impatience {
         if self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
             return Ok(());
         }
-        let message = "nothing came for 10 s: a datagram was lost, or the other end is gone";
+        let message = "nothing arrived for 10 s: a datagram was lost, or the other end is gone";
         Err(io::Error::new(io::ErrorKind::TimedOut, message))
     }
 }
 
-/// Waits until the other end is here too.
+/// Waits until the other end gets here, too.
 fn meet(stream: &mut TcpStream) -> io::Result<()> {
     stream.write_all(b"m")?;
     stream.read_exact(&mut [0])
 }
 
-/// Tells the other end a number and hears one.
+/// Sends a number to the other end and receives one.
 fn exchange(stream: &mut TcpStream, number: u64) -> io::Result<u64> {
     stream.write_all(&number.to_be_bytes())?;
     let mut heard = [0; 8];
@@ -233,8 +233,8 @@ fn exchange(stream: &mut TcpStream, number: u64) -> io::Result<u64> {
     Ok(u64::from_be_bytes(heard))
 }
 
-/// Tells the other end the port of a socket on this end's address; where the other end's socket is. A stream of a
-/// listener for both IP versions calls an IPv4 address an IPv6 one, which sockets for IPv4 cannot send to.
+/// Sends the port of a socket on this end's address. Returns the address of the other end's socket. A stream of a
+/// dual-stack listener has IPv4-mapped IPv6 addresses, which sockets for IPv4 cannot send to.
 fn exchange_port(stream: &mut TcpStream, port: u16) -> io::Result<SocketAddr> {
     let peer = stream.peer_addr()?.ip().to_canonical();
     let heard = exchange(stream, port.into())?;
@@ -242,7 +242,7 @@ fn exchange_port(stream: &mut TcpStream, port: u16) -> io::Result<SocketAddr> {
     Ok(SocketAddr::new(peer, port))
 }
 
-/// Any port of the address by which the other end reaches this one.
+/// Returns any port of the address by which the other end reaches this one.
 fn any_port(stream: &TcpStream) -> io::Result<SocketAddr> {
     let own = match stream.local_addr()?.ip().to_canonical() {
         IpAddr::V4(address) if address.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

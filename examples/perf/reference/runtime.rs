@@ -1,4 +1,4 @@
-//! Ping-pong of UDP datagrams in tokio: what its own sockets cost.
+//! Ping-pong of UDP datagrams in tokio: the cost of tokio's own sockets.
 
 use std::io;
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ impl RuntimeLatency {
         runtime.block_on(async { tokio::time::timeout(self.patience(), self.play(role, stream)).await })?
     }
 
-    /// Lost datagrams are not sent again, so the whole has an end.
+    /// Lost datagrams are not retransmitted, so the run has a time limit.
     fn patience(&self) -> std::time::Duration {
         PATIENCE + std::time::Duration::from_millis(self.iterations + self.warm_up)
     }

@@ -17,11 +17,11 @@ pub(crate) struct TcpLatency {
     pub(crate) warm_up: u64,
 }
 
-/// Messages of one size, one behind the other. The client's time ends when the server has all.
+/// Messages of one size, one after the other. The client's time ends when the server has received all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct TcpRate {
     pub(crate) size: usize,
-    /// Most bytes of a message that a call to the kernel moves.
+    /// Maximum number of bytes of a message in one system call.
     pub(crate) call: usize,
     pub(crate) wait: Wait,
     pub(crate) messages: u64,
@@ -43,7 +43,7 @@ impl TcpLatency {
 impl TcpRate {
     pub(super) fn run(&self, role: Role, stream: &mut TcpStream) -> io::Result<Measured> {
         let mut line = Line::open(role, self.wait, stream)?;
-        // Both ends walk over their memory, message by message.
+        // Both ends cycle through their memory, message by message.
         let count = (WALK_BYTES / self.size.max(1)).max(1);
         let mut memory = vec![7; count * self.size];
         let mut move_messages = |messages: u64| {
@@ -72,7 +72,7 @@ impl TcpRate {
     }
 }
 
-/// A connection that is only for measuring.
+/// A connection for one measurement.
 struct Line {
     stream: TcpStream,
 }

@@ -1,4 +1,4 @@
-//! Figures of a measurement, and what they shall be.
+//! The figures of a measurement, and their targets.
 
 use std::fmt;
 
@@ -8,15 +8,15 @@ use crate::perf::report::Line;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Figure {
-    /// Median of the half round trips.
+    /// Median of half the round trip.
     Median,
-    /// Their mean.
+    /// Mean of half the round trip.
     Mean,
-    /// What one of a thousand half round trips exceeds.
+    /// The 99.9th percentile of half the round trip.
     Tail,
     Bandwidth,
     Rate,
-    /// Seconds of the processor at both ends for 10^9 bytes.
+    /// Processor seconds of both ends for 10^9 bytes.
     Processor,
     /// Time for each message of a stream.
     TimePerMessage,
@@ -64,7 +64,7 @@ impl Figure {
     }
 }
 
-/// What a ratio shall be.
+/// The target of a ratio.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Bound {
@@ -90,14 +90,14 @@ impl fmt::Display for Bound {
     }
 }
 
-/// How far the values lie apart, as a part of their median: the noise.
+/// Returns the spread of the values, as a fraction of their median: the noise.
 pub(super) fn spread(values: &[f64]) -> f64 {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     (most - least) / median(values)
 }
 
-/// The middle one; of an even number the upper of the two.
+/// Returns the median; of an even number of values the upper of the two.
 pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Everything beside what it is compared with, in turns, in one run: the figures of `docs/performance.md`.
+//! All rows, each measured in turns with its references in one run: the figures of `docs/performance.md`.
 
 mod figure;
 mod print;
@@ -27,18 +27,18 @@ const DEVICES: [&str; 2] = [OWN_DEVICE, PARTNER_DEVICE];
 /// Exit code of `--strict` if no row is below its target, but some were not measured.
 const INCOMPLETE: u8 = 3;
 
-/// Sizes of the picture: to half a megabyte and more, so that all of its curves fit the time of a table.
+/// Sizes of the plot: up to 1 MiB, so that all of its curves fit the time of a table.
 const PICTURE_SIZES: [usize; 11] = [8, 32, 128, 512, 2048, 4096, 8192, 32_768, 131_072, 524_288, 1 << 20];
 const PICTURE_BYTES: u64 = 256 << 20;
 
-/// What a row's task, or one that it is compared with, gave in each repetition.
+/// The results of a task in each repetition: the row's own, or one to compare with.
 #[derive(Serialize)]
 struct Measurements {
     name: String,
     lines: Vec<Line>,
 }
 
-/// A row when it is done.
+/// The results of a row.
 #[derive(Serialize)]
 struct Finished {
     row: String,
@@ -47,7 +47,7 @@ struct Finished {
     verdicts: Vec<Verdict>,
 }
 
-/// One figure of a row.
+/// The comparison of one figure of a row.
 #[derive(Serialize)]
 struct Verdict {
     figure: &'static str,
@@ -57,10 +57,10 @@ struct Verdict {
     other: f64,
     compared_with: String,
     ratio: f64,
-    /// Of the repetitions by themselves: the noise.
+    /// Ratios of the single repetitions: the noise.
     least_ratio: f64,
     most_ratio: f64,
-    /// How far the repetitions of each lie apart, as a part of the median.
+    /// Spread of the repetitions, as a fraction of the median.
     own_spread: f64,
     other_spread: f64,
     target: Option<Bound>,
@@ -72,9 +72,9 @@ struct Table {
     machine: Description,
     repetitions: u32,
     rows: Vec<Finished>,
-    /// Rows for which this machine lacks something.
+    /// Rows for which this machine lacks a requirement.
     not_measured: Vec<Unmeasured>,
-    /// Rows that went wrong.
+    /// Rows that failed.
     failed: Vec<Unmeasured>,
 }
 
@@ -84,7 +84,7 @@ struct Unmeasured {
     why: String,
 }
 
-/// The two processes of a row; this one is the client, or tells the client what to do.
+/// The two processes of a row; this process is the client, or gives the client its tasks.
 enum Pair {
     Here(Partner),
     Linked(Link),
@@ -133,7 +133,7 @@ pub(crate) fn run(flags: &TableFlags) -> Outcome<ExitCode> {
         return Err(format!("{} of {} rows failed", table.failed.len(), rows.len()).into());
     }
     if table.rows.is_empty() {
-        return Err("nothing could be measured".into());
+        return Err("no row could be measured".into());
     }
     let is_below = table.rows.iter().flat_map(|row| &row.verdicts).any(|verdict| verdict.is_met == Some(false));
     Ok(match (flags.strict, is_below, table.not_measured.is_empty()) {
@@ -143,7 +143,7 @@ pub(crate) fn run(flags: &TableFlags) -> Outcome<ExitCode> {
     })
 }
 
-/// The rows that are asked for.
+/// Returns the selected rows.
 fn chosen(flags: &TableFlags) -> Outcome<Vec<Row>> {
     let part = flags.only.as_deref().unwrap_or_default().to_lowercase();
     let mut rows = rows::all(if flags.brief { 100 } else { 1 });
@@ -187,14 +187,14 @@ fn measure_all(rows: &[Row], flags: &TableFlags) -> Outcome<Table> {
     Ok(table)
 }
 
-/// All tasks of a row, in turns, each repetition between two processes that are there for this row only.
+/// Measures all tasks of a row, in turns, between two processes started for this row only.
 fn measure(row: &Row, repetitions: u32) -> Outcome<Finished> {
     let tasks: Vec<&Task> = std::iter::once(&row.ours).chain(row.others.iter().map(|(_, task)| task)).collect();
     tasks.iter().try_for_each(|task| task.check())?;
     let mut pair = Pair::start(row.network)?;
     let mut lines: Vec<Vec<Line>> = vec![Vec::new(); tasks.len()];
     for repetition in 0..repetitions as usize {
-        // Each has its turn to be the first.
+        // Each task is the first one in turn.
         for turn in 0..tasks.len() {
             check_interrupted()?;
             let place = (turn + repetition) % tasks.len();
@@ -210,7 +210,7 @@ fn measure(row: &Row, repetitions: u32) -> Outcome<Finished> {
     Ok(Finished { row: row.name.clone(), ours, others, verdicts })
 }
 
-/// Compares with the best of the others.
+/// Compares a figure with the best of the others.
 fn judge(figure: Figure, target: Option<Bound>, ours: &Measurements, others: &[Measurements]) -> Verdict {
     let values =
         |measurements: &Measurements| -> Vec<f64> { measurements.lines.iter().map(|line| figure.of(line)).collect() };
@@ -238,7 +238,7 @@ fn judge(figure: Figure, target: Option<Bound>, ours: &Measurements, others: &[M
     }
 }
 
-/// Latency and bandwidth against size, and how the smallest size's latency is distributed.
+/// Measures latency and bandwidth against size, and the distribution of the smallest size's latency.
 fn picture(is_brief: bool) -> Outcome<Picture> {
     let mut picture = Picture::default();
     let iterations = if is_brief { 200 } else { 20_000 };

@@ -1,4 +1,4 @@
-//! The table for people.
+//! Prints the table as text.
 
 use super::{Finished, Unmeasured, Verdict};
 use crate::perf::machine::Description;
@@ -7,8 +7,8 @@ pub(super) fn head(machine: &Description, repetitions: u32) {
     let Description { processor, cores, kernel, receive_buffer_limit, load, .. } = machine;
     println!("{processor}, {cores} core(s), Linux {kernel}, rmem_max {receive_buffer_limit}, load {load}");
     println!(
-        "Medians of {repetitions} repetitions in turns; in brackets the ratios of single repetitions; noise: how far \
-         the repetitions lie apart, ours and the other's, in percent of the median."
+        "Medians of {repetitions} repetitions in turns; in brackets the ratios of single repetitions; noise: the \
+         spread of the repetitions, ours and the other's, in percent of the median."
     );
     if !machine.optimised {
         println!("This is a debug build: the figures mean nothing.");
@@ -38,7 +38,7 @@ pub(super) fn row(finished: &Finished) {
     }
 }
 
-/// What was left out, each reason once. It goes to standard error, so that it is seen beside JSON as well.
+/// Prints the rows that were not measured, each reason once, to standard error, so that they are seen beside JSON, too.
 pub(super) fn not_measured(rows: &[Unmeasured]) {
     let mut reasons: Vec<&str> = Vec::new();
     for row in rows {

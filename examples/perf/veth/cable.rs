@@ -13,10 +13,10 @@ pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
 pub(super) const FAR: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 2);
 const NEAR_INTERFACE: &str = "near";
 const FAR_INTERFACE: &str = "far";
-/// Its own name for "the processes of this namespace": the thread that looks.
+/// The namespace of the thread that opens it.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// A network namespace, which is there as long as this is, or anybody in it.
+/// A network namespace, which exists as long as this value, or a process in it.
 pub(super) struct Namespace {
     file: File,
 }
@@ -29,7 +29,7 @@ impl Namespace {
         })
     }
 
-    /// Calls this in the namespace; processes that it starts are there, too.
+    /// Runs a closure in the namespace; processes that it starts are in it, too.
     pub(super) fn enter<T: Send>(&self, work: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
         in_thread(|| {
             setns(&self.file, CloneFlags::CLONE_NEWNET)
@@ -39,12 +39,12 @@ impl Namespace {
     }
 }
 
-/// A thread that may go to another namespace: it ends, so nobody finds itself there.
+/// Runs a closure in its own thread, which may enter another namespace and then ends.
 fn in_thread<T: Send>(work: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
     std::thread::scope(|scope| scope.spawn(work).join().map_err(|_| "a thread panicked")?)
 }
 
-/// Lays the cable from this process' namespace to a new one, which is returned.
+/// Creates the cable from this process's namespace to a new one. Returns the new one.
 pub(super) fn lay(veth: Veth) -> Outcome<Namespace> {
     let far = Namespace::new()?;
     let mtu = veth.mtu.to_string();

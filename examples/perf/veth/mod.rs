@@ -1,12 +1,12 @@
-//! Two processes with a virtual cable between them: a veth pair, each end in a network namespace of its own.
+//! Two processes with a virtual cable between them: a veth pair, each end in its own network namespace.
 //!
 //! ```text
 //! perf table ── perf near ── perf partner
 //!               10.98.0.1 ══ 10.98.0.2
 //! ```
 //!
-//! The namespaces have no names: the kernel takes them down, and the cable with them, when the processes in them have
-//! ended, however that came. Whoever is not root gets a user namespace as well, in which it is.
+//! The namespaces have no names: the kernel removes them, and the cable with them, when the processes in them have
+//! ended, however they end. Without root, the processes get a user namespace, too, in which they are root.
 
 mod cable;
 mod near;
@@ -30,21 +30,21 @@ pub(crate) use near::serve;
 /// A kind of cable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Veth {
-    /// Of both interfaces.
+    /// The MTU of both interfaces.
     pub(crate) mtu: u32,
-    /// The kernel cuts what is sent at once into packets before they enter the cable, as it does for adapters that
-    /// cannot. Otherwise they go through it whole.
+    /// Whether the kernel segments packets before they enter the cable, as it does for adapters that cannot. Otherwise
+    /// they go through it whole.
     pub(crate) kernel_segments: bool,
 }
 
-/// What the table tells the near process.
+/// A command from the table to the near process.
 #[derive(Serialize, Deserialize)]
 enum Order {
     Measure { task: Task, placement: Placement },
     End,
 }
 
-/// The table's hold on the near process, which has the far one.
+/// The table's handle of the near process, which has that of the far one.
 pub(crate) struct Link {
     child: Child,
     channel: Channel,
@@ -55,7 +55,7 @@ impl Link {
     pub(crate) fn start(veth: Veth) -> Outcome<Self> {
         check(veth)?;
         machine::place(Role::Client, Placement::Anywhere)?;
-        // A socket belongs to the namespace in which it was made, also in the hands of a process in another one.
+        // A socket belongs to the namespace in which it was created, even if a process in another one uses it.
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let theirs = TcpStream::connect(listener.local_addr()?)?;
         let channel = Channel::over(listener.accept()?.0)?;
@@ -77,7 +77,7 @@ impl Link {
         Ok(self.channel.hear::<Result<Line, String>>()??)
     }
 
-    /// Waits until both processes have ended well.
+    /// Waits until both processes have exited successfully.
     pub(crate) fn end(mut self) -> Outcome {
         self.channel.say(&Order::End)?;
         partner::wait_for(&mut self.child)
@@ -91,7 +91,7 @@ impl Drop for Link {
     }
 }
 
-/// Starts a program in new namespaces.
+/// Returns a command that starts a program in new namespaces.
 fn unshare() -> Command {
     let mut command = Command::new("unshare");
     command.arg("--net");
@@ -101,7 +101,7 @@ fn unshare() -> Command {
     command
 }
 
-/// Whether this system gives what is needed, and what to do if not.
+/// Checks that this system has what is needed; the error says what to do.
 fn check(veth: Veth) -> Outcome {
     let missing = |why: String| Err(Failure::Missing(why));
     let tried = unshare().args(["ip", "link", "add", "type", "veth"]).stdin(Stdio::null()).output();

@@ -1,4 +1,4 @@
-//! The process at the near end: lays the cable, starts the far process, and measures what the table orders.
+//! The process at the near end: creates the cable, starts the far process, and measures the table's tasks.
 
 use std::net::TcpStream;
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use crate::perf::job::Assignment;
 use crate::perf::outcome::Outcome;
 use crate::perf::partner::Partner;
 
-/// The table is at the other end of the standard input.
+/// Runs the near process. Its standard input is connected to the table.
 pub(crate) fn serve() -> Outcome {
     let stream = TcpStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     let mut channel = Channel::over(stream)?;
@@ -18,7 +18,7 @@ pub(crate) fn serve() -> Outcome {
     let veth: Veth = channel.hear()?;
     let started = start(veth);
     channel.say(&started.as_ref().map(drop).map_err(ToString::to_string))?;
-    // The table tells what went wrong.
+    // The table reports what went wrong.
     let Ok(mut partner) = started else { return Ok(()) };
     let devices = [NEAR, FAR].map(|address| format!("soft:{address}"));
     loop {

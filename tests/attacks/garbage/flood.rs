@@ -10,23 +10,23 @@ use rdma_verbs::wire::{Bth, Flow, Headers, ICRC_BYTES, Opcode, icrc};
 
 use super::victim::Victim;
 
-/// Packets that leave together; any socket holds so many.
+/// Number of packets that leave together; every socket holds as many.
 pub(crate) const BURST: u64 = 30;
-/// Bursts of one measurement of the processor time.
+/// Number of bursts of one measurement of the processor time.
 pub(crate) const BURSTS: u64 = 400;
 
-/// What is wrong with the packets.
+/// The kinds of garbage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// No queue pair has the number.
     UnknownQueuePair,
     /// The queue pair's number is right, the sender's address is not.
     WrongAddress,
-    /// Addresses and number are right, the check value is not.
+    /// Addresses and queue pair number are right, the check value is not.
     WrongCheck,
-    /// The same with as much as fits into a packet.
+    /// Like `WrongCheck`, with the longest payload that fits into a packet.
     WrongCheckLarge,
-    /// No RoCEv2 at all.
+    /// Not RoCEv2 at all.
     Noise,
 }
 
@@ -45,7 +45,7 @@ impl Kind {
     }
 }
 
-/// Who sends what where.
+/// A flood of one kind of garbage to one destination.
 pub(crate) struct Flood {
     socket: UdpSocket,
     destination: SocketAddr,
@@ -63,7 +63,7 @@ impl Flood {
         Self { socket, destination, packets, rate }
     }
 
-    /// The same packets to another socket.
+    /// Returns the same flood to another socket.
     pub(crate) fn to(&self, destination: SocketAddr) -> Self {
         let socket = self.socket.try_clone().expect("a duplicate");
         Self { socket, destination, packets: self.packets.clone(), rate: self.rate }
@@ -72,12 +72,12 @@ impl Flood {
     /// Sends one burst.
     pub(crate) fn burst(&self) {
         for packet in &self.packets {
-            // What does not fit into the receiver's socket is dropped there.
+            // The kernel drops packets that do not fit into the receiver's socket.
             let _ = self.socket.send_to(packet, self.destination);
         }
     }
 
-    /// Sends until it is told to stop.
+    /// Sends until `stop` is set.
     pub(crate) fn run(&self, stop: &AtomicBool) {
         let begin = Instant::now();
         let pause = Duration::from_nanos(BURST * 1_000_000_000 / self.rate);
@@ -85,7 +85,7 @@ impl Flood {
         while !stop.load(Ordering::Relaxed) {
             self.burst();
             due += pause;
-            // Late bursts are not made up for: the rate is the most.
+            // Late bursts are not made up for: the rate is a maximum.
             let elapsed = begin.elapsed();
             match due.checked_sub(elapsed) {
                 Some(early) => std::thread::sleep(early),
@@ -95,7 +95,7 @@ impl Flood {
     }
 }
 
-/// Processor time of the calling thread, which does the work that is measured; the device's own thread sleeps.
+/// Returns the processor time of the calling thread, which does the measured work; the device's own thread sleeps.
 pub(crate) fn processor_time() -> Duration {
     Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("a clock that every system has"))
 }
@@ -103,7 +103,7 @@ pub(crate) fn processor_time() -> Duration {
 fn packet(victim: &Victim, kind: Kind, source: Ipv4Addr, source_port: u16, number: u32) -> Vec<u8> {
     let length = if kind == Kind::WrongCheckLarge { 4_096 } else { 32 };
     let qpn = match kind {
-        // Of the same block.
+        // A number of the same block.
         Kind::UnknownQueuePair => Qpn::new(victim.qpn().value() ^ 0x5a5),
         _ => victim.qpn(),
     };

@@ -1,4 +1,4 @@
-//! The measure: a plain socket, and a loop that takes datagrams off it and does nothing with them.
+//! The baseline: a plain socket, and a loop that receives datagrams and discards them.
 
 use std::mem::zeroed;
 use std::net::{SocketAddr, UdpSocket};
@@ -10,7 +10,7 @@ use super::flood::{BURSTS, Flood, processor_time};
 const BATCH: usize = 64;
 const LARGEST: usize = 8_192;
 
-/// A socket that has nothing to do with the device.
+/// A socket unrelated to the device.
 pub(crate) struct Unrelated(UdpSocket);
 
 impl Unrelated {
@@ -22,7 +22,7 @@ impl Unrelated {
         self.0.local_addr().expect("bound")
     }
 
-    /// Takes all datagrams off the socket; how many.
+    /// Receives and discards all datagrams. Returns their number.
     fn discard(&self, buffer: &mut [u8]) -> u64 {
         let pieces: Vec<libc::iovec> = buffer
             .chunks_mut(LARGEST)
@@ -39,7 +39,7 @@ impl Unrelated {
         loop {
             let mut messages: Vec<libc::mmsghdr> = pieces.iter().map(message).collect();
             let (socket, first) = (self.0.as_raw_fd(), messages.as_mut_ptr());
-            // SAFETY: messages, pieces and buffer live until the call returns, and the lengths are theirs.
+            // SAFETY: the messages, the iovecs and the buffer live until the call returns, and the lengths are theirs.
             let received =
                 unsafe { libc::recvmmsg(socket, first, BATCH as u32, libc::MSG_DONTWAIT as _, std::ptr::null_mut()) };
             match u64::try_from(received) {
@@ -49,7 +49,7 @@ impl Unrelated {
         }
     }
 
-    /// Processor time of the loop for each datagram.
+    /// Returns the processor time of the loop for each datagram.
     pub(crate) fn nanoseconds_a_packet(&self, flood: &Flood) -> f64 {
         let mut buffer = vec![0; BATCH * LARGEST];
         let (mut time, mut count) = (Duration::ZERO, 0);

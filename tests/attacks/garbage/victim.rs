@@ -1,4 +1,4 @@
-//! The device that garbage is sent to, and a connection on it.
+//! The device that receives the garbage, and a connection on it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +17,9 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 46, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(127, 46, 0, 2);
 const MESSAGE: usize = 1_024;
 const DEPTH: usize = 64;
-/// How long a thread polls before the device's own thread leaves it alone.
+/// Duration for which a thread polls so that the device's own thread leaves the device to it.
 const POLLING: Duration = Duration::from_micros(600);
-/// How long silence lasts before what arrived late is taken for done.
+/// Duration of silence after which all late packets are presumed to have arrived.
 const SETTLING: Duration = Duration::from_millis(20);
 
 /// One end of the connection.
@@ -62,7 +62,7 @@ impl End {
     }
 }
 
-/// The device, and its peer.
+/// The device and its peer.
 pub(crate) struct Victim {
     end: End,
     peer: End,
@@ -90,11 +90,11 @@ impl Victim {
         self.end.qp.qpn()
     }
 
-    /// Processor time for each packet that the engine discards, driven by a thread that polls.
+    /// Returns the processor time for each packet that the engine discards, driven by a polling thread.
     pub(crate) fn nanoseconds_a_packet(&self, flood: &Flood) -> f64 {
         let (mut time, mut count) = (Duration::ZERO, 0);
         for _ in 0..BURSTS {
-            // Who polls for a while has the device for itself for a while: its own thread sleeps through the burst.
+            // After some polling the device is left to this thread: the device's own thread sleeps through the burst.
             let begin = Instant::now();
             while begin.elapsed() < POLLING {
                 self.end.poll();
@@ -102,17 +102,17 @@ impl Victim {
             flood.burst();
             let before = self.end.context.counters();
             let start = processor_time();
-            // Takes in a burst. Polls that find nothing would yield the processor, which is no cost of garbage.
+            // Receives a burst. Polls that find nothing would yield the processor, which is no cost of garbage.
             self.end.poll();
             time += processor_time() - start;
             let since = self.end.context.counters().since(&before);
-            assert_eq!(since.get(Counter::SentPackets), 0, "garbage is answered");
+            assert_eq!(since.get(Counter::SentPackets), 0, "garbage has a response");
             count += since.total_drops();
         }
         time.as_nanos() as f64 / count.max(1) as f64
     }
 
-    /// Messages a second from the peer to the device beside a flood, driven by one thread.
+    /// Returns the messages per second from the peer to the device beside a flood, driven by one thread.
     pub(crate) fn rate_beside(&self, flood: &Flood, length: Duration) -> f64 {
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Many hosts send to one at once, or one reads from many.
+//! Many hosts send to one at the same time, or one reads from many.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::super::world::{Control, Link, MESSAGE_BYTES, Plan, World};
 const INCAST: Case = Case(10, "64 hosts and one");
 const HOSTS: usize = 64;
 const ROUND_TRIP: Duration = Duration::from_micros(20);
-/// Between two rounds of messages.
+/// Pause between two rounds of messages.
 const PAUSE: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -35,7 +35,7 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// All messages one after the other, as fast as the link sends them.
+/// Returns the time of all messages one after the other, as fast as the link sends them.
 fn ideal(rate: u64) -> Duration {
     let packets = HOSTS as u64 * u64::from(MESSAGE_BYTES) / 1_024;
     Duration::from_secs_f64((packets * PACKET_BYTES) as f64 / (rate as f64 * 125_000.0))
@@ -72,7 +72,7 @@ fn incast(link: Link, is_read: bool, most: f64) -> Outcome {
     Outcome::beside_tcp(checks, "last", milliseconds(tcp(link)) / milliseconds(ideal), Unit::Ratio)
 }
 
-/// Until the last message is there.
+/// Runs until the last message has completed. Returns how long that took.
 fn round(world: &mut World) -> Duration {
     let begin = world.network.now;
     world.run(begin + PATIENCE);

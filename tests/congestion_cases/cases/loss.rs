@@ -1,4 +1,4 @@
-//! Packets are lost by chance, in bursts, and while the link is down.
+//! Random losses, bursts of losses, and outages of the link.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ const BURSTS: Case = Case(8, "bursts of losses");
 const DOWN: Case = Case(15, "the link is down");
 
 const LENGTH: Duration = Duration::from_secs(4);
-/// The first probe of a native peer leaves after two round trips, and this at least.
+/// Delay of a native peer's first probe: two round trips, and at least this.
 const PROBE: Duration = Duration::from_millis(2);
-/// How long it is waited for the rate.
+/// Longest wait for the rate to recover.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -28,7 +28,7 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// Losses of a million in percent.
+/// Converts losses per million to percent.
 fn percent(loss: u32) -> f64 {
     f64::from(loss) / 1e4
 }
@@ -79,7 +79,7 @@ fn beside_tcp(round_trip: Duration) -> Row {
     row.selected_if(true)
 }
 
-/// A burst every second. The pause after 9 of 10 of them must be short.
+/// A burst of losses every second. The pause after 9 of 10 of them must be short.
 fn bursts() -> Vec<Row> {
     let mut rows = Vec::new();
     for round_trip in [RACK, SITE, COUNTRY] {
@@ -106,7 +106,7 @@ fn bursts() -> Vec<Row> {
     rows
 }
 
-/// The longest time without a completion of each second, that 9 of 10 seconds do not exceed.
+/// Returns the pause (the longest time in a second without a completion) that 9 of 10 seconds do not exceed.
 fn pause_after_bursts(link: Link) -> (Scene, Duration) {
     let mut scene = Scene::write(link);
     scene.run(Duration::from_millis(1_500));
@@ -145,13 +145,13 @@ fn down() -> Vec<Row> {
     rows
 }
 
-/// How exactly it is found out when the rate is back.
+/// Returns the resolution with which the recovery of the rate is measured.
 fn step(round_trip: Duration) -> Duration {
     (round_trip / 4).max(Duration::from_millis(1))
 }
 
-/// How long after the link was down 0.9 of the rate begins to be reached again, over ten milliseconds or five round
-/// trips.
+/// Returns how long after the outage the first interval begins in which 0.9 of the rate is reached again, over ten
+/// milliseconds or five round trips.
 fn return_after(mut scene: Scene, outage: Duration) -> (Scene, Duration) {
     let round_trip = scene.link.round_trip;
     scene.run(warm_up(scene.link).max(Duration::from_secs(1)));

@@ -15,10 +15,10 @@ use super::row::Row;
 const RACK: Duration = Duration::from_micros(50);
 const SITE: Duration = Duration::from_millis(1);
 const COUNTRY: Duration = Duration::from_millis(20);
-/// Mbit/s, where a case has only one rate.
+/// The rate in Mbit/s of cases that have only one.
 const RATE: u64 = 1_000;
 
-/// All rows, by case.
+/// Returns all rows, by case.
 pub(crate) fn all() -> Vec<Row> {
     let mut rows: Vec<Row> =
         [single::rows(), share::rows(), loss::rows(), queue::rows(), incast::rows(), directions::rows()]

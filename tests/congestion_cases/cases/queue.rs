@@ -1,4 +1,4 @@
-//! What streams do to the queue, what marks do to them, and links that change.
+//! The queue that streams build, their reaction to marks, and links that change.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const BLOAT: Case = Case(16, "a long queue");
 const CHANGES: Case = Case(17, "the link changes");
 
 const LENGTH: Duration = Duration::from_secs(4);
-/// What leaves without a pause at 1 Gbit/s takes 250 µs at most, if a timer was late.
+/// Longest burst at 1 Gbit/s, if a timer was late.
 const QUANTUM: Duration = Duration::from_micros(250);
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -35,7 +35,7 @@ fn streams_text(count: usize) -> String {
     if count == 1 { "1 stream".to_owned() } else { format!("{count} streams") }
 }
 
-/// Four times what the path holds, so that nothing is dropped where marks are obeyed.
+/// Returns a link with a queue of four times the BDP, so that nothing is dropped if streams obey marks.
 fn deep(round_trip: Duration, seed: u64) -> Link {
     link(RATE, round_trip, 4.0, seed)
 }
@@ -103,7 +103,7 @@ fn bloat(round_trip: Duration, marks: bool) -> Row {
     })
 }
 
-/// To a tenth of the rate and back.
+/// The rate falls to a tenth and recovers.
 fn slower_and_faster() -> Row {
     let parameters = format!("1 to 0.1 to 1 Gbit/s, {}", time_text(SITE));
     CHANGES.row(parameters, |seed| {
@@ -119,13 +119,13 @@ fn slower_and_faster() -> Row {
     })
 }
 
-/// What is dropped after ten round trips at the low rate, and the rate from two epochs of the high one on.
+/// Returns the part dropped after ten round trips at the low rate, and the rate from two epochs of the high one on.
 fn change(mut scene: Scene) -> (f64, f64) {
     let bytes_per_second = scene.link.rate * 125_000;
     scene.run(Duration::from_secs(3));
     let now = scene.world.network.now;
     scene.bottleneck_mut().set_rate(now, bytes_per_second / 10);
-    // The queue takes ten times as long.
+    // The queue takes ten times as long to drain.
     let round_trip = scene.link.round_trip + Duration::from_millis(16);
     scene.run(10 * round_trip);
     let dropped = scene.run(10 * round_trip).dropped;
@@ -136,7 +136,7 @@ fn change(mut scene: Scene) -> (f64, f64) {
     (dropped, scene.run(Duration::from_secs(1)).sum())
 }
 
-/// The path is five times as long from then on.
+/// The round trip becomes five times as long.
 fn longer() -> Row {
     let parameters = format!("1 to 5 ms, {}", rate_text(RATE));
     CHANGES.row(parameters, |seed| {

@@ -17,11 +17,11 @@ const TCP: Case = Case(5, "beside TCP");
 const STANDARD: Case = Case(19, "a standard peer");
 const UNRELIABLE: Case = Case(20, "beside an unreliable connection");
 
-/// From one loss to the next of a stream alone, at 1 Gbit/s and a millisecond.
+/// Time between two losses of a single stream, at 1 Gbit/s and a round trip of 1 ms.
 const EPOCH: Duration = Duration::from_millis(200);
-/// Where there are many streams, so that it does not take too long.
+/// Interval of looks where there are many streams, to bound the run time.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
-/// The share of a fair share that a stream may have beside TCP, by the queue in parts of what the path holds.
+/// Least and most of its fair share that a stream may have beside TCP, by the queue in BDP.
 const QUEUES: [(f64, f64, f64); 3] = [(0.25, 0.5, 2.0), (1.0, 0.8, 1.25), (4.0, 0.8, 1.25)];
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -54,7 +54,8 @@ fn hosts(count: usize) -> Row {
     row.selected_if(count <= 64)
 }
 
-/// As one stream. A message of each is 64 KiB, so a thousand need longer until their numbers can be compared.
+/// Queue pairs get the rate of one stream. Each sends messages of 64 KiB, so a thousand need longer until their numbers
+/// can be compared.
 fn queue_pairs(count: usize) -> Row {
     let (begin, length) = if count > 64 { (1, 4) } else { (1, 1) };
     let [begin, length] = [begin, length].map(Duration::from_secs);
@@ -90,7 +91,7 @@ fn late_comer() -> Row {
     row.selected_if(true)
 }
 
-/// And what is dropped from when it begins.
+/// Returns the late comer's share, and the part dropped since it began.
 fn share_of_late_comer(seed: u64, is_tcp: bool) -> (f64, f64) {
     let mut scene = Scene::of_pairs(switch(RATE, SITE, seed), 2, (0, 1));
     for (host, time) in [(0, 30 * EPOCH), (2, Duration::ZERO)] {
@@ -134,7 +135,7 @@ fn beside_tcp() -> Vec<Row> {
     rows
 }
 
-/// The window is 64 KiB: the rate is at most one in a round trip.
+/// The window is 64 KiB: the rate is at most one window in a round trip.
 fn standard() -> Vec<Row> {
     let mut rows = Vec::new();
     for rate in [50, RATE] {

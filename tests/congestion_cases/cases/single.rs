@@ -1,4 +1,4 @@
-//! One stream alone: on paths of all kinds, through a policer, where packets come late, and on coarse timers.
+//! A single stream: on paths of all kinds, through a policer, with reordering, and with coarse timers.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ const POLICER: Case = Case(13, "a policer");
 const LATE: Case = Case(14, "late packets");
 const TIMERS: Case = Case(18, "coarse timers and late acknowledgements");
 
-/// Queues in parts of what the path holds, and what must be used with them.
+/// Queues in BDP, and the least utilization with each.
 const QUEUES: [(f64, f64); 3] = [(0.25, 0.93), (1.0, 0.97), (4.0, 0.97)];
-/// A path that holds more is left out.
+/// Paths with a larger BDP are left out.
 const MOST_BYTES: f64 = (64_u64 << 20) as f64;
 /// One second: 67 ms, the timeout of the other streams, is less than the longest round trip.
 const LONG_TIMEOUT: u8 = 18;
@@ -72,7 +72,7 @@ fn alone(link: Link, least: f64) -> Outcome {
     Outcome::beside_tcp(checks, "rate", tcp, Unit::Ratio)
 }
 
-/// Until the link is used to 0.9 for two round trips, or for 20 packets.
+/// Returns the time until the link is used to 0.9 for two round trips, or for 20 packets.
 fn start(link: Link) -> Duration {
     let packets = Duration::from_secs_f64(20.0 * 1_082.0 / (link.rate as f64 * 125_000.0));
     let interval = (2 * link.round_trip).max(packets);
@@ -135,12 +135,12 @@ fn late() -> Vec<Row> {
     rows
 }
 
-/// What the clocks of a stream are like.
+/// Deviations of a stream's clocks.
 #[derive(Clone, Copy)]
 enum Clocks {
-    /// The sender's timers go off at multiples of this.
+    /// The sender's timers expire at multiples of this.
     Timers(Duration),
-    /// The receiver comes for packets after this.
+    /// The receiver handles packets after this delay.
     LateAcks(Duration),
 }
 

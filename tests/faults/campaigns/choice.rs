@@ -1,20 +1,20 @@
-//! Which faults a campaign tries, and the loop that tries them on all processors.
+//! Chooses the faults of a campaign, and tries them on all processors.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rdma_verbs::fault::Fault;
 
-/// The fault of this name.
+/// Returns the fault of this name.
 ///
 /// # Panics
-/// If it is none of these; says which there are.
+/// If there is no such fault; the message lists all.
 pub(crate) fn named(variable: &str, name: &str, all: &[Fault]) -> Fault {
     let found = all.iter().find(|fault| format!("{fault:?}") == name);
     *found.unwrap_or_else(|| panic!("{variable} is {name:?}, which is none of these faults: {all:?}"))
 }
 
-/// The fault that `FAULT` names, or all.
+/// Returns the fault that `FAULT` names, or all.
 pub(crate) fn chosen(all: &[Fault]) -> Vec<Fault> {
     match std::env::var("FAULT") {
         Ok(name) => vec![named("FAULT", &name, all)],
@@ -22,10 +22,10 @@ pub(crate) fn chosen(all: &[Fault]) -> Vec<Fault> {
     }
 }
 
-/// Hunts each of these faults, as many at a time as there are processors. What was found of each, in any order.
+/// Hunts each of these faults, as many at a time as there are processors. Returns the results, in any order.
 ///
 /// # Panics
-/// If a hunt does.
+/// If a hunt panics.
 pub(crate) fn hunt_each<T: Send>(
     faults: &[Fault],
     hunt: impl Fn(Fault) -> Option<T> + Sync,

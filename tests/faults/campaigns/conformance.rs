@@ -1,9 +1,9 @@
-//! The conformance suite's power: it is run once with each of the faults, in a process of its own, and must find every
+//! The power of the conformance suite: it runs once with each of the faults, in its own process, and must find every
 //! one.
 //!
-//! `tests/faults/run conformance` prints which scenario found which fault. `FAULT=AddReturnsSum` tries one of them
-//! only. `RDMA_VERBS_FAULT=AddReturnsSum tests/faults/run conformance` runs the suite itself with a fault, to see what
-//! it says.
+//! `tests/faults/run conformance` prints which scenario found which fault. `FAULT=AddReturnsSum` tries only this one.
+//! `RDMA_VERBS_FAULT=AddReturnsSum tests/faults/run conformance` runs the suite itself with a fault and shows its
+//! output.
 
 #[path = "choice.rs"]
 mod choice;
@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::fault::{Fault, turn_on_everywhere};
 
-/// Names the fault that this process shall have, if any; with this variable it is the suite.
+/// The variable that names the fault of this process, if any; with it the process runs the suite.
 const WITH_FAULT: &str = "RDMA_VERBS_FAULT";
-/// What it says where there shall be none.
+/// The value of the variable for no fault.
 const NONE: &str = "none";
-/// With a fault, whoever waits waits in vain; without one, no scenario takes a tenth of this.
+/// With a fault, every spurious wait lasts this long; without one, no scenario takes a tenth of it.
 const TIME_LIMIT: Duration = Duration::from_secs(4);
 
 /// Faults of the protocol that an application notices without a faulty network.
@@ -66,13 +66,13 @@ fn be_the_suite(name: &str) -> ! {
     }
     turn_on_everywhere(choice::named(WITH_FAULT, name, &[Fault::VERBS, Fault::PROTOCOL].concat()));
     verbs::run(TIME_LIMIT, |said| {
-        // One scenario that finds the fault is enough.
+        // The first scenario that finds the fault is enough.
         println!("found by {}", said.split_whitespace().collect::<Vec<_>>().join(" "));
         std::process::exit(1);
     });
 }
 
-/// As [`hunt_with`]. Missing pages are found in two ways, of which each must be seen to fail.
+/// Hunts a fault like [`hunt_with`]. Missing pages are detected in two ways, each of which must fail.
 fn hunt(fault: Option<Fault>) -> Option<String> {
     let found = hunt_with(fault, "kernel");
     match fault {
@@ -82,10 +82,10 @@ fn hunt(fault: Option<Fault>) -> Option<String> {
     }
 }
 
-/// Runs the suite in a process with this fault, or with none; what it found.
+/// Runs the suite in a process with this fault, or with none. Returns its failure.
 fn hunt_with(fault: Option<Fault>, way: &str) -> Option<String> {
     let mut suite = Command::new(std::env::current_exe().expect("the path of this program"));
-    // The name chooses every scenario.
+    // The name selects every scenario.
     suite.arg("/").stdin(Stdio::null()).env("RDMA_VERBS_FAULTS", way);
     suite.env(WITH_FAULT, fault.map_or(NONE.to_owned(), |fault| format!("{fault:?}")));
     let output = suite.output().expect("this program can be started again");

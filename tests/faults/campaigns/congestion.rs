@@ -1,8 +1,7 @@
 //! The power of the congestion cases: each fault of congestion control is switched on, and cases are measured until one
 //! misses a mark that it reaches without the fault, or is clearly farther from it.
 //!
-//! `tests/faults/run congestion` prints which fault was found by which case. `FAULT=LossesIgnored` tries one of them
-//! only.
+//! `tests/faults/run congestion` prints which fault was found by which case. `FAULT=LossesIgnored` tries only this one.
 
 #[path = "choice.rs"]
 mod choice;
@@ -23,11 +22,11 @@ use rdma_verbs::fault::{Fault, turn_on};
 use row::{Bound, Check, Outcome, Row};
 
 const SEED: u64 = 1;
-/// A rate or a share that is so much less than before is clearly worse, and so is what must be small if it is more by
-/// this part of its mark.
+/// A rate or a share below this fraction of its value without the fault is clearly worse, and so is a value with an
+/// upper bound that grows by more than this fraction of its mark.
 const LESS: f64 = 0.9;
 const MORE: f64 = 0.25;
-/// Rows that take a second or two each; those that find most come first.
+/// Rows that take a second or two each, the most effective ones first.
 const ROWS: &[(u8, &str)] = &[
     (9, "1 stream, 1 Gbit/s, 1 ms, marks from 1 BDP"),
     (9, "4 streams, 1 Gbit/s, 1 ms, marks from 0.2 BDP"),
@@ -45,7 +44,7 @@ const ROWS: &[(u8, &str)] = &[
     (5, "4 and 4, 1 Gbit/s, 1 ms, queue 1 BDP"),
 ];
 
-/// A row, and its outcome without a fault once that is measured.
+/// A row, and its outcome without a fault once it is measured.
 struct Sound {
     row: Row,
     outcome: OnceLock<Outcome>,
@@ -57,7 +56,7 @@ impl Sound {
     }
 }
 
-/// The rows of the list, in its order.
+/// Returns the rows of the list, in its order.
 fn rows() -> Vec<Sound> {
     let mut all = cases::all();
     let find = |(case, parameters): &(u8, &str)| {
@@ -68,25 +67,25 @@ fn rows() -> Vec<Sound> {
     ROWS.iter().map(find).collect()
 }
 
-/// Whether a measure is on the wrong side of its mark and was not before, or clearly worse.
+/// Returns whether a value newly misses its mark, or is clearly worse.
 fn is_worse(before: &Check, now: &Check) -> bool {
     let is_clear = match now.bound {
         Bound::AtLeast(_) | Bound::Between(..) => now.value < LESS * before.value,
-        // How often something happens that must not is an accident.
+        // The number of events that must not happen is random.
         Bound::AtMost(0.0) => false,
         Bound::AtMost(most) => now.value > before.value + MORE * most,
     };
     is_clear || before.passes() && !now.passes()
 }
 
-/// The first measure that is worse.
+/// Describes the first value that is worse.
 fn difference(sound: &Outcome, outcome: &Outcome) -> Option<String> {
     let pairs = sound.checks.iter().zip(&outcome.checks);
     let (before, now) = pairs.into_iter().find(|(before, now)| is_worse(before, now))?;
     Some(format!("{} instead of {}, and the mark is {}", now.measured(), before.measured(), before.mark()))
 }
 
-/// The first row that finds the fault, and what it saw.
+/// Returns the first row that finds the fault, with the difference.
 fn hunt(fault: Fault, sound: &[Sound]) -> Option<String> {
     let found = sound.iter().find_map(|sound| {
         let (row, before) = (&sound.row, sound.outcome());

@@ -1,7 +1,7 @@
 //! The power of the streams in virtual time: each fault of recovery is switched on, and streams over lossy links are
-//! measured until one is slower, pauses longer or sends more again than without it.
+//! measured until one is slower, pauses longer or retransmits more than without it.
 //!
-//! `tests/faults/run recovery` prints which fault was found by which stream. `FAULT=LateIsLost` tries one of them only.
+//! `tests/faults/run recovery` prints which fault was found by which stream. `FAULT=LateIsLost` tries only this one.
 
 #[path = "choice.rs"]
 mod choice;
@@ -19,15 +19,15 @@ use rdma_verbs::fault::{Fault, turn_on};
 use stream::{Cell, Stream, measure};
 use world::{Control, Link, Peers, Trouble};
 
-/// The least part of the rate, the largest multiple of the longest pause and the repetitions besides that pass, all
-/// compared with the same stream without a fault.
+/// The least fraction of the rate, the largest multiple of the longest pause and the additional retransmissions that
+/// pass, all compared with the same stream without a fault.
 const SLOWER: f64 = 0.95;
 const LONGER: f64 = 1.3;
 const REPEATED: f64 = 0.003;
-/// So many probes more than twice as many are no accident.
+/// This many probes beyond twice the number are no coincidence.
 const MORE_PROBES: u64 = 8;
 
-/// A stream over a link, and for how long.
+/// A stream over a link, and its duration.
 type Case = (Stream, Link, Duration);
 
 fn cases() -> Vec<Case> {
@@ -44,7 +44,7 @@ fn cases() -> Vec<Case> {
         (troubled(1_000, land, late), short),
         (troubled(10_000, land, Trouble::Outages(Duration::from_micros(55))), Duration::from_millis(1_500)),
         (Link { loss: 10_000, ..troubled(1_000, metre, Trouble::Outages(Duration::from_millis(300))) }, long),
-        // The transport timeout does not bound how late probes come.
+        // The transport timeout does not bound the delay of probes.
         (Link { timeout: 18, ..troubled(1_000, metre, Trouble::Outages(Duration::from_millis(300))) }, long),
         (Link { queue_bytes: 100_000, ..Link::new(1_000, land, 0) }, short),
         (standard(land, 10_000), long),
@@ -62,7 +62,7 @@ fn run((operation, link, time): Case) -> Cell {
     measure(operation, link, Control::Default, time)
 }
 
-/// The first of these that is worse with a fault.
+/// Describes the first value that is worse with a fault.
 fn difference(sound: &Cell, cell: &Cell) -> Option<String> {
     let (rate, before) = (cell.megabytes_per_second, sound.megabytes_per_second);
     if cell.failed {
@@ -70,7 +70,7 @@ fn difference(sound: &Cell, cell: &Cell) -> Option<String> {
     } else if rate < SLOWER * before {
         Some(format!("{rate:.1} MB/s instead of {before:.1}"))
     } else if cell.repeated > sound.repeated + REPEATED.max(sound.repeated / 4.0) {
-        Some(format!("{:.1} % sent again instead of {:.1}", 100.0 * cell.repeated, 100.0 * sound.repeated))
+        Some(format!("{:.1} % retransmitted instead of {:.1}", 100.0 * cell.repeated, 100.0 * sound.repeated))
     } else if cell.longest_pause > sound.longest_pause.mul_f64(LONGER) {
         Some(format!("a pause of {:?} instead of {:?}", cell.longest_pause, sound.longest_pause))
     } else if cell.probes > 2 * sound.probes + MORE_PROBES {
@@ -80,7 +80,7 @@ fn difference(sound: &Cell, cell: &Cell) -> Option<String> {
     }
 }
 
-/// The first case that finds the fault, and what it saw.
+/// Returns the first case that finds the fault, with the difference.
 fn hunt(fault: Fault, sound: &[(Case, Cell)]) -> Option<String> {
     turn_on(Some(fault));
     let found = sound.iter().find_map(|(case, sound)| {

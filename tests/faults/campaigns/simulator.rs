@@ -1,7 +1,7 @@
-//! The simulator's power: each fault is switched on, and seeds are run until the oracle finds it.
+//! The power of the simulator: each fault is switched on, and seeds run until the oracle finds it.
 //!
-//! `tests/faults/run simulator` prints which fault was found at which seed, and by what. `FAULT=FenceIgnored` tries one
-//! of them only.
+//! `tests/faults/run simulator` prints at which seed each fault was found, and the message. `FAULT=FenceIgnored` tries
+//! only this one.
 
 #[path = "choice.rs"]
 mod choice;
@@ -41,13 +41,13 @@ use rdma_verbs::fault::{Fault, turn_on};
 use watch::{run_watched, watched};
 use world::Outcome;
 
-/// Seeds after which a fault counts as not found.
+/// Number of seeds after which a fault counts as not found.
 const MOST_SEEDS: u64 = 1_000;
-/// Faults that may remain unfound, and the median of the seeds that the others may take.
+/// Number of faults that may remain unfound, and the largest median of the seeds of the others.
 const MOST_MISSED: usize = 3;
 const LARGEST_MEDIAN: u64 = 100;
 
-/// Of the verbs' faults those that the simulator's shared receive queues must find as well.
+/// Faults of the verbs that the simulator's shared receive queues must find as well.
 const OF_SHARED_RECEIVES: &[Fault] = &[
     Fault::SharedQueueOneShort,
     Fault::SharedLimitReachedTooEarly,
@@ -64,13 +64,13 @@ const OF_SHARED_RECEIVES: &[Fault] = &[
 /// The smaller worlds.
 const SMALL: [fn(u64, bool) -> Outcome; 5] = [unreliable::run, shared::run, datagrams::run, windows::run, turns::run];
 
-/// What breaks in the first of the worlds in which something does, with this seed.
+/// Returns the failure of the first world that fails with this seed.
 fn break_of(seed: u64) -> Option<String> {
     let small = || SMALL.iter().find_map(|world| watched(|| world(seed, false)).err());
     small().or_else(|| run_watched(seed).err())
 }
 
-/// The seed that finds the fault.
+/// Returns the seed that finds the fault.
 fn hunt(fault: Fault) -> Option<u64> {
     turn_on(Some(fault));
     let found = (1..=MOST_SEEDS).find_map(|seed| break_of(seed).map(|said| (seed, said)));
@@ -82,7 +82,7 @@ fn hunt(fault: Fault) -> Option<u64> {
     Some(found?.0)
 }
 
-/// The message of a panic on one short line.
+/// Returns the message of a panic as one short line.
 fn summary(said: &str) -> String {
     let message = said.split_once('\n').map_or(said, |(_, message)| message);
     let one_line: String = message.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -103,7 +103,7 @@ fn faults_are_found() {
     assert!(median <= LARGEST_MEDIAN, "the median of {median} seeds is larger than {LARGEST_MEDIAN}");
 }
 
-/// Without a fault the first seeds are fine: it is the faults that are found, not the oracle's own mistakes.
+/// Without a fault the first seeds pass: the campaign finds the faults, not mistakes of the oracle.
 #[test]
 fn nothing_is_found_without_a_fault() {
     let mut total = Outcome::default();

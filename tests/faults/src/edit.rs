@@ -1,4 +1,4 @@
-//! Finds the texts of the table in the source, and puts the faults there.
+//! Finds the texts of the table in the source, and inserts the faults.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,10 +9,10 @@ use std::path::Path;
 use crate::functions::{Function, functions};
 use crate::table::{Always, Change, Table};
 
-/// New texts of files, by their paths below the root.
+/// New texts of files, by their paths relative to the root.
 pub(crate) type Files = BTreeMap<String, String>;
 
-/// The files that the table changes, with all faults in them; or everything that is wrong with the table.
+/// Returns the files that the table changes, with all faults in them; or all mistakes of the table.
 pub(crate) fn edit_files(root: &Path, table: &Table) -> Result<Files, Vec<String>> {
     let mut changes: BTreeMap<&str, Vec<(&str, &Change)>> = BTreeMap::new();
     for fault in &table.faults {
@@ -46,7 +46,7 @@ fn replace_once(before: &str, always: &Always) -> Result<String, String> {
     }
 }
 
-/// The source with these changes of these faults, all of them off.
+/// Returns the source with these changes of these faults, all of them off.
 fn edit(source: &str, changes: &[(&str, &Change)]) -> Result<String, Vec<String>> {
     let functions = functions(source).map_err(|error| vec![format!("is not Rust: {error}")])?;
     let mut problems = Vec::new();
@@ -81,15 +81,14 @@ fn edit(source: &str, changes: &[(&str, &Change)]) -> Result<String, Vec<String>
     Ok(edited)
 }
 
-/// A change at its place.
+/// A change and its position.
 struct Edit<'table> {
     fault: &'table str,
     range: Range<usize>,
     with: &'table str,
 }
 
-/// The function that a change is for, and where its text stands. Functions of one name, as there are with several
-/// `impl`s, count as one.
+/// Finds the function of a change, and its text there. Functions of the same name, in several `impl`s, count as one.
 fn place(source: &str, functions: &[Function], change: &Change) -> Result<(usize, Range<usize>), String> {
     let named = || functions.iter().enumerate().filter(|(_, function)| function.name == change.function);
     if named().next().is_none() {
@@ -113,7 +112,7 @@ fn place(source: &str, functions: &[Function], change: &Change) -> Result<(usize
     }
 }
 
-/// A body that chooses between copies of itself: one for each fault, then itself.
+/// Returns a body that chooses between copies of itself: one for each fault, and the original.
 fn changed_body(source: &str, body: &Range<usize>, edits: &[Edit<'_>]) -> Result<String, String> {
     let mut by_fault: BTreeMap<&str, Vec<&Edit<'_>>> = BTreeMap::new();
     edits.iter().for_each(|edit| by_fault.entry(edit.fault).or_default().push(edit));
@@ -166,7 +165,7 @@ impl Number {
         edit(SOURCE, &changes.iter().map(|(fault, change)| (*fault, change)).collect::<Vec<_>>())
     }
 
-    /// The copy of a body that a fault chooses.
+    /// Returns the copy of a body that a fault chooses.
     fn copy_of<'text>(text: &'text str, fault: &str) -> &'text str {
         let start = format!("Some(crate::fault::Fault::{fault}) => return {{");
         text.split_once(&start).expect("the fault").1.split_once("\n},\n").expect("its end").0

@@ -1,4 +1,4 @@
-//! Where the functions of a file are.
+//! Finds the functions of a file.
 
 use std::ops::Range;
 
@@ -7,15 +7,15 @@ use syn::visit::{self, Visit};
 /// A function with a body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Function {
-    /// `Type::method`, or the name alone of one that is in no `impl` and no trait.
+    /// `Type::method`, or the name alone outside of `impl`s and traits.
     pub(crate) name: String,
     /// The bytes between the braces.
     pub(crate) body: Range<usize>,
-    /// Why it can have no faults, if it cannot.
+    /// The reason why it can have no faults, if any.
     pub(crate) hindrance: Option<&'static str>,
 }
 
-/// All functions of a file.
+/// Returns all functions of a file.
 pub(crate) fn functions(source: &str) -> syn::Result<Vec<Function>> {
     let file = syn::parse_file(source)?;
     let mut finder = Finder { holder: None, found: Vec::new() };
@@ -82,7 +82,7 @@ impl<'ast> Visit<'ast> for Finder {
     }
 }
 
-/// The last name of a type's path.
+/// Returns the last name of a type's path.
 fn name_of(of: &syn::Type) -> Option<String> {
     match of {
         syn::Type::Path(path) => path.path.segments.last().map(|segment| segment.ident.to_string()),
@@ -91,7 +91,7 @@ fn name_of(of: &syn::Type) -> Option<String> {
     }
 }
 
-/// Whether `impl Trait` occurs in a type.
+/// Returns whether `impl Trait` occurs in a type.
 fn is_opaque(of: &syn::Type) -> bool {
     struct Search(bool);
     impl<'ast> Visit<'ast> for Search {

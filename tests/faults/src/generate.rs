@@ -1,4 +1,4 @@
-//! What the copy has in addition: the module of the switches, and the campaigns as tests.
+//! The additions to the copy: the module of the switches, and the campaigns as tests.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,7 +9,7 @@ use toml::Value;
 use crate::edit::Files;
 use crate::table::{Campaign, Table};
 
-/// The campaigns, which nothing but the copy can compile.
+/// The campaigns, which only compile in the copy.
 const TESTS: &str = r#"
 [[test]]
 name = "faults_simulator"
@@ -29,7 +29,7 @@ path = "tests/faults/campaigns/conformance.rs"
 harness = false
 "#;
 
-/// What the campaigns depend on; to compile everything else that tests depend on takes longer than the library.
+/// Dependencies of the campaigns; compiling all test dependencies takes longer than compiling the library.
 const DEPENDENCIES: &[&str] = &["clap", "libtest-mimic", "rdma-verbs", "serde", "tokio"];
 
 const SWITCHES: &str = "\
@@ -57,13 +57,13 @@ pub fn turn_on_everywhere(fault: Fault) {
 }
 ";
 
-/// Adds the files that are changed otherwise than by the table.
+/// Adds the files that are changed in other ways than by the table.
 pub(crate) fn add(root: &Path, table: &Table, files: &mut Files) -> Result<(), Vec<String>> {
     let mut before = |file: &str| {
         let text = files.remove(file).map_or_else(|| fs::read_to_string(root.join(file)), Ok);
         text.map_err(|error| vec![format!("{file}: {error}")])
     };
-    // Copies of bodies have warnings of their own, and those of the source are told where it is built itself.
+    // Copies of bodies have warnings of their own, and a build of the source itself reports those of the source.
     let library = format!("#![allow(warnings)]\n{}\npub mod fault;\n", before("src/lib.rs")?);
     let manifest = manifest(&before("Cargo.toml")?).map_err(|error| vec![format!("Cargo.toml: {error}")])?;
     files.insert("src/lib.rs".to_owned(), library);
@@ -72,7 +72,7 @@ pub(crate) fn add(root: &Path, table: &Table, files: &mut Files) -> Result<(), V
     Ok(())
 }
 
-/// The manifest with the campaigns as tests, and with no dependencies of other tests.
+/// Returns the manifest with the campaigns as tests, and without the dependencies of other tests.
 fn manifest(before: &str) -> Result<String, toml::de::Error> {
     let mut manifest: toml::Table = toml::from_str(before)?;
     keep_dependencies(&mut manifest);
@@ -91,7 +91,7 @@ fn keep_dependencies(table: &mut toml::Table) {
     }
 }
 
-/// The module `fault`.
+/// Returns the module `fault`.
 fn switches(table: &Table) -> String {
     let mut text = String::from("//! Faults that can be switched on, one at a time.\n\n");
     text.push_str("/// A mistake.\n#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]\npub enum Fault {\n");

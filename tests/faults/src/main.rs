@@ -1,5 +1,5 @@
 //! Puts the faults of `tests/faults/table` into a copy of the source tree. `tests/faults/run` builds the copy and runs
-//! the campaigns that must find them; `docs/testing.md` says how a fault is added.
+//! the campaigns that must find them; `docs/testing.md` says how to add a fault.
 #![forbid(unsafe_code)]
 
 mod edit;
@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use table::{Campaign, Table};
 
-/// Faults of the table in `tests/faults/table`, in a copy of the source tree.
+/// Puts the faults of tests/faults/table into a copy of the source tree.
 #[derive(Parser)]
 struct Arguments {
     /// The source tree.
@@ -26,13 +26,13 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Look that every text of the table occurs exactly once in its function; print those that do not.
+    /// Check that every text of the table occurs exactly once in its function; print those that do not.
     Check,
     /// Print every fault: its name, its campaign, and the functions that it changes.
     List,
-    /// Make the directory a copy of the source tree with all faults in it, none of them on.
+    /// Make the directory a copy of the source tree with all faults in it, all of them off.
     Apply {
-        /// A new or empty directory, or an earlier copy. Files that stay the same keep their time.
+        /// A new or empty directory, or an earlier copy. Unchanged files keep their times.
         directory: PathBuf,
     },
 }

@@ -1,4 +1,4 @@
-//! The table of faults: what each one changes.
+//! The table of faults: their names, their campaigns and their changes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 #[derive(Default, Debug)]
 pub(crate) struct Table {
     pub(crate) faults: Vec<Fault>,
-    /// What the copy has otherwise with every fault, and with none.
+    /// Changes of the copy with every fault, and with none.
     pub(crate) always: Vec<Always>,
 }
 
@@ -20,12 +20,12 @@ pub(crate) struct Table {
 pub(crate) struct Fault {
     pub(crate) name: String,
     pub(crate) campaign: Campaign,
-    /// The mistake in a sentence.
+    /// A sentence that describes the mistake.
     pub(crate) what: String,
     pub(crate) changes: Vec<Change>,
 }
 
-/// Which campaign must find a fault.
+/// The campaign that must find a fault.
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Campaign {
@@ -55,7 +55,7 @@ pub(crate) struct Always {
     pub(crate) with: String,
 }
 
-/// A file of the table as it is written.
+/// A file of the table as written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -65,7 +65,7 @@ struct File {
     always: Vec<Always>,
 }
 
-/// A fault as it is written: with one change in its own keys, or with several in tables of their own.
+/// A fault as written: with one change in its own keys, or with several in their own tables.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -154,7 +154,7 @@ impl Entry {
     }
 }
 
-/// Without the line end before the closing quotes.
+/// Returns the text without the line end before the closing quotes.
 fn trimmed(text: String) -> String {
     text.strip_suffix('\n').map(str::to_owned).unwrap_or(text)
 }

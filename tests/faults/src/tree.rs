@@ -8,10 +8,10 @@ use std::process::Command;
 
 use crate::edit::Files;
 
-/// Tells a copy from a directory that is somebody's own, in which nothing may be removed.
+/// The file that distinguishes a copy from other directories, in which nothing may be removed.
 const MARK: &str = ".copy_with_faults";
 
-/// Makes `destination` a copy of `root` with other texts in some files. How many files were written.
+/// Makes `destination` a copy of `root` with new texts in some files. Returns the number of files written.
 pub(crate) fn copy(root: &Path, destination: &Path, changed: Files) -> Result<usize, String> {
     let failed = |path: &Path| {
         let path = path.display().to_string();
@@ -46,7 +46,7 @@ fn prepare(destination: &Path) -> Result<(), String> {
     fs::write(destination.join(MARK), "A copy of the source tree, made by tests/faults.\n").map_err(failed)
 }
 
-/// Writes what differs; whether something did.
+/// Writes a file if it differs. Returns whether it did.
 fn update(from: &Path, to: &Path, text: Option<&[u8]>) -> io::Result<bool> {
     let wanted = match text {
         Some(text) => text.to_vec(),
@@ -68,7 +68,7 @@ fn update(from: &Path, to: &Path, text: Option<&[u8]>) -> io::Result<bool> {
     Ok(!is_same)
 }
 
-/// The files of the source tree: those that git knows or would take, or all where there is no repository.
+/// Returns the files of the source tree: those that git tracks or would add, or all without a repository.
 fn files_of(root: &Path, destination: &Path) -> io::Result<BTreeSet<PathBuf>> {
     let mut files = match known_to_git(root) {
         Some(files) => files,
@@ -92,7 +92,7 @@ fn known_to_git(root: &Path) -> Option<BTreeSet<PathBuf>> {
     Some(text.split_terminator('\0').map(PathBuf::from).collect())
 }
 
-/// All files below a directory but those of a repository and of builds.
+/// Returns all files below a directory, except those of a repository and of builds.
 fn walk(root: &Path) -> io::Result<BTreeSet<PathBuf>> {
     let (mut files, mut folders) = (BTreeSet::new(), vec![PathBuf::new()]);
     while let Some(folder) = folders.pop() {
@@ -117,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// A new directory, which goes away with the test.
+    /// A new directory, which is removed after the test.
     struct Folder(PathBuf);
 
     impl Folder {

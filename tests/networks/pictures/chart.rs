@@ -1,31 +1,31 @@
-//! Lines in a chart, as SVG.
+//! Line charts as SVG.
 
 use std::fmt::Write;
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 400.0;
-/// The plot within the picture.
+/// Margins of the plot within the picture.
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = WIDTH - 22.0;
 const TOP: f64 = 72.0;
 const BOTTOM: f64 = HEIGHT - 54.0;
-/// A card of its own, readable on light and dark pages.
+/// A background of its own, readable on light and dark pages.
 const BACKGROUND: &str = "#f7f7f5";
 const TEXT: &str = "#33332f";
 const GRID: &str = "#d9d9d4";
-/// Distinct for most people who see colours differently, and in grey (Okabe and Ito).
+/// Distinguishable with most kinds of color blindness, and in gray (Okabe and Ito).
 pub(crate) const COLORS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#b0568f"];
-/// Width of a letter of the legend, on average.
+/// Average width of a letter of the legend.
 const LETTER: f64 = 6.6;
 
-/// How values stand on an axis.
+/// The scale of an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Scale {
     Linear,
     Logarithmic,
 }
 
-/// An axis with its unit and the values that are written at it.
+/// An axis with its unit and its labeled values.
 #[derive(Clone, Debug)]
 pub(crate) struct Axis {
     pub(crate) name: String,
@@ -35,13 +35,13 @@ pub(crate) struct Axis {
 }
 
 impl Axis {
-    /// From 0 on, with a tick at each multiple of `step`.
+    /// Returns an axis from 0 on, with a tick at each multiple of `step`.
     pub(crate) fn linear(name: &str, end: f64, step: f64) -> Self {
         let ticks = (0..=(end / step).round() as u32).map(|tick| f64::from(tick) * step).collect();
         Self { name: name.to_owned(), scale: Scale::Linear, range: (0.0, end), ticks }
     }
 
-    /// Where a value stands, from 0 to 1.
+    /// Returns the position of a value, from 0 to 1.
     fn place(&self, value: f64) -> f64 {
         let (begin, end) = self.range;
         let place = match self.scale {
@@ -52,7 +52,7 @@ impl Axis {
     }
 }
 
-/// A line.
+/// A curve.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     pub(crate) name: String,
@@ -61,7 +61,7 @@ pub(crate) struct Series {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// See the module.
+/// A line chart.
 #[derive(Clone, Debug)]
 pub(crate) struct Chart {
     pub(crate) title: String,
@@ -71,7 +71,7 @@ pub(crate) struct Chart {
 }
 
 impl Chart {
-    /// The whole file.
+    /// Returns the whole SVG file.
     pub(crate) fn svg(&self) -> String {
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
@@ -151,7 +151,7 @@ fn dash(series: &Series) -> &'static str {
 }
 
 fn label(value: f64) -> String {
-    // Without the last bits of what was multiplied.
+    // Drops the rounding errors of multiplications.
     format!("{}", (value * 1e6).round() / 1e6)
 }
 

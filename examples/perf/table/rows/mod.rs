@@ -1,4 +1,4 @@
-//! The rows: what is measured, beside what, and what is wanted.
+//! The rows: measurements, references and targets.
 
 mod others;
 mod veth;
@@ -11,18 +11,18 @@ use crate::perf::reference::{DatagramLatency, DatagramStream, Offload, Reference
 use crate::perf::task::Task;
 use crate::perf::veth::Veth;
 
-/// Rounds of a ping-pong whose ends poll, and whose ends sleep.
+/// Number of rounds of a ping-pong whose ends poll, and whose ends sleep.
 const ROUNDS: u64 = 20_000;
 const SLEEPING_ROUNDS: u64 = 3_000;
 const WARM_UP: u64 = 1_000;
-/// What a stream moves: about a quarter of a second.
+/// Number of bytes of a stream: about a quarter of a second.
 const STREAM_BYTES: u64 = 1 << 30;
 const PLAIN_STREAM_BYTES: u64 = 256 << 20;
 const SMALL_MESSAGES: u64 = 1_000_000;
 const SMALL_BYTES: usize = 8;
 const IDLE_REGIONS: u32 = 100_000;
 
-/// What lies between the two processes.
+/// The network between the two processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Network {
     Loopback,
@@ -34,13 +34,13 @@ pub(super) struct Row {
     pub(super) network: Network,
     pub(super) placement: Placement,
     pub(super) ours: Task,
-    /// The best of them counts.
+    /// The programs to compare with; the best counts.
     pub(super) others: Vec<(&'static str, Task)>,
     pub(super) figures: Vec<(Figure, Option<Bound>)>,
 }
 
 impl Row {
-    /// Over the loopback, a core for each process.
+    /// Makes a row over the loopback, with a core for each process.
     fn new(name: &str, ours: Task) -> Self {
         let (network, placement) = (Network::Loopback, Placement::Apart);
         Self { name: name.to_owned(), network, placement, ours, others: Vec::new(), figures: Vec::new() }
@@ -75,7 +75,7 @@ impl Row {
     }
 }
 
-/// All rows, with a part of the messages.
+/// Returns all rows, with a fraction of the messages.
 pub(super) fn all(divisor: u64) -> Vec<Row> {
     let scale = Scale { divisor };
     let mut rows = scale.polling();
@@ -94,7 +94,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// A part of it, but something.
+    /// Returns a fraction of a number, at least 1.
     fn part(&self, whole: u64) -> u64 {
         (whole / self.divisor).max(16)
     }
@@ -116,7 +116,7 @@ impl Scale {
         Task::Reference(Reference::DatagramLatency(test))
     }
 
-    /// Both ends poll.
+    /// Returns the rows of ends that poll.
     fn polling(&self) -> Vec<Row> {
         let rows = [
             ("SEND 8 B", Operation::Send, 8, 1.2),
@@ -143,7 +143,7 @@ impl Scale {
         apart.into_iter().chain([together, in_memory]).collect()
     }
 
-    /// Both ends sleep.
+    /// Returns the rows of ends that sleep.
     fn sleeping(&self) -> Vec<Row> {
         let events = |name, placement, limit| {
             Row::new(name, self.latency(Operation::Send, 8, Waiting::Events))
@@ -254,13 +254,13 @@ impl Scale {
         rows.into_iter().map(row).collect()
     }
 
-    /// Many queue pairs, many regions.
+    /// Returns the rows with many queue pairs or many regions.
     fn crowds(&self) -> Vec<Row> {
         let streams = |queue_pairs: usize| {
             let one = self.stream(Operation::Write, 64 << 10, 4096, STREAM_BYTES);
             let Amount::Iterations(messages) = one.amount else { return one };
             let amount = Amount::Iterations(messages.div_ceil(queue_pairs as u64));
-            // Each queue pair's memory is touched before anything is measured.
+            // The warm-up touches each queue pair's memory.
             let warm_up = (100 / queue_pairs as u64).max(2);
             Job { queue_pairs, amount, warm_up, tx_depth: 16, signal_every: 4, ..one }
         };

@@ -1,4 +1,4 @@
-//! Rows beside other transports, by their own programs.
+//! Rows compared with other transports, measured by their own programs.
 
 use super::{PLAIN_STREAM_BYTES, ROUNDS, Row, STREAM_BYTES, Scale};
 use crate::perf::external::{External, Program, UcxTest};
@@ -8,7 +8,7 @@ use crate::perf::task::Task;
 
 const MEBIBYTE: usize = 1 << 20;
 const WARM_UP: u64 = 1_000;
-/// Of messages of a mebibyte.
+/// Number of warm-up messages of 1 MiB.
 const WARM_UP_MEBIBYTES: u64 = 100;
 const SLOW_ROUNDS: u64 = 200;
 
@@ -55,7 +55,7 @@ impl Scale {
         })
     }
 
-    /// It warms itself up.
+    /// Returns libfabric's task, which has its own warm-up.
     fn libfabric(&self) -> Task {
         let (program, iterations) = (Program::LibfabricPingPong, self.part(SLOW_ROUNDS));
         Task::External(External { program, size: MEBIBYTE, iterations, warm_up: 0 })

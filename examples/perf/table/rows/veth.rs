@@ -7,7 +7,7 @@ use crate::perf::table::figure::Figure;
 use crate::perf::task::Task;
 use crate::perf::veth::Veth;
 
-/// MTU of the cable, and the largest path MTU that fits.
+/// MTUs of the cable, and the largest path MTUs that fit.
 const CABLES: [(u32, u32); 3] = [(1500, 1024), (4200, 4096), (9000, 4096)];
 const SIZES: [(&str, usize); 2] = [("64 KiB", 64 << 10), ("1 MiB", 1 << 20)];
 
