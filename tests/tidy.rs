@@ -71,7 +71,7 @@ fn relative(path: &Path) -> String {
 }
 
 fn all_files() -> Vec<(String, String)> {
-    ["src", "tests", "examples", "benches", "capi"].into_iter().flat_map(rust_files).collect()
+    ["src", "tests", "examples", "benches", "capi", "tools"].into_iter().flat_map(rust_files).collect()
 }
 
 /// The line without its comment and without the text of string literals.

@@ -1,12 +1,11 @@
-//! The program behind `examples/perf.rs`; a test runs it in its own process.
+//! `rdma-verbs perf`: latency, bandwidth and message rate, as perftest measures them for C.
 
 mod arguments;
 mod bandwidth;
 mod channel;
 mod compare;
 mod end;
-pub(crate) mod external;
-#[cfg(feature = "tokio")]
+mod external;
 mod futures;
 mod job;
 mod latency;
@@ -23,33 +22,17 @@ mod table;
 mod task;
 mod veth;
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
-use arguments::{Arguments, Command};
-use clap::Parser;
-use clap::error::ErrorKind;
+pub(crate) use arguments::Arguments;
+use arguments::Command;
 use outcome::{Failure, Outcome};
 
-/// Runs with the process's arguments.
-pub(crate) fn main() -> ExitCode {
-    main_with(std::env::args_os())
-}
-
-/// Runs with these arguments. Returns 0: measured; 1: it failed, or `table --strict` is below a target; 2: wrong usage;
+/// Runs a measurement. Returns 0: measured; 1: it failed, or `table --strict` is below a target; 2: wrong usage;
 /// 3: `table --strict` is below no target, but not all rows could be measured; 130: Ctrl-C.
-pub(crate) fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let arguments = match Arguments::try_parse_from(arguments) {
-        Ok(arguments) => arguments,
-        Err(error) => {
-            // Fails only if the terminal is gone.
-            let _ = error.print();
-            let is_asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-            return ExitCode::from(if is_asked { 0 } else { 2 });
-        }
-    };
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     machine::watch_for_interrupt();
-    match dispatch(&arguments) {
+    match dispatch(arguments) {
         Ok(code) => code,
         Err(_) if machine::is_interrupted() => ExitCode::from(130),
         Err(Failure::Usage(message)) => {

@@ -1,10 +1,5 @@
-//! Brief runs of `examples/perf.rs` in all its modes: it measures, prints the right format, refuses senseless
+//! Brief runs of `rdma-verbs perf` in all its modes: it measures, prints the right format, refuses senseless
 //! arguments, and exits with the right code. The measured speed is not judged.
-//!
-//! The test is also the program: it starts itself with `RDMA_VERBS_TEST_PERF` set.
-
-#[path = "../examples/perf/mod.rs"]
-mod perf;
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -17,14 +12,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// Set in processes that are the program.
-const PROGRAM: &str = "RDMA_VERBS_TEST_PERF";
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn main() -> ExitCode {
-    if std::env::var_os(PROGRAM).is_some() {
-        return perf::main();
-    }
     let mut arguments = Arguments::from_args();
     // All tests use the same two devices.
     arguments.test_threads = Some(1);
@@ -47,8 +37,6 @@ fn trials() -> Vec<Trial> {
         Trial::test("table_over_veth", table_over_veth),
         Trial::test("table_without_what_it_needs", table_without_what_it_needs),
         Trial::test("interrupt_over_veth", interrupt_over_veth),
-        Trial::test("output_of_other_programs", output_of_other_programs),
-        Trial::test("listening_sockets", listening_sockets),
     ]);
     trials
 }
@@ -102,15 +90,14 @@ fn measurements() -> Vec<Trial> {
     };
     let latency = LATENCY.into_iter().map(|command| trial(command, true));
     let mut trials: Vec<Trial> = latency.chain(STREAMS.into_iter().map(|command| trial(command, false))).collect();
-    if cfg!(feature = "tokio") {
-        trials.push(trial("send lat --futures --check", true));
-    }
+    trials.push(trial("send lat --futures --check", true));
     trials
 }
 
 /// Returns a command for the program with these arguments; quoted text is one argument.
 fn program(arguments: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("the test's own path"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rdma-verbs"));
+    command.arg("perf");
     for (number, part) in arguments.split('"').enumerate() {
         if number % 2 == 1 {
             command.arg(part)
@@ -118,7 +105,7 @@ fn program(arguments: &str) -> Command {
             command.args(part.split_whitespace())
         };
     }
-    command.env(PROGRAM, "1").stdin(Stdio::null());
+    command.stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -490,7 +477,7 @@ fn start_of(pid: u32) -> Option<String> {
 
 fn is_partner(pid: u32) -> bool {
     let arguments = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    arguments.split('\0').nth(1) == Some("partner")
+    arguments.split('\0').nth(2) == Some("partner")
 }
 
 /// Returns all descendants of a process, with their start times, because process numbers are reused.
@@ -508,60 +495,4 @@ fn descendants(pid: u32) -> Vec<(u32, String)> {
         }
     }
     found
-}
-
-const UCX_LATENCY: &str = "\
-+--------------+--------------+------------------------------+---------------------+-----------------------+
-|              |              |        latency (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |
-+--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
-|     Test     | # iterations | 50.0%ile | average | overall |  average |  overall |  average  |  overall  |
-+--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
-                       50000      5.154     5.485     5.500        1.39       1.39      182322      182322
-";
-const UCX_BANDWIDTH: &str = "\
-+--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
-|     Test     | # iterations | 50.0%ile | average | overall |  average |  overall |  average  |  overall  |
-+--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
-                        1000      6.020   207.370   207.370     9999.99    4822.30        4822        4822
-";
-const LIBFABRIC: &str = "\
-bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
-1m      200     =200     400m        1.31s    321.18    3264.73       0.00
-";
-
-fn output_of_other_programs() -> Result<(), Failed> {
-    use perf::external::{External, Program, UcxTest};
-    let reads = |program, size, text: &str| External { program, size, iterations: 1, warm_up: 1 }.read(text);
-    let is_near = |found: f64, wanted: f64| (found / wanted - 1.0).abs() < 1e-3;
-    let latency = reads(Program::Ucx(UcxTest::TagLatency), 8, UCX_LATENCY).ok_or("no latency")?;
-    ensure((latency.bytes, latency.messages) == (8, 50_000), || format!("{latency:?}"))?;
-    ensure((latency.median, latency.mean) == (Some(5.154), Some(5.5)), || format!("{latency:?}"))?;
-    ensure(is_near(latency.seconds, 0.55), || format!("{latency:?}"))?;
-    // Its megabyte is 2^20 bytes; the whole run counts, not the last second.
-    let bandwidth = reads(Program::Ucx(UcxTest::PutBandwidth), 1 << 20, UCX_BANDWIDTH).ok_or("no bandwidth")?;
-    ensure((bandwidth.messages, bandwidth.median) == (1000, None), || format!("{bandwidth:?}"))?;
-    ensure(is_near(bandwidth.seconds, 0.20737), || format!("{bandwidth:?}"))?;
-    let ping_pong = reads(Program::LibfabricPingPong, 1 << 20, LIBFABRIC).ok_or("no ping-pong")?;
-    ensure((ping_pong.messages, ping_pong.mean) == (400, Some(3264.73)), || format!("{ping_pong:?}"))?;
-    ensure(is_near(ping_pong.seconds, 1.3059), || format!("{ping_pong:?}"))?;
-    let broken = ["", "nothing\n", "1 2 3 4 5 6 7 nonsense\n", "0 1 1 1 1 1 1 1\n", "5 1 1 0 1 0 1 1\n"];
-    for text in broken {
-        for program in
-            [Program::Ucx(UcxTest::TagLatency), Program::Ucx(UcxTest::TagBandwidth), Program::LibfabricPingPong]
-        {
-            let read = reads(program, 8, text);
-            ensure(read.is_none_or(|told| told.seconds > 0.0), || format!("{text:?} is read as {read:?}"))?;
-        }
-    }
-    Ok(())
-}
-
-fn listening_sockets() -> Result<(), Failed> {
-    use perf::external::listens;
-    let sockets = "  sl  local_address rem_address   st tx_queue rx_queue tr\n   \
-                   0: 0100007F:36A7 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1\n   \
-                   1: 0100007F:D3A0 0100007F:36A8 01 00000000:00000000 00:00000000 00000000     0        0 1 1\n";
-    ensure(listens(sockets, 0x36A7), || "the listening one is not seen".to_owned())?;
-    ensure(!listens(sockets, 0xD3A0), || "a connected one is taken for it".to_owned())?;
-    ensure(!listens(sockets, 0x36A8), || "another end's port is taken for it".to_owned())
 }

@@ -247,7 +247,6 @@ pub(crate) fn perform(
     Ok(line)
 }
 
-#[cfg(feature = "tokio")]
 fn wait_for_futures(
     job: &Job,
     size: usize,
@@ -258,11 +257,6 @@ fn wait_for_futures(
     let own = super::futures::run(job, size, device, role, channel)?;
     let other = channel.exchange(&Numbers::of(&own))?;
     Ok((own, other))
-}
-
-#[cfg(not(feature = "tokio"))]
-fn wait_for_futures(_: &Job, _: usize, _: &Device, _: Role, _: &mut Channel) -> Outcome<(Measured, Numbers)> {
-    Err(Failure::Usage("--futures: built without the feature tokio: cargo run --features tokio …".to_owned()))
 }
 
 /// Runs a phase and receives the other end's results.

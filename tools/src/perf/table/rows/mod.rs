@@ -155,13 +155,11 @@ impl Scale {
             events("SEND 8 B, events", Placement::Apart, 1.15),
             events("SEND 8 B, events, unpinned", Placement::Anywhere, 1.3),
         ];
-        if cfg!(feature = "tokio") {
-            let (iterations, warm_up) = (self.part(SLEEPING_ROUNDS), self.part(WARM_UP));
-            let runtime = RuntimeLatency { size: 8, iterations, warm_up };
-            let row = Row::new("SEND 8 B, tokio", self.latency(Operation::Send, 8, Waiting::Futures));
-            let row = row.beside("tokio UDP", Task::Reference(Reference::RuntimeLatency(runtime)));
-            rows.push(row.at_most(Figure::Median, 1.15));
-        }
+        let (iterations, warm_up) = (self.part(SLEEPING_ROUNDS), self.part(WARM_UP));
+        let runtime = RuntimeLatency { size: 8, iterations, warm_up };
+        let row = Row::new("SEND 8 B, tokio", self.latency(Operation::Send, 8, Waiting::Futures));
+        let row = row.beside("tokio UDP", Task::Reference(Reference::RuntimeLatency(runtime)));
+        rows.push(row.at_most(Figure::Median, 1.15));
         rows
     }
 

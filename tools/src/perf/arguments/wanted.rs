@@ -100,10 +100,6 @@ impl TestFlags {
                 "--futures: for send lat on reliable connections",
             ),
             (
-                self.futures && !cfg!(feature = "tokio"),
-                "--futures: built without the feature tokio; cargo run --features tokio",
-            ),
-            (
                 !both && (self.partner_core.is_some() || self.partner_dev.is_some()),
                 "--partner-core and --partner-dev: for perf self",
             ),

@@ -195,3 +195,6 @@ pub(crate) fn listens(sockets: &str, port: u16) -> bool {
         words.next().is_some_and(|local| local.ends_with(&port)) && words.nth(1) == Some(LISTENS)
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ mod wanted;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Subcommand};
 
 use super::job::{Atomic, Measure, Service};
 pub(crate) use wanted::{OWN_DEVICE, PARTNER_DEVICE, Wanted};
@@ -15,10 +15,9 @@ const LARGEST_ASKED: usize = 1 << 30;
 /// Length of the largest inline message of the software device.
 const MOST_INLINE: u32 = 1024;
 
-#[derive(Parser, Debug)]
-#[command(name = "perf", version, about = "Latency, bandwidth and message rate of RDMA verbs between two processes")]
+#[derive(Args, Debug)]
 #[command(after_help = "Start the same command twice: without a host it is the server, with the server's host the \
-    client. `perf self send lat` starts both on this machine.")]
+    client. `rdma-verbs perf self send lat` starts both on this machine.")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -28,7 +27,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     #[command(flatten)]
     One(Test),
-    /// Both processes on this machine: `perf self send lat`.
+    /// Both processes on this machine: `rdma-verbs perf self send lat`.
     #[command(name = "self")]
     Both {
         #[command(subcommand)]

@@ -35,7 +35,7 @@ impl Partner {
         machine::place(Role::Client, Placement::Anywhere)?;
         let listener = TcpListener::bind((address, 0))?;
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["partner".to_owned(), listener.local_addr()?.to_string()]);
+        command.args(["perf".to_owned(), "partner".to_owned(), listener.local_addr()?.to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut child =
             spawn(&mut command).map_err(|failure| failure.while_doing("cannot start the second process"))?;

@@ -1,21 +1,20 @@
 //! Prints all devices of all providers, like `ibv_devinfo -v`: limits, ports, GIDs.
 //!
 //! ```text
-//! device_info                 all devices
-//! device_info -d rxe0         one
-//! device_info --json          for programs
+//! rdma-verbs devices                 all devices
+//! rdma-verbs devices -d rxe0         one
+//! rdma-verbs devices --json          for programs
 //! ```
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::Args;
 use rdma_verbs::types::{AtomicCapability, LinkLayer, OnDemandCapabilities, OnDemandOperations};
 use rdma_verbs::verbs::{self, Context, DeviceAttributes, GidEntry, PortAttributes};
 
-#[derive(Parser)]
-#[command(about = "prints RDMA devices and their capabilities")]
-struct Options {
+#[derive(Args)]
+pub(crate) struct Options {
     /// Only this device; `soft:ADDRESS` is allowed, too.
     #[arg(short, long)]
     device: Option<String>,
@@ -245,12 +244,12 @@ fn quoted(text: &str) -> String {
     quoted + "\""
 }
 
-fn main() -> ExitCode {
-    let options = Options::parse();
-    let reports = match reports(&options) {
+/// Prints the devices.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let reports = match reports(options) {
         Ok(reports) => reports,
         Err(error) => {
-            eprintln!("device_info: {error}");
+            eprintln!("devices: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -258,7 +257,7 @@ fn main() -> ExitCode {
         // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("device_info: {error}");
+            eprintln!("devices: {error}");
             ExitCode::FAILURE
         }
         Ok(()) => ExitCode::SUCCESS,
