@@ -3,6 +3,7 @@
 //! Packets are short: for 1 KiB, a general implementation takes as long to reduce the last few words as to fold the
 //! bytes themselves. The one here is made for packets, and can copy bytes and sum them in one pass, which takes hardly
 //! longer than copying alone. Processors without AVX-512 use `crc32fast`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
 #[path = "avx512.rs"]

@@ -30,6 +30,7 @@
 //! at the moment of use. [`RegionTable::deregister`] removes the key and waits for the views that were taken before;
 //! when it returns, only the holders of the `Arc` can touch the memory, and [`Region::into_backing`] returns the
 //! buffer.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod advise;
 mod backing;

@@ -46,6 +46,7 @@
 //! assert_eq!(qp.in_flight(), (1, 0));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod buffer;
 mod completion_queue;

@@ -29,6 +29,7 @@
 //! Only `ring.rs` contains `unsafe`; whatever callers do with numbers and calls of this module, no slot is written
 //! while it can be read.
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod completion;
 mod event;

@@ -3,6 +3,7 @@
 //! Everything follows from one seed: no clock is read, no thread is started, and random numbers come from [`Random`]
 //! alone (except the keys of memory regions, on which no decision depends).
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod bottleneck;
 mod delays;

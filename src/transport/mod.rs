@@ -7,6 +7,7 @@
 //! `ib_get_rdma_header_version` are; `inet_gso_segment` is in its IPv4 stack; names like `ibv_modify_qp(3)` are manual
 //! pages of rdma-core; RFCs are those of the IETF. Where this crate differs from the source, the comment says so.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod burst;
 mod common;

@@ -1,5 +1,6 @@
 //! The vocabulary: plain data that every layer shares. No I/O, no locks, no protocol.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod access;
 mod capture;

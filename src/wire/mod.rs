@@ -4,6 +4,7 @@
 //! comments on fields give their names in Linux: `ib_pack.h` has the operation codes, `rxe_hdr.h` (as in 6.12) the
 //! headers.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod check_mask;
 mod gap_runs;

@@ -7,6 +7,7 @@
 //!
 //! The file's size is bounded. When it reaches the bound, the capture ends: the file is completed and no further
 //! packets are recorded.
+#![forbid(unsafe_code)]
 
 mod file;
 #[cfg(feature = "sim")]

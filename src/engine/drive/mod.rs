@@ -2,6 +2,7 @@
 //!
 //! See `driver` for what each driver may do, `shard_lock` for the lock, `lease` and `thread` for how the shard's thread
 //! keeps out of the way, `idle` and `poll_backoff` for the back-off of pollers.
+#![forbid(unsafe_code)]
 
 mod attendance;
 mod channel;

@@ -1,4 +1,5 @@
 //! The network side of a shard: its sockets, and the link through which every packet passes.
+#![forbid(unsafe_code)]
 
 mod inbound;
 mod link;

@@ -2,6 +2,7 @@
 //!
 //! All of them receive on one UDP port of an address. The registry says which process has which numbers, the kernel
 //! steers each packet to its process, and a process that gets another one's packet passes it on.
+#![forbid(unsafe_code)]
 
 mod key_share;
 mod mailbox;

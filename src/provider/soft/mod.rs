@@ -32,6 +32,7 @@
 //!
 //! In a child process every verb on an inherited object fails. Inherited objects can be dropped, which does not affect
 //! the parent. The child may open devices of its own, also on the same addresses.
+#![forbid(unsafe_code)]
 
 mod address_handle;
 mod capture;
