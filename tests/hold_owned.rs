@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rdma_verbs::owned::{
-    Buffer, BufferPool, CompletionQueue, Finished, Loan, QueuePair, Refused, Request, SharedReceiveQueue,
+    Buffer, BufferPool, CompletionQueue, Finished, RequestBuffer, QueuePair, Refused, Request, SharedReceiveQueue,
 };
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, ConnectOptions, Context, MemoryRegion, Payload, ProtectionDomain, QueuePairOptions,
@@ -140,7 +140,7 @@ impl Program {
             0 => std::mem::forget(finished),
             1 => drop(finished),
             _ => {
-                let Loan::Buffer(buffer) = finished.into_loan() else { unreachable!("only buffers are posted") };
+                let RequestBuffer::Buffer(buffer) = finished.into_request_buffer() else { unreachable!("only buffers are posted") };
                 // Only messages and peers' writes arrive.
                 assert!(buffer[..received.min(buffer.len())].iter().all(|byte| *byte == FOREIGN), "{buffer:?}");
                 self.hold(buffer);
@@ -148,9 +148,9 @@ impl Program {
         }
     }
 
-    fn refused(&mut self, number: u64, loan: Loan) {
+    fn refused(&mut self, number: u64, loan: RequestBuffer) {
         assert!(self.posted.remove(&number));
-        if let Loan::Buffer(buffer) = loan {
+        if let RequestBuffer::Buffer(buffer) = loan {
             self.hold(buffer);
         }
     }
@@ -245,7 +245,7 @@ impl Program {
             request = request.signaled();
         }
         if let Err(Refused { given, .. }) = self.owned[index].post_send(request) {
-            self.refused(number, given.into_loan());
+            self.refused(number, given.into_request_buffer());
         }
     }
 

@@ -41,7 +41,7 @@ impl Member {
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
         let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY);
         let qp = builder.build().unwrap();
-        qp.activate().unwrap();
+        qp.bring_up_ud().unwrap();
         let region = pd.alloc_mr(128, AccessFlags::LOCAL_WRITE).unwrap();
         qp.post_recv(&[ReceiveRequest::new(&region)]).unwrap();
         qp.attach_mcast(group).unwrap();

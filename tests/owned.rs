@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_verbs::owned::{Buffer, BufferPool, CompletionQueue, FileBuffer, Finished, Loan, QueuePair, Request};
+use rdma_verbs::owned::{Buffer, BufferPool, CompletionQueue, FileBuffer, Finished, RequestBuffer, QueuePair, Request};
 use rdma_verbs::verbs::{
     self, AccessFlags, Cause, CompletionOpcode, CompletionStatus, ConnectOptions, Context, ErrorKind, MemoryRegion,
     Notify, ProtectionDomain, QueuePairAttributes, QueuePairOptions, QueuePairState, RemoteMemory, Rkey,
@@ -54,12 +54,12 @@ impl End {
     }
 
     #[track_caller]
-    fn fails(&self, wr_id: u64, status: CompletionStatus) -> Loan {
+    fn fails(&self, wr_id: u64, status: CompletionStatus) -> RequestBuffer {
         let finished = self.next();
         let failure = finished.result().expect_err("a failure");
         assert_eq!((finished.wr_id(), failure.status), (wr_id, status), "{}", self.qp.explain(&failure));
         assert_eq!((failure.wr_id, failure.qpn), (wr_id, self.qp.qpn()));
-        finished.into_loan()
+        finished.into_request_buffer()
     }
 
     fn region(&self, len: usize) -> (MemoryRegion, RemoteMemory) {
@@ -154,7 +154,7 @@ fn files_are_sent_and_received_into() {
     b.qp.post_recv(FileBuffer::map(&b.pd, &file, 0, 64, true).unwrap(), 1).unwrap();
     a.post(a.send(2, b"into the file").signaled());
     a.succeeds(2);
-    let received = b.next().into_loan().into_file().unwrap();
+    let received = b.next().into_request_buffer().into_file().unwrap();
     assert_eq!((received.len(), received.capacity()), (13, 64));
     drop(received);
     assert!(std::fs::read(&path).unwrap().starts_with(b"into the file\0"));
@@ -166,7 +166,7 @@ fn files_are_sent_and_received_into() {
     b.post(Request::send(source).wr_id(4).signaled());
     assert_eq!(*a.succeeds(3), *b"the");
     let finished = b.next();
-    assert!(finished.loan().capacity() == 8 && !finished.is_receive());
+    assert!(finished.request_buffer().capacity() == 8 && !finished.is_receive());
     assert!(finished.into_buffer().is_err(), "a file has no slices");
     std::fs::remove_file(&path).unwrap();
 }
@@ -243,7 +243,7 @@ fn what_cannot_be_posted_comes_back_at_once() {
     let (_region, remote) = b.region(16);
     let too_long = a.qp.post_send(Request::write(a.pool.copy_from(&[1; 17]).unwrap(), remote)).unwrap_err();
     assert_eq!(too_long.error.kind(), ErrorKind::InvalidArgument);
-    assert_eq!(too_long.given.into_loan().len(), 17);
+    assert_eq!(too_long.given.into_request_buffer().len(), 17);
     let no_room =
         a.qp.post_send(Request::read(a.pool.take(1).unwrap(), RemoteMemory::new(0, Rkey(1), 65))).unwrap_err();
     assert_eq!(no_room.error.kind(), ErrorKind::InvalidArgument, "{no_room}");
@@ -285,7 +285,7 @@ fn reset_returns_what_is_held_and_the_queue_pair_works_again() {
         let expected: Vec<u64> = (first..6).chain(10..16).collect();
         assert_eq!(returned.iter().map(Finished::wr_id).collect::<Vec<_>>(), expected);
         assert!(returned.iter().all(|finished| finished.result().unwrap_err().cause == Cause::Destroyed));
-        assert!(returned[0].loan().len() == 8 && returned.last().unwrap().loan().is_empty());
+        assert!(returned[0].request_buffer().len() == 8 && returned.last().unwrap().request_buffer().is_empty());
         drop(returned);
         assert!(a.cq.poll().unwrap().is_none(), "nothing comes twice");
         assert_eq!((a.outstanding(), a.qp.in_flight()), (0, (0, 0)));

@@ -219,7 +219,7 @@ fn a_half_filled_buffer_comes_back_from_reset_and_destruction() {
     sharing.post([8]);
     let returned = receiver.reset().unwrap();
     assert_eq!(wr_ids(&returned), [7]);
-    assert_eq!((returned[0].qpn(), returned[0].loan().len()), (receiver.qpn(), 0));
+    assert_eq!((returned[0].qpn(), returned[0].request_buffer().len()), (receiver.qpn(), 0));
     assert_eq!((sharing.srq.in_flight(), receiver.state().unwrap()), (1, QueuePairState::Reset));
     sharing.send(0, b"the one behind");
     sharing.received(8, sharing.receivers[0].qpn(), b"the one behind");

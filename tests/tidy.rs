@@ -24,8 +24,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sim", &["types", "wire", "memory", "queue", "transport"]),
 ];
 
-/// What the library for C programs may use: the provider tier, and what that is told and answers. It is a sibling of
-/// `verbs`.
+/// Layers that the library for C programs may use: the provider tier and its parameter types. It is a sibling of `verbs`.
 const USED_BY_CAPI: &[&str] = &["types", "memory", "provider"];
 const CAPI_FILE_LINES_LIMIT: usize = 600;
 
@@ -161,13 +160,13 @@ const PARTS: &[(&str, &[&str])] = &[
         &[
             "wake",
             "lease",
-            "attendance",
+            "fd_waiters",
             "contention",
             "poll_backoff",
             "doorbell",
             "shard_lock",
             "shard",
-            "held",
+            "held_acks",
             "driver",
             "idle",
             "channel",
@@ -308,6 +307,91 @@ fn functions_are_short() {
         }
     }
     report(problems);
+}
+
+/// Words and phrases that a native engineer would not write in a comment or document, in lower case. The style guide is
+/// in CONTRIBUTING.md.
+const BANNED_PHRASES: &[&str] = &[
+    "nobody",
+    "somebody",
+    "whoever",
+    "anew",
+    "shall",
+    "in vain",
+    "for nothing",
+    "comes to light",
+    "tells of",
+    "tell of",
+    "told of",
+    "is told",
+    "are told",
+    "leads nowhere",
+    "peer of our own",
+    "stranger",
+    "strangers",
+    "takes away",
+];
+/// Sentences must not begin with these: the thing is the subject.
+const BANNED_BEGINNINGS: &[&str] = &["What ", "Who ", "Whose "];
+
+#[test]
+fn prose_is_plain() {
+    let mut problems = Vec::new();
+    let comments = all_files().into_iter().filter(|(file, _)| file != "tests/tidy.rs").flat_map(|(file, text)| {
+        let prose = text.lines().map(|line| comment_of(line).to_owned()).collect::<Vec<_>>();
+        prose.into_iter().enumerate().map(move |(number, line)| (file.clone(), number + 1, line))
+    });
+    for (file, number, line) in comments.chain(document_lines()) {
+        let line = without_code(&line);
+        let words: Vec<&str> = line.split(|c: char| !c.is_alphanumeric() && c != '\'').filter(|w| !w.is_empty()).collect();
+        let lower = format!(" {} ", words.join(" ").to_lowercase());
+        let phrases = BANNED_PHRASES.iter().filter(|phrase| lower.contains(&format!(" {phrase} ")));
+        let is_question = line.contains('?');
+        let begins = |start: &str| {
+            line.trim_start().starts_with(start) || [". ", ": "].iter().any(|end| line.contains(&format!("{end}{start}")))
+        };
+        let beginnings = BANNED_BEGINNINGS.iter().filter(|start| !is_question && begins(start));
+        problems.extend(phrases.chain(beginnings).map(|found| format!("{file}:{number}: \"{found}\": {}", line.trim())));
+    }
+    report(problems);
+}
+
+/// The text of a comment in the line; empty if there is none.
+fn comment_of(line: &str) -> &str {
+    let begins = |at: &usize| *at == 0 || line[..*at].ends_with(char::is_whitespace);
+    let start = line.match_indices("//").map(|(at, _)| at).find(begins);
+    start.map_or("", |at| line[at..].trim_start_matches(['/', '!']).trim_start())
+}
+
+/// The lines of the documents outside code blocks. The changelog keeps its old entries.
+fn document_lines() -> Vec<(String, usize, String)> {
+    let mut folders = vec![root().join("docs")];
+    let mut files: Vec<PathBuf> = ["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|name| root().join(name)).into();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder of documents").map(|entry| entry.expect("an entry").path()) {
+            match entry.is_dir() {
+                true => folders.push(entry),
+                false if entry.extension().is_some_and(|extension| extension == "md") => files.push(entry),
+                false => {}
+            }
+        }
+    }
+    let mut lines = Vec::new();
+    for file in files {
+        let mut is_code = false;
+        for (number, line) in fs::read_to_string(&file).expect("a document").lines().enumerate() {
+            is_code ^= line.starts_with("```");
+            if !is_code {
+                lines.push((relative(&file), number + 1, line.to_owned()));
+            }
+        }
+    }
+    lines
+}
+
+/// The text without what stands in backquotes.
+fn without_code(line: &str) -> String {
+    line.split('`').step_by(2).collect::<Vec<_>>().join(" ")
 }
 
 #[test]

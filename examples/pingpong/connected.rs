@@ -110,7 +110,7 @@ impl<'a> End<'a> {
 
     pub(crate) fn connect(&self, remote: &ConnectionInfo) -> Outcome {
         if remote.qp_type == QueuePairType::UnreliableDatagram {
-            self.qp.activate()?;
+            self.qp.bring_up_ud()?;
             let mut vector = AddressVector::new(remote.gid, self.gid_index);
             (vector.port_num, vector.sl) = (self.arguments.ib_port, self.arguments.sl);
             let way = self.qp.protection_domain().create_ah(&vector)?;

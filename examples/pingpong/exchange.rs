@@ -25,7 +25,7 @@ fn decode(message: &[u8; MESSAGE_BYTES], qp_type: QueuePairType, mtu: Mtu) -> Op
     let (_lid, qpn, psn) = (number()?, number()?, number()?);
     let gid = u128::from_str_radix(fields.next()?, 16).ok()?;
     let gid = Gid::from_bytes(gid.to_be_bytes());
-    let peer = ConnectionInfo::stranger(Qpn::new(qpn), Psn::new(psn), gid, mtu);
+    let peer = ConnectionInfo::standard_peer(Qpn::new(qpn), Psn::new(psn), gid, mtu);
     Some(ConnectionInfo { qp_type, ..peer })
 }
 

@@ -95,7 +95,7 @@ impl Messages {
             self.is_over = refused.kind() != ErrorKind::ResourceLimit;
             return Poll::Ready(Some(Err(RequestError::Refused(refused))));
         };
-        let (result, loan) = outcome(ready!(Pin::new(oldest).poll(context)));
+        let (result, buffer) = outcome(ready!(Pin::new(oldest).poll(context)));
         self.posted.pop_front();
         self.is_over = result.is_err();
         if !self.is_over {
@@ -103,7 +103,7 @@ impl Messages {
             // posted now, the next poll reports it.
             let _ = self.top_up();
         }
-        let buffer = loan.into_buffer().expect("a buffer was posted");
+        let buffer = buffer.into_buffer().expect("a buffer was posted");
         Poll::Ready(Some(result.map(|success| Message { buffer, success })))
     }
 

@@ -46,7 +46,7 @@ mod batches;
 mod cells;
 mod completion_queue;
 mod events;
-mod lend;
+mod into_request_buffer;
 mod messages;
 mod notifier;
 mod queue_pair;
@@ -54,7 +54,7 @@ mod queue_pair;
 pub use batches::CompletionBatches;
 pub use completion_queue::CompletionQueue;
 pub use events::AsyncEvents;
-pub use lend::Lend;
+pub use into_request_buffer::IntoRequestBuffer;
 pub use messages::{Message, Messages};
 pub use queue_pair::QueuePair;
 

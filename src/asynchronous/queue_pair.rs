@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::cells::{Cells, Ticket};
 use super::completion_queue::CompletionQueue;
-use super::{Lend, Messages, RequestError};
-use crate::owned::{self, BufferPool, Finished, Loan, Refused, Request};
+use super::{IntoRequestBuffer, Messages, RequestError};
+use crate::owned::{self, BufferPool, Finished, RequestBuffer, Refused, Request};
 use crate::verbs::{
     CompletionError, ConnectOptions, ConnectionInfo, Counters, ProtectionDomain, Qpn, QueuePairAttributes,
     QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairStatus, RateLimit, RemoteMemory, Result, Success,
@@ -142,32 +142,32 @@ impl QueuePair {
     }
 
     /// Sends the buffer's filled part into the peer's next receive.
-    pub async fn send<B: Lend>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
+    pub async fn send<B: IntoRequestBuffer>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
         self.typed(Request::send(buffer)).await
     }
 
     /// Receives the next message into the buffer, whose length becomes the message's.
-    pub async fn recv<B: Lend>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
+    pub async fn recv<B: IntoRequestBuffer>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
         let ticket = self.shared.receives.cells.claim().await;
-        let (result, loan) = match self.post_recv(ticket, buffer.into()) {
+        let (result, buffer) = match self.post_recv(ticket, buffer.into()) {
             Ok(ticket) => outcome(ticket.await),
             Err(Refused { error, given, .. }) => (Err(RequestError::Refused(error)), given),
         };
-        (result, B::from_loan(loan))
+        (result, B::from_loan(buffer))
     }
 
     /// Writes the buffer's filled part to the peer's memory.
-    pub async fn write<B: Lend>(&self, buffer: B, remote: RemoteMemory) -> (Result<Success, RequestError>, B) {
+    pub async fn write<B: IntoRequestBuffer>(&self, buffer: B, remote: RemoteMemory) -> (Result<Success, RequestError>, B) {
         self.typed(Request::write(buffer, remote)).await
     }
 
     /// Reads all of `remote` into the buffer.
-    pub async fn read<B: Lend>(&self, buffer: B, remote: RemoteMemory) -> (Result<Success, RequestError>, B) {
+    pub async fn read<B: IntoRequestBuffer>(&self, buffer: B, remote: RemoteMemory) -> (Result<Success, RequestError>, B) {
         self.typed(Request::read(buffer, remote)).await
     }
 
     /// Executes a compare-and-swap on the peer's memory; the original value goes into the buffer.
-    pub async fn compare_and_swap<B: Lend>(
+    pub async fn compare_and_swap<B: IntoRequestBuffer>(
         &self,
         buffer: B,
         remote: RemoteMemory,
@@ -178,7 +178,7 @@ impl QueuePair {
     }
 
     /// Executes a fetch-and-add on the peer's memory; the original value goes into the buffer.
-    pub async fn fetch_and_add<B: Lend>(
+    pub async fn fetch_and_add<B: IntoRequestBuffer>(
         &self,
         buffer: B,
         remote: RemoteMemory,
@@ -189,18 +189,18 @@ impl QueuePair {
 
     /// Executes any request of the owned tier, for instance with immediate data, fenced or solicited. Its `wr_id` is
     /// replaced, and it is signaled.
-    pub async fn execute(&self, request: Request) -> (Result<Success, RequestError>, Loan) {
+    pub async fn execute(&self, request: Request) -> (Result<Success, RequestError>, RequestBuffer) {
         let sends = &self.shared.sends;
         let ticket = sends.cells.claim().await;
         match self.shared.qp.post_send(request.wr_id(sends.wr_id(&ticket)).signaled()) {
             Ok(()) => outcome(ticket.posted().await),
-            Err(Refused { error, given, .. }) => (Err(RequestError::Refused(error)), given.into_loan()),
+            Err(Refused { error, given, .. }) => (Err(RequestError::Refused(error)), given.into_request_buffer()),
         }
     }
 
-    async fn typed<B: Lend>(&self, request: Request) -> (Result<Success, RequestError>, B) {
-        let (result, loan) = self.execute(request).await;
-        (result, B::from_loan(loan))
+    async fn typed<B: IntoRequestBuffer>(&self, request: Request) -> (Result<Success, RequestError>, B) {
+        let (result, buffer) = self.execute(request).await;
+        (result, B::from_loan(buffer))
     }
 
     /// Posts `depth` receives of `len` bytes each, and returns the stream of the messages that arrive, in order.
@@ -212,16 +212,16 @@ impl QueuePair {
     }
 
     /// Posts a receive if there is room for one.
-    pub(super) fn try_post_recv(&self, loan: Loan) -> Result<Option<Ticket>, Refused<Loan>> {
+    pub(super) fn try_post_recv(&self, buffer: RequestBuffer) -> Result<Option<Ticket>, Refused<RequestBuffer>> {
         match self.shared.receives.cells.try_claim() {
-            Some(ticket) => self.post_recv(ticket, loan).map(Some),
+            Some(ticket) => self.post_recv(ticket, buffer).map(Some),
             None => Ok(None),
         }
     }
 
-    fn post_recv(&self, ticket: Ticket, loan: Loan) -> Result<Ticket, Refused<Loan>> {
+    fn post_recv(&self, ticket: Ticket, buffer: RequestBuffer) -> Result<Ticket, Refused<RequestBuffer>> {
         let wr_id = self.shared.receives.wr_id(&ticket);
-        self.shared.qp.post_recv(loan, wr_id)?;
+        self.shared.qp.post_recv(buffer, wr_id)?;
         Ok(ticket.posted())
     }
 
@@ -337,13 +337,13 @@ impl QueuePair {
 }
 
 /// Converts a finished request to the result of its future.
-pub(super) fn outcome(finished: Finished) -> (Result<Success, RequestError>, Loan) {
+pub(super) fn outcome(finished: Finished) -> (Result<Success, RequestError>, RequestBuffer) {
     let result = match finished.result() {
         Ok(Some(success)) => Ok(success),
         Err(error) => Err(RequestError::Failed(error)),
         Ok(None) => unreachable!("every request here is signaled, and receives always are"),
     };
-    (result, finished.into_loan())
+    (result, finished.into_request_buffer())
 }
 
 impl fmt::Debug for QueuePair {

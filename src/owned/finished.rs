@@ -2,7 +2,7 @@
 
 use super::buffer::Buffer;
 use super::in_flight::Side;
-use super::request::Loan;
+use super::request::RequestBuffer;
 use crate::verbs::{Completion, CompletionError, Qpn, Success};
 
 /// A finished request, with its memory.
@@ -13,13 +13,13 @@ pub struct Finished {
     side: Side,
     wr_id: u64,
     qpn: Qpn,
-    loan: Loan,
+    buffer: RequestBuffer,
     completion: Option<Completion>,
 }
 
 impl Finished {
-    pub(super) fn new(side: Side, wr_id: u64, qpn: Qpn, loan: Loan, completion: Option<Completion>) -> Self {
-        Self { side, wr_id, qpn, loan, completion }
+    pub(super) fn new(side: Side, wr_id: u64, qpn: Qpn, buffer: RequestBuffer, completion: Option<Completion>) -> Self {
+        Self { side, wr_id, qpn, buffer, completion }
     }
 
     /// Returns the `wr_id` that the request was posted with.
@@ -52,23 +52,23 @@ impl Finished {
     }
 
     /// Returns the memory.
-    pub fn loan(&self) -> &Loan {
-        &self.loan
+    pub fn request_buffer(&self) -> &RequestBuffer {
+        &self.buffer
     }
 
     /// Returns the memory by value.
-    pub fn into_loan(self) -> Loan {
-        self.loan
+    pub fn into_request_buffer(self) -> RequestBuffer {
+        self.buffer
     }
 
     /// Returns the buffer, if the request succeeded.
     ///
     /// # Errors
     /// The request failed, or its memory is a [`FileBuffer`](super::FileBuffer). In both cases the memory is dropped;
-    /// [`Finished::into_loan`] returns it instead.
+    /// [`Finished::into_request_buffer`] returns it instead.
     pub fn into_buffer(self) -> Result<Buffer, NoBuffer> {
         self.result().map_err(NoBuffer::Failed)?;
-        self.loan.into_buffer().ok_or(NoBuffer::File)
+        self.buffer.into_buffer().ok_or(NoBuffer::File)
     }
 }
 
@@ -80,6 +80,6 @@ pub enum NoBuffer {
     #[error(transparent)]
     Failed(CompletionError),
     /// Its memory is part of a file.
-    #[error("the request's memory is part of a file; take it with into_loan")]
+    #[error("the request's memory is part of a file; take it with into_request_buffer")]
     File,
 }

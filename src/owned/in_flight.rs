@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::Refused;
 use super::finished::Finished;
 use super::ledger::{OrderedLedger, UnorderedLedger};
-use super::request::{CompletedLength, Loan, Request};
+use super::request::{CompletedLength, RequestBuffer, Request};
 use crate::types::{Cause, CompletionSource, CompletionStatus, Qpn, RawCompletion};
 use crate::verbs::{
     Completion, Error, ErrorKind, QueuePair, ReceiveRequest, Result, SharedReceiveQueue, SharedReceiveQueueAttributes,
@@ -39,15 +39,15 @@ use crate::verbs::{
 };
 
 /// Memory that a device may be using.
-struct InFlight(ManuallyDrop<Loan>);
+struct InFlight(ManuallyDrop<RequestBuffer>);
 
 impl InFlight {
-    fn new(loan: Loan) -> Self {
-        Self(ManuallyDrop::new(loan))
+    fn new(buffer: RequestBuffer) -> Self {
+        Self(ManuallyDrop::new(buffer))
     }
 
     /// Returns the memory for the request to name. Nothing else is accessible in flight.
-    fn loan(&self) -> &Loan {
+    fn request_buffer(&self) -> &RequestBuffer {
         &self.0
     }
 
@@ -55,7 +55,7 @@ impl InFlight {
     ///
     /// # Safety
     /// No device uses the memory, and none will for the request that it was in flight for.
-    unsafe fn reclaim(self) -> Loan {
+    unsafe fn reclaim(self) -> RequestBuffer {
         ManuallyDrop::into_inner(self.0)
     }
 }
@@ -117,15 +117,15 @@ impl Posted {
     /// device sees the request's number as its `wr_id`.
     #[expect(clippy::result_large_err, reason = "the request comes back by value, as it went in")]
     pub(super) fn post_send(&self, request: Request) -> Result<(), Refused<Request>> {
-        let Request { loan, settings } = request;
-        let outcome = settings.outcome(&loan);
-        let memory = InFlight::new(loan);
+        let Request { buffer, settings } = request;
+        let outcome = settings.outcome(&buffer);
+        let memory = InFlight::new(buffer);
         let opened = (|| {
             self.check_alive("post_send")?;
             let mut batch = self.qp.send_batch()?;
             let ledger = lock(&self.send);
             check_room("post_send", &ledger)?;
-            batch.push(&settings.lower(memory.loan(), ledger.next_wr_id())?)?;
+            batch.push(&settings.lower(memory.request_buffer(), ledger.next_wr_id())?)?;
             Ok((ledger, batch))
         })();
         let result = match opened {
@@ -135,18 +135,18 @@ impl Posted {
             // SAFETY: the batch, if it was opened, ended without being posted: the device has nothing.
             Err(error) => Err((error, unsafe { memory.reclaim() })),
         };
-        result.map_err(|(error, loan)| Refused::new(error, Request { loan, settings }))
+        result.map_err(|(error, buffer)| Refused::new(error, Request { buffer, settings }))
     }
 
     /// Posts a receive, as [`Posted::post_send`].
-    pub(super) fn post_recv(&self, loan: Loan, wr_id: u64) -> Result<(), Refused<Loan>> {
-        let memory = InFlight::new(loan);
+    pub(super) fn post_recv(&self, buffer: RequestBuffer, wr_id: u64) -> Result<(), Refused<RequestBuffer>> {
+        let memory = InFlight::new(buffer);
         let opened = (|| {
             self.check_alive("post_recv")?;
             let mut batch = self.qp.recv_batch()?;
             let ledger = lock(&self.receive);
             check_room("post_recv", &ledger)?;
-            let range = memory.loan().range(memory.loan().capacity())?;
+            let range = memory.request_buffer().range(memory.request_buffer().capacity())?;
             batch.push(&ReceiveRequest::new(range).wr_id(ledger.next_wr_id()))?;
             Ok((ledger, batch))
         })();
@@ -157,7 +157,7 @@ impl Posted {
             // SAFETY: as for sends.
             Err(error) => Err((error, unsafe { memory.reclaim() })),
         };
-        result.map_err(|(error, loan)| Refused::new(error, loan))
+        result.map_err(|(error, buffer)| Refused::new(error, buffer))
     }
 
     /// Takes the oldest request that `completion`, just polled from the device, finishes. Repeated calls until `None`
@@ -168,8 +168,8 @@ impl Posted {
         let own = is_own.then(|| completion.renumbered(entry.wr_id));
         // SAFETY: the device completed a request of this very queue, and reports that it is finished with all requests
         // below number `retired`, and this is one of them; see the module's documentation.
-        let loan = unsafe { entry.memory.reclaim() };
-        Some(Finished::new(side, entry.wr_id, self.qp.qpn(), filled(loan, entry.outcome, own.as_ref()), own))
+        let buffer = unsafe { entry.memory.reclaim() };
+        Some(Finished::new(side, entry.wr_id, self.qp.qpn(), filled(buffer, entry.outcome, own.as_ref()), own))
     }
 
     /// Moves to the RESET state. Returns everything in flight, in order, sends first.
@@ -221,10 +221,10 @@ impl Posted {
             while let Some(entry) = ledger.take_oldest() {
                 // SAFETY: the device has forgotten everything posted, and waited for the pass that might have used it;
                 // nothing was posted since, because the caller holds open batches of both queues.
-                let loan = unsafe { entry.memory.reclaim() };
+                let buffer = unsafe { entry.memory.reclaim() };
                 let own = destroyed(entry.wr_id, self.qp.qpn());
-                let loan = filled(loan, entry.outcome, Some(&own));
-                returned.push(Finished::new(side, entry.wr_id, self.qp.qpn(), loan, Some(own)));
+                let buffer = filled(buffer, entry.outcome, Some(&own));
+                returned.push(Finished::new(side, entry.wr_id, self.qp.qpn(), buffer, Some(own)));
             }
         }
         returned.extend(lock(&self.begun).take());
@@ -277,14 +277,14 @@ impl PostedReceives {
     }
 
     /// Posts a receive, as [`Posted::post_recv`].
-    pub(super) fn post(&self, loan: Loan, wr_id: u64) -> Result<(), Refused<Loan>> {
-        let memory = InFlight::new(loan);
+    pub(super) fn post(&self, buffer: RequestBuffer, wr_id: u64) -> Result<(), Refused<RequestBuffer>> {
+        let memory = InFlight::new(buffer);
         let opened = (|| {
             self.check_alive("post_srq_recv")?;
             let mut batch = self.srq.recv_batch()?;
             let ledger = lock(&self.ledger);
             let number = ledger.next_wr_id().ok_or_else(|| full("post_srq_recv", ledger.limit()))?;
-            let range = memory.loan().range(memory.loan().capacity())?;
+            let range = memory.request_buffer().range(memory.request_buffer().capacity())?;
             batch.push(&ReceiveRequest::new(range).wr_id(number))?;
             Ok((ledger, number, batch))
         })();
@@ -301,7 +301,7 @@ impl PostedReceives {
             // SAFETY: the batch, if it was opened, ended without being posted: the device has nothing.
             Err(error) => Err((error, unsafe { memory.reclaim() })),
         };
-        result.map_err(|(error, loan)| Refused::new(error, loan))
+        result.map_err(|(error, buffer)| Refused::new(error, buffer))
     }
 
     /// Takes the receive that `completion`, just polled from the device, finishes. Its source must be the receive queue
@@ -311,9 +311,9 @@ impl PostedReceives {
         let own = completion.renumbered(entry.wr_id);
         // SAFETY: a receive completes once, after the device has finished with its memory, and this is its completion:
         // its source completes only receives of this queue, and its number is that of the memory in the slot.
-        let loan = unsafe { entry.memory.reclaim() };
-        let loan = filled(loan, entry.outcome, Some(&own));
-        Some(Finished::new(Side::Receive, entry.wr_id, completion.qpn(), loan, Some(own)))
+        let buffer = unsafe { entry.memory.reclaim() };
+        let buffer = filled(buffer, entry.outcome, Some(&own));
+        Some(Finished::new(Side::Receive, entry.wr_id, completion.qpn(), buffer, Some(own)))
     }
 
     /// Takes the receive that a queue pair had begun to fill when it stopped receiving. `wr_id` is the device's.
@@ -322,9 +322,9 @@ impl PostedReceives {
         let own = destroyed(entry.wr_id, qpn);
         // SAFETY: the device reports that it does not access the memory any more, and that the receive does not
         // complete.
-        let loan = unsafe { entry.memory.reclaim() };
-        let loan = filled(loan, entry.outcome, Some(&own));
-        Some(Finished::new(Side::Receive, entry.wr_id, qpn, loan, Some(own)))
+        let buffer = unsafe { entry.memory.reclaim() };
+        let buffer = filled(buffer, entry.outcome, Some(&own));
+        Some(Finished::new(Side::Receive, entry.wr_id, qpn, buffer, Some(own)))
     }
 
     /// Changes size, limit or both.
@@ -350,10 +350,10 @@ impl PostedReceives {
         for entry in entries {
             // SAFETY: the device has destroyed the queue, so no queue pair uses it: each was destroyed before, which
             // waited for the pass that might have used the memory. Nothing was posted since.
-            let loan = unsafe { entry.memory.reclaim() };
+            let buffer = unsafe { entry.memory.reclaim() };
             let own = destroyed(entry.wr_id, Qpn::default());
-            let loan = filled(loan, entry.outcome, Some(&own));
-            returned.push(Finished::new(Side::Receive, entry.wr_id, Qpn::default(), loan, Some(own)));
+            let buffer = filled(buffer, entry.outcome, Some(&own));
+            returned.push(Finished::new(Side::Receive, entry.wr_id, Qpn::default(), buffer, Some(own)));
         }
         drop(batch);
         Ok(returned)
@@ -401,7 +401,7 @@ fn enter_then_post(
     mut ledger: MutexGuard<'_, OrderedLedger<Entry>>,
     entry: Entry,
     post: impl FnOnce() -> Result<()>,
-) -> Result<(), (Error, Loan)> {
+) -> Result<(), (Error, RequestBuffer)> {
     ledger.enter(entry);
     let Err(error) = post() else { return Ok(()) };
     let entry = ledger.withdraw().expect("put there just now");
@@ -416,10 +416,10 @@ fn destroyed(wr_id: u64, qpn: Qpn) -> Completion {
 }
 
 /// Returns the memory, with its length set to the request's result. A request without a completion succeeded.
-fn filled(mut loan: Loan, outcome: CompletedLength, own: Option<&Completion>) -> Loan {
+fn filled(mut buffer: RequestBuffer, outcome: CompletedLength, own: Option<&Completion>) -> RequestBuffer {
     let result = own.map(Completion::result).transpose();
     let len = match (outcome, result) {
-        (CompletedLength::Unchanged, _) => return loan,
+        (CompletedLength::Unchanged, _) => return buffer,
         (_, Err(_)) => 0,
         (CompletedLength::Filled(len), Ok(_)) => len,
         (CompletedLength::Received, Ok(Some(success))) if success.opcode == crate::types::CompletionOpcode::Receive => {
@@ -427,8 +427,8 @@ fn filled(mut loan: Loan, outcome: CompletedLength, own: Option<&Completion>) ->
         }
         (CompletedLength::Received, Ok(_)) => 0,
     };
-    loan.set_len(len.min(loan.capacity()));
-    loan
+    buffer.set_len(len.min(buffer.capacity()));
+    buffer
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

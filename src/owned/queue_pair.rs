@@ -7,7 +7,7 @@ use super::Refused;
 use super::completion_queue::CompletionQueue;
 use super::finished::Finished;
 use super::in_flight::{Posted, Side};
-use super::request::{Loan, Request};
+use super::request::{RequestBuffer, Request};
 use super::shared_receive::SharedReceiveQueue;
 use crate::types::CompletionSource;
 use crate::verbs::{
@@ -118,17 +118,17 @@ impl QueuePair {
     /// As [`verbs::QueuePair::post_recv`](crate::verbs::QueuePair::post_recv), with the memory.
     /// [`ErrorKind::QueueFull`] if as many buffers are posted, or filled and not polled, as the queue has slots;
     /// [`ErrorKind::InvalidArgument`] if receives come from a shared queue.
-    pub fn post_recv(&self, buffer: impl Into<Loan>, wr_id: u64) -> Result<(), Refused<Loan>> {
-        let loan = buffer.into();
+    pub fn post_recv(&self, buffer: impl Into<RequestBuffer>, wr_id: u64) -> Result<(), Refused<RequestBuffer>> {
+        let buffer = buffer.into();
         match self.posted.shared() {
-            None => self.posted.post_recv(loan, wr_id),
+            None => self.posted.post_recv(buffer, wr_id),
             Some(srq) => {
                 let message = format!(
                     "queue pair {} takes its receives from shared receive queue {}; post them there",
                     self.qpn(),
                     srq.queue().number()
                 );
-                Err(Refused::new(Error::new("post_recv", ErrorKind::InvalidArgument, message), loan))
+                Err(Refused::new(Error::new("post_recv", ErrorKind::InvalidArgument, message), buffer))
             }
         }
     }

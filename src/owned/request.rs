@@ -6,35 +6,35 @@ use crate::verbs::{self, RegionRange, RemoteMemory, Result, Rkey};
 /// Memory that moves into a request and comes back with its completion.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Loan {
+pub enum RequestBuffer {
     /// Memory of this process.
     Buffer(Buffer),
     /// Part of a file.
     File(FileBuffer),
 }
 
-impl Loan {
+impl RequestBuffer {
     /// Returns the buffer, if it is one.
     pub fn into_buffer(self) -> Option<Buffer> {
         match self {
-            Loan::Buffer(buffer) => Some(buffer),
-            Loan::File(_) => None,
+            RequestBuffer::Buffer(buffer) => Some(buffer),
+            RequestBuffer::File(_) => None,
         }
     }
 
     /// Returns the part of a file, if it is one.
     pub fn into_file(self) -> Option<FileBuffer> {
         match self {
-            Loan::File(file) => Some(file),
-            Loan::Buffer(_) => None,
+            RequestBuffer::File(file) => Some(file),
+            RequestBuffer::Buffer(_) => None,
         }
     }
 
     /// Returns the number of filled bytes.
     pub fn len(&self) -> usize {
         match self {
-            Loan::Buffer(buffer) => buffer.len(),
-            Loan::File(file) => file.len(),
+            RequestBuffer::Buffer(buffer) => buffer.len(),
+            RequestBuffer::File(file) => file.len(),
         }
     }
 
@@ -46,36 +46,36 @@ impl Loan {
     /// Returns the capacity in bytes.
     pub fn capacity(&self) -> usize {
         match self {
-            Loan::Buffer(buffer) => buffer.capacity(),
-            Loan::File(file) => file.capacity(),
+            RequestBuffer::Buffer(buffer) => buffer.capacity(),
+            RequestBuffer::File(file) => file.capacity(),
         }
     }
 
     pub(super) fn set_len(&mut self, len: usize) {
         match self {
-            Loan::Buffer(buffer) => buffer.set_len(len),
-            Loan::File(file) => file.set_len(len),
+            RequestBuffer::Buffer(buffer) => buffer.set_len(len),
+            RequestBuffer::File(file) => file.set_len(len),
         }
     }
 
     /// Returns the first `len` bytes as a range; for [`super::in_flight`] alone.
     pub(super) fn range(&self, len: usize) -> Result<RegionRange<'_>> {
         match self {
-            Loan::Buffer(buffer) => buffer.range(len),
-            Loan::File(file) => file.range(len),
+            RequestBuffer::Buffer(buffer) => buffer.range(len),
+            RequestBuffer::File(file) => file.range(len),
         }
     }
 }
 
-impl From<Buffer> for Loan {
+impl From<Buffer> for RequestBuffer {
     fn from(buffer: Buffer) -> Self {
-        Loan::Buffer(buffer)
+        RequestBuffer::Buffer(buffer)
     }
 }
 
-impl From<FileBuffer> for Loan {
+impl From<FileBuffer> for RequestBuffer {
     fn from(file: FileBuffer) -> Self {
-        Loan::File(file)
+        RequestBuffer::File(file)
     }
 }
 
@@ -132,7 +132,7 @@ pub(super) enum CompletedLength {
 #[derive(Debug)]
 #[must_use = "a request does nothing before it is posted"]
 pub struct Request {
-    pub(super) loan: Loan,
+    pub(super) buffer: RequestBuffer,
     pub(super) settings: Settings,
 }
 
@@ -148,49 +148,49 @@ pub(super) struct Settings {
 
 impl Request {
     /// Creates a SEND, which fills the peer's next posted receive.
-    pub fn send(buffer: impl Into<Loan>) -> Self {
+    pub fn send(buffer: impl Into<RequestBuffer>) -> Self {
         Self::new(Operation::Send, buffer)
     }
 
     /// As [`Request::send`], and delivers four bytes of immediate data with the peer's completion.
-    pub fn send_with_immediate(buffer: impl Into<Loan>, immediate: u32) -> Self {
+    pub fn send_with_immediate(buffer: impl Into<RequestBuffer>, immediate: u32) -> Self {
         Self::new(Operation::SendWithImmediate(immediate), buffer)
     }
 
     /// As [`Request::send`], and invalidates a key at the peer.
-    pub fn send_with_invalidate(buffer: impl Into<Loan>, rkey: Rkey) -> Self {
+    pub fn send_with_invalidate(buffer: impl Into<RequestBuffer>, rkey: Rkey) -> Self {
         Self::new(Operation::SendWithInvalidate(rkey), buffer)
     }
 
     /// Creates a WRITE to the peer's memory.
-    pub fn write(buffer: impl Into<Loan>, remote: RemoteMemory) -> Self {
+    pub fn write(buffer: impl Into<RequestBuffer>, remote: RemoteMemory) -> Self {
         Self::new(Operation::Write(remote), buffer)
     }
 
     /// As [`Request::write`], then completes the peer's next posted receive with four bytes of immediate data.
-    pub fn write_with_immediate(buffer: impl Into<Loan>, remote: RemoteMemory, immediate: u32) -> Self {
+    pub fn write_with_immediate(buffer: impl Into<RequestBuffer>, remote: RemoteMemory, immediate: u32) -> Self {
         Self::new(Operation::WriteWithImmediate(remote, immediate), buffer)
     }
 
     /// Creates a READ of all of `remote` into the buffer, which must have room for it.
-    pub fn read(buffer: impl Into<Loan>, remote: RemoteMemory) -> Self {
+    pub fn read(buffer: impl Into<RequestBuffer>, remote: RemoteMemory) -> Self {
         Self::new(Operation::Read(remote), buffer)
     }
 
     /// Creates a compare-and-swap; see [`verbs::SendRequest::compare_and_swap`]. The original value goes into the
     /// buffer; [`Buffer::to_u64`] reads it.
-    pub fn compare_and_swap(buffer: impl Into<Loan>, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
+    pub fn compare_and_swap(buffer: impl Into<RequestBuffer>, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
         Self::new(Operation::CompareAndSwap(remote, compare, swap), buffer)
     }
 
     /// Creates a fetch-and-add; see [`verbs::SendRequest::fetch_and_add`]. The original value goes into the buffer.
-    pub fn fetch_and_add(buffer: impl Into<Loan>, remote: RemoteMemory, add: u64) -> Self {
+    pub fn fetch_and_add(buffer: impl Into<RequestBuffer>, remote: RemoteMemory, add: u64) -> Self {
         Self::new(Operation::FetchAndAdd(remote, add), buffer)
     }
 
-    fn new(operation: Operation, buffer: impl Into<Loan>) -> Self {
+    fn new(operation: Operation, buffer: impl Into<RequestBuffer>) -> Self {
         let settings = Settings { wr_id: 0, operation, signaled: false, fence: false, solicited: false };
-        Self { loan: buffer.into(), settings }
+        Self { buffer: buffer.into(), settings }
     }
 
     /// Sets a number of the caller's choice, which comes back with the buffer.
@@ -219,17 +219,17 @@ impl Request {
     }
 
     /// Returns the memory.
-    pub fn into_loan(self) -> Loan {
-        self.loan
+    pub fn into_request_buffer(self) -> RequestBuffer {
+        self.buffer
     }
 }
 
 impl Settings {
-    /// Converts to a request of the verbs tier, with the memory `loan` and the number `wr_id`.
-    pub(super) fn lower<'a>(&self, loan: &'a Loan, wr_id: u64) -> Result<verbs::SendRequest<'a>> {
+    /// Converts to a request of the verbs tier, with the memory `buffer` and the number `wr_id`.
+    pub(super) fn lower<'a>(&self, buffer: &'a RequestBuffer, wr_id: u64) -> Result<verbs::SendRequest<'a>> {
         use verbs::SendRequest;
 
-        let range = loan.range(self.bytes_of(loan))?;
+        let range = buffer.range(self.bytes_of(buffer))?;
         let mut request = match self.operation {
             Operation::Send => SendRequest::send(range),
             Operation::SendWithImmediate(immediate) => SendRequest::send_with_immediate(range, immediate),
@@ -258,18 +258,18 @@ impl Settings {
     }
 
     /// Returns the number of bytes that the request names.
-    fn bytes_of(&self, loan: &Loan) -> usize {
+    fn bytes_of(&self, buffer: &RequestBuffer) -> usize {
         match self.operation {
             Operation::Read(remote) => usize::try_from(remote.len()).unwrap_or(usize::MAX),
             Operation::CompareAndSwap(..) | Operation::FetchAndAdd(..) => size_of::<u64>(),
-            _ => loan.len(),
+            _ => buffer.len(),
         }
     }
 
-    pub(super) fn outcome(&self, loan: &Loan) -> CompletedLength {
+    pub(super) fn outcome(&self, buffer: &RequestBuffer) -> CompletedLength {
         match self.operation {
             Operation::Read(_) | Operation::CompareAndSwap(..) | Operation::FetchAndAdd(..) => {
-                CompletedLength::Filled(self.bytes_of(loan))
+                CompletedLength::Filled(self.bytes_of(buffer))
             }
             _ => CompletedLength::Unchanged,
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Refused;
 use super::finished::Finished;
 use super::in_flight::PostedReceives;
-use super::request::Loan;
+use super::request::RequestBuffer;
 use crate::verbs::{
     Context, ProtectionDomain, Result, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
 };
@@ -101,7 +101,7 @@ impl SharedReceiveQueue {
     /// As [`verbs::SharedReceiveQueue::post_recv`](crate::verbs::SharedReceiveQueue::post_recv), with the memory.
     /// [`ErrorKind::QueueFull`](crate::verbs::ErrorKind::QueueFull) if as many buffers are posted, or taken and not
     /// polled, as the queue holds.
-    pub fn post_recv(&self, buffer: impl Into<Loan>, wr_id: u64) -> Result<(), Refused<Loan>> {
+    pub fn post_recv(&self, buffer: impl Into<RequestBuffer>, wr_id: u64) -> Result<(), Refused<RequestBuffer>> {
         self.posted.post(buffer.into(), wr_id)
     }
 

@@ -31,7 +31,7 @@ pub(super) fn forge(real: &Flight, destination: IpAddr, pins_ports: bool, random
         2 => forged.bytes[PKEY_BYTES].copy_from_slice(&[0x12, 0x34]),
         _ => forged.source_port ^= 1,
     }
-    seal(&mut forged, destination);
+    append_icrc(&mut forged, destination);
     Some(forged)
 }
 
@@ -47,12 +47,12 @@ pub(super) fn shorten_answer(flight: &mut Flight, destination: IpAddr) -> bool {
     }
     flight.bytes.truncate(packet_bytes(opcode, payload as u32 - 4));
     flight.segment_index = 0;
-    seal(flight, destination);
+    append_icrc(flight, destination);
     true
 }
 
 /// Appends the valid ICRC of a packet between these addresses.
-fn seal(flight: &mut Flight, destination: IpAddr) {
+fn append_icrc(flight: &mut Flight, destination: IpAddr) {
     debug_assert!(flight.bytes.len() > BTH_BYTES);
     let flow = Flow { source: flight.source, destination, source_port: flight.source_port };
     icrc::append(&flow, 0, &mut flight.bytes);

@@ -149,7 +149,7 @@ impl Common {
     }
 
     pub(super) fn is_peer_native(&self) -> bool {
-        self.path.as_ref().is_some_and(|path| path.peer.is_ours())
+        self.path.as_ref().is_some_and(|path| path.peer.is_native())
     }
 
     /// Returns the multiple of the outstanding READs that is remembered.

@@ -6,8 +6,8 @@
 use std::net::IpAddr;
 
 use crate::types::{
-    Counters, DropReason, Ending, Heard, LastHeard, Operation, PeerFault, Qpn, QueuePairReport, QueuePairState,
-    QueuePairStatus, RefusedRequest, RemoteAccess, Stray, Time, Worked,
+    Counters, DropReason, ErrorCause, PeerPacketKind, LastPeerPacket, Operation, PeerFault, Qpn, QueuePairReport, QueuePairState,
+    QueuePairStatus, RefusedRequest, RemoteAccess, UnmatchedPackets, Time, LastSuccesses,
 };
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Packet, Syndrome};
 
@@ -23,19 +23,19 @@ pub(super) struct HeardPacket {
 }
 
 impl HeardPacket {
-    pub(super) fn report(&self, now: Time) -> LastHeard {
-        LastHeard { what: self.kind(), ago: now.saturating_since(self.at) }
+    pub(super) fn report(&self, now: Time) -> LastPeerPacket {
+        LastPeerPacket { what: self.kind(), ago: now.saturating_since(self.at) }
     }
 
-    fn kind(&self) -> Heard {
+    fn kind(&self) -> PeerPacketKind {
         match (self.opcode, self.aeth.map(|aeth| aeth.syndrome)) {
-            (opcode, _) if opcode.is_request() => Heard::Request,
-            (_, Some(Syndrome::ReceiverNotReady { .. })) => Heard::ReceiverNotReadyNak,
-            (_, Some(Syndrome::Nak(NakCode::SequenceError))) => Heard::SequenceNak,
-            (_, Some(Syndrome::Nak(_) | Syndrome::Reserved(_))) => Heard::RefusalNak,
-            (Opcode::RC_ACKNOWLEDGE, _) => Heard::Acknowledgement,
-            (Opcode::RC_ATOMIC_ACKNOWLEDGE, _) => Heard::AtomicAnswer,
-            _ => Heard::ReadAnswer,
+            (opcode, _) if opcode.is_request() => PeerPacketKind::Request,
+            (_, Some(Syndrome::ReceiverNotReady { .. })) => PeerPacketKind::ReceiverNotReadyNak,
+            (_, Some(Syndrome::Nak(NakCode::SequenceError))) => PeerPacketKind::SequenceNak,
+            (_, Some(Syndrome::Nak(_) | Syndrome::Reserved(_))) => PeerPacketKind::RefusalNak,
+            (Opcode::RC_ACKNOWLEDGE, _) => PeerPacketKind::Acknowledgement,
+            (Opcode::RC_ATOMIC_ACKNOWLEDGE, _) => PeerPacketKind::AtomicResponse,
+            _ => PeerPacketKind::ReadResponse,
         }
     }
 }
@@ -48,8 +48,8 @@ pub(super) struct History {
     base: Option<Box<Counters>>,
     /// The last response and the last request of the peer.
     heard: [Option<HeardPacket>; 2],
-    worked: Worked,
-    ending: Option<Ending>,
+    last_successes: LastSuccesses,
+    ending: Option<ErrorCause>,
     gave_up_at: Option<Time>,
     late_responses: u32,
     wrong_source: Option<IpAddr>,
@@ -85,23 +85,23 @@ impl History {
         let done = |remote_addr, rkey| Some(RemoteAccess { remote_addr, rkey, length });
         match *operation {
             Operation::Read { remote_addr, rkey } => {
-                self.worked.read = done(remote_addr, rkey);
+                self.last_successes.read = done(remote_addr, rkey);
                 return;
             }
             Operation::CompareAndSwap { remote_addr, rkey, .. } | Operation::FetchAndAdd { remote_addr, rkey, .. } => {
-                self.worked.atomic = done(remote_addr, rkey);
+                self.last_successes.atomic = done(remote_addr, rkey);
                 return;
             }
             Operation::Write { remote_addr, rkey } | Operation::WriteWithImmediate { remote_addr, rkey, .. } => {
-                self.worked.write = done(remote_addr, rkey);
+                self.last_successes.write = done(remote_addr, rkey);
             }
             _ => {}
         }
-        self.worked.longest = self.worked.longest.max(length);
+        self.last_successes.longest = self.last_successes.longest.max(length);
     }
 
     /// Records the reason for the error state; the first one counts.
-    pub(super) fn note_ending(&mut self, ending: Ending) {
+    pub(super) fn note_ending(&mut self, ending: ErrorCause) {
         self.ending.get_or_insert(ending);
     }
 
@@ -127,11 +127,11 @@ impl History {
             None => counters.clone(),
         };
         let mut report = QueuePairReport::new(status, counters);
-        [report.last_answer, report.last_request] = self.heard.map(|heard| heard.map(|packet| packet.report(now)));
-        report.ending = self.ending;
-        report.worked = self.worked;
+        [report.last_response, report.last_request] = self.heard.map(|heard| heard.map(|packet| packet.report(now)));
+        report.error_cause = self.ending;
+        report.last_successes = self.last_successes;
         report.gave_up = self.gave_up_at.map(|at| now.saturating_since(at));
-        report.late_answers = self.late_responses;
+        report.late_responses = self.late_responses;
         report.wrong_source = self.wrong_source;
         report.wrong_pkey = self.wrong_pkey;
         report
@@ -164,7 +164,7 @@ impl History {
                 refused.remote = Some((0, rkey));
             }
         }
-        self.note_ending(Ending::PeerRequest(refused));
+        self.note_ending(ErrorCause::PeerRequest(refused));
     }
 
     /// Records a dropped packet of this queue pair.
@@ -194,9 +194,9 @@ struct StrayPacket {
 
 impl Strays {
     /// Returns the packets from `source` since `since`.
-    pub(super) fn report(&self, now: Time, source: IpAddr, since: Time) -> Vec<Stray> {
+    pub(super) fn report(&self, now: Time, source: IpAddr, since: Time) -> Vec<UnmatchedPackets> {
         let fits = |stray: &&StrayPacket| stray.source == source && stray.at >= since;
-        let report = |stray: &StrayPacket| Stray {
+        let report = |stray: &StrayPacket| UnmatchedPackets {
             qpn: stray.qpn,
             reason: stray.reason,
             count: stray.count,
@@ -244,9 +244,9 @@ mod tests {
     #[test]
     fn first_ending_counts() {
         let mut history = History::default();
-        history.note_ending(Ending::Application);
-        history.note_ending(Ending::CompletionQueueOverflow);
-        assert_eq!(history.ending, Some(Ending::Application));
+        history.note_ending(ErrorCause::Application);
+        history.note_ending(ErrorCause::CompletionQueueOverflow);
+        assert_eq!(history.ending, Some(ErrorCause::Application));
         history.connect(Time::from_nanos(5), &Counters::default());
         assert_eq!(history.ending, None);
     }

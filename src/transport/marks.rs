@@ -88,7 +88,7 @@ impl Marking {
     /// Returns the initial state on a path with a controller. The application's choice matters only for a standard
     /// peer.
     pub(super) fn begin(peer: &PeerCapabilities, traffic_class: u8) -> Self {
-        let is_reported = match peer.is_ours() {
+        let is_reported = match peer.is_native() {
             true => peer.has_extension(PeerCapabilities::MARKS),
             false => traffic_class & FIELD == ECT0,
         };
@@ -147,14 +147,14 @@ mod tests {
 
     #[test]
     fn packets_are_markable_where_marks_are_reported() {
-        let native = |extensions| PeerCapabilities { version: 1, extensions, ..PeerCapabilities::STRANGER };
+        let native = |extensions| PeerCapabilities { version: 1, extensions, ..PeerCapabilities::STANDARD };
         let cases = [
             (native(PeerCapabilities::MARKS), 0, Marking::Untested),
             (native(0), 0b10, Marking::Off),
-            (PeerCapabilities::STRANGER, 0b00, Marking::Off),
-            (PeerCapabilities::STRANGER, 0b01, Marking::Off),
-            (PeerCapabilities::STRANGER, 0b11, Marking::Off),
-            (PeerCapabilities::STRANGER, 0b10, Marking::Untested),
+            (PeerCapabilities::STANDARD, 0b00, Marking::Off),
+            (PeerCapabilities::STANDARD, 0b01, Marking::Off),
+            (PeerCapabilities::STANDARD, 0b11, Marking::Off),
+            (PeerCapabilities::STANDARD, 0b10, Marking::Untested),
         ];
         for (peer, class, marking) in cases {
             assert_eq!(Marking::begin(&peer, class), marking, "{peer:?} {class:#b}");

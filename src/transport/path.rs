@@ -181,13 +181,13 @@ impl Path {
 
     /// Whether a packet with a wrong ICRC may be a FLUSH with Linux's ICRC.
     pub(super) fn may_be_flush_of_linux(&self, udp_payload: &[u8]) -> bool {
-        !self.peer.is_ours() && udp_payload.first() == Some(&Opcode::RC_FLUSH.0)
+        !self.peer.is_native() && udp_payload.first() == Some(&Opcode::RC_FLUSH.0)
     }
 
     /// Whether a FLUSH sent in this retry round has Linux's ICRC.
     pub(super) fn flushes_as_linux(&self, round: u32) -> bool {
         let in_turn = round % 2 == 1;
-        !self.peer.is_ours() && self.flush_as_linux != in_turn
+        !self.peer.is_native() && self.flush_as_linux != in_turn
     }
 
     /// Returns the packets that may be in flight to the peer, of all queue pairs together: the window of the path's
@@ -202,7 +202,7 @@ impl Path {
     /// `MOST_IN_FLIGHT`.
     pub(super) fn reorder_window(&self) -> u32 {
         let packets_of = |bytes: u32| (bytes / self.mtu.bytes()).max(16);
-        match self.peer.is_ours() {
+        match self.peer.is_native() {
             true if self.takes_gap_runs() => packets_of(MOST_IN_FLIGHT as u32) * WINDOWS_AHEAD,
             true => packets_of(NATIVE_WINDOW_BYTES),
             false => STANDARD_REORDER_PACKETS,
@@ -222,7 +222,7 @@ impl Path {
     /// Returns the facts that a congestion controller is built from.
     pub(super) fn facts(&self) -> PathFacts {
         let socket_bytes = u64::from(self.socket_packets) * u64::from(self.mtu.bytes());
-        PathFacts::new([self.source.address, self.peer_address], self.mtu, self.peer.is_ours(), socket_bytes)
+        PathFacts::new([self.source.address, self.peer_address], self.mtu, self.peer.is_native(), socket_bytes)
     }
 
     /// Returns a report on the path.
@@ -242,7 +242,7 @@ impl Path {
     /// Handles a change of the path MTU or the peer's capabilities.
     pub(super) fn note_peer(&mut self) {
         let mtu = self.mtu.bytes();
-        self.socket_packets = if self.peer.is_ours() && self.peer.receive_buffer_bytes > 0 {
+        self.socket_packets = if self.peer.is_native() && self.peer.receive_buffer_bytes > 0 {
             // Half of the buffer stays free for others.
             let held = self.peer.receive_buffer_bytes / 2 / (mtu + PACKET_CHARGE_BYTES);
             held.clamp(16, (NATIVE_WINDOW_BYTES / mtu).max(16))

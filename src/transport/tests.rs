@@ -293,7 +293,7 @@ impl Pair {
     fn with_budget(bytes: usize) -> Self {
         let service = QueuePairType::ReliableConnection;
         let end = |address, seed| End::keeping(service, address, seed, None, Arc::new(ReorderBudget::new(bytes)));
-        Self::connected([end("192.0.2.1", 1), end("192.0.2.2", 2)], PeerCapabilities::STRANGER)
+        Self::connected([end("192.0.2.1", 1), end("192.0.2.2", 2)], PeerCapabilities::STANDARD)
     }
 
     fn connected(mut ends: [End; 2], capabilities: PeerCapabilities) -> Self {
@@ -371,7 +371,7 @@ fn contents(region: &Region, offset: u64, length: usize) -> Vec<u8> {
 
 #[test]
 fn every_operation_arrives_whole() {
-    for capabilities in [NATIVE, PeerCapabilities::STRANGER] {
+    for capabilities in [NATIVE, PeerCapabilities::STANDARD] {
         for length in [0_usize, 1, 3, 1_024, 1_025, 5_000, 300_000] {
             let mut pair = Pair::new(capabilities);
             let data = pattern(length);
@@ -467,7 +467,7 @@ fn a_silent_peer_ends_in_retry_exceeded_after_exactly_seven_repetitions() {
     pair.drive(Duration::from_secs(1));
     let completions = pair.ends[0].poll();
     assert_eq!(completions[0].status, CompletionStatus::RetryExceededError);
-    assert_eq!(completions[0].cause, Cause::NoAnswer);
+    assert_eq!(completions[0].cause, Cause::NoResponse);
     let waited = pair.now.saturating_since(start);
     let one = Duration::from_nanos(4_096 << 14);
     assert!(waited >= one * 8 && waited < one * 9, "{waited:?}");
@@ -516,7 +516,7 @@ fn every_drain_is_announced() {
 
 #[test]
 fn a_crowd_of_duplicates_fills_no_queue() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let (sender, receiver) = (pair.ends[0].address, pair.ends[1].address);
     let flow = crate::wire::Flow { source: sender, destination: receiver, source_port: 50_000 };
     let end = &mut pair.ends[1];
@@ -556,7 +556,7 @@ fn a_held_acknowledgement_rides_behind_the_reply() {
 
     for (capabilities, bursts) in [
         (NATIVE, vec![vec![Opcode::RC_SEND_ONLY, Opcode::RC_ACKNOWLEDGE]]),
-        (PeerCapabilities::STRANGER, vec![vec![Opcode::RC_SEND_ONLY]]),
+        (PeerCapabilities::STANDARD, vec![vec![Opcode::RC_SEND_ONLY]]),
     ] {
         let mut pair = Pair::new(capabilities);
         let (now, asker) = (pair.now, pair.ends[0].address);
@@ -606,7 +606,7 @@ fn unsignaled_requests_that_follow_closely_ask_seldom_and_the_probe_asks_for_the
 /// Found by the simulator: only packets past the last acknowledgement request made one, so a full window was silent.
 #[test]
 fn packets_that_are_sent_again_ask_for_acknowledgement() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let (local, into) = (pair.ends[0].sge(0, 200_000), pair.ends[1].sge(300_000, 200_000));
     pair.ends[0].post(pair.now, Operation::Send, &[local]);
     pair.drive(Duration::from_micros(100));
@@ -668,7 +668,7 @@ fn packets_of_an_earlier_connection_are_not_kept() {
 /// Found by the simulator: the last packet before a drain requested no response, as another request was behind it.
 #[test]
 fn a_drain_does_not_wait_for_the_probe() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let (local, rkey) = (pair.ends[0].sge(0, 100_000), pair.ends[1].region.rkey());
     let write = Operation::Write { remote_addr: 0x10_0000, rkey };
     for _ in 0..2 {

@@ -105,7 +105,7 @@ pub enum Cause {
     /// An earlier request failed, and this one was flushed.
     EarlierFailure,
     /// No response arrived in time.
-    NoAnswer,
+    NoResponse,
     /// The peer kept reporting that packets before this one are missing.
     SequenceErrorsExceeded,
     /// The peer kept reporting that it has no receive posted.

@@ -49,8 +49,8 @@ pub use queue_pair::{
 };
 pub use rate_limit::RateLimit;
 pub use report::{
-    Ending, FailedRequest, Heard, LastHeard, PathError, PeerFault, QueuePairReport, RefusedRequest, RemoteAccess,
-    Stray, Worked,
+    ErrorCause, FailedRequest, PeerPacketKind, LastPeerPacket, PathError, PeerFault, QueuePairReport, RefusedRequest, RemoteAccess,
+    UnmatchedPackets, LastSuccesses,
 };
 pub use request::{BatchEnd, Data, FlushFlags, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
 pub use route_header::GlobalRouteHeader;

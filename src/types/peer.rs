@@ -23,11 +23,11 @@ impl PeerCapabilities {
     /// Extension: the peer echoes ECN marks, so queues on the path may mark packets to it instead of dropping them.
     pub const MARKS: u32 = 2;
     /// A standard peer, about which nothing else is known.
-    pub const STRANGER: PeerCapabilities =
+    pub const STANDARD: PeerCapabilities =
         PeerCapabilities { version: 0, segmentation_offload: false, receive_buffer_bytes: 0, extensions: 0 };
 
     /// Returns whether the peer is native: it runs this crate.
-    pub const fn is_ours(&self) -> bool {
+    pub const fn is_native(&self) -> bool {
         self.version > 0
     }
 

@@ -8,13 +8,13 @@ use super::{Cause, CompletionStatus, Counters, DropReason, Gid, Operation, PathR
 /// Kind of a packet received from the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-pub enum Heard {
+pub enum PeerPacketKind {
     /// An acknowledgement.
     Acknowledgement,
     /// A READ response.
-    ReadAnswer,
+    ReadResponse,
     /// An atomic response.
-    AtomicAnswer,
+    AtomicResponse,
     /// A sequence error NAK: a packet is missing.
     SequenceNak,
     /// An RNR NAK: no receive is posted.
@@ -25,13 +25,13 @@ pub enum Heard {
     Request,
 }
 
-impl Heard {
+impl PeerPacketKind {
     /// Returns a description in words.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Acknowledgement => "an acknowledgement",
-            Self::ReadAnswer => "data of a READ",
-            Self::AtomicAnswer => "the result of an atomic",
+            Self::ReadResponse => "data of a READ",
+            Self::AtomicResponse => "the result of an atomic",
             Self::SequenceNak => "a NAK for a missing packet",
             Self::ReceiverNotReadyNak => "an RNR NAK",
             Self::RefusalNak => "a NAK that refuses a request",
@@ -42,9 +42,9 @@ impl Heard {
 
 /// The last valid packet of a kind from the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LastHeard {
+pub struct LastPeerPacket {
     /// Kind of the packet.
-    pub what: Heard,
+    pub what: PeerPacketKind,
     /// Time since it arrived.
     pub ago: Duration,
 }
@@ -134,7 +134,7 @@ pub struct FailedRequest {
 /// Event that moved the queue pair to the error state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Ending {
+pub enum ErrorCause {
     /// A local request failed.
     Request(FailedRequest),
     /// A request of the peer was refused.
@@ -166,7 +166,7 @@ pub struct PathError {
 
 /// Packets from the peer's address that belong to no queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stray {
+pub struct UnmatchedPackets {
     /// Destination queue pair, if the packet could be parsed that far.
     pub qpn: Option<Qpn>,
     /// Reason for the drop.
@@ -190,7 +190,7 @@ pub struct RemoteAccess {
 
 /// The last successful remote access of each kind on this connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Worked {
+pub struct LastSuccesses {
     /// The last READ.
     pub read: Option<RemoteAccess>,
     /// The last WRITE, with or without immediate data.
@@ -212,26 +212,26 @@ pub struct QueuePairReport {
     /// Counters of the whole device, since it was opened.
     pub device: Counters,
     /// The peer's last response to a local request.
-    pub last_answer: Option<LastHeard>,
+    pub last_response: Option<LastPeerPacket>,
     /// The peer's last request.
-    pub last_request: Option<LastHeard>,
+    pub last_request: Option<LastPeerPacket>,
     /// The last valid packet from the peer's address to any other queue pair of the device, since this one was
     /// connected.
-    pub heard_elsewhere: Option<LastHeard>,
+    pub heard_elsewhere: Option<LastPeerPacket>,
     /// Whether the peer ever acknowledged a packet.
     pub was_acknowledged: bool,
     /// Whether any request of the peer was executed.
     pub was_requested: bool,
     /// Event that moved the queue pair to the error state, if any.
-    pub ending: Option<Ending>,
+    pub error_cause: Option<ErrorCause>,
     /// The last successful remote accesses.
-    pub worked: Worked,
+    pub last_successes: LastSuccesses,
     /// Time since the last packet that requests an acknowledgement was sent.
     pub last_try: Option<Duration>,
     /// Time since a request first exhausted its retries without a response.
     pub gave_up: Option<Duration>,
     /// Number of responses that arrived too late, in the error state.
-    pub late_answers: u32,
+    pub late_responses: u32,
     /// Source address of the last packet for this queue pair that did not come from its peer.
     pub wrong_source: Option<IpAddr>,
     /// Partition key of the last packet that was dropped because of it.
@@ -239,7 +239,7 @@ pub struct QueuePairReport {
     /// Error that the kernel or the network reported for the path to the peer.
     pub path_error: Option<PathError>,
     /// Packets from the peer's address that belong to no queue pair.
-    pub strays: Vec<Stray>,
+    pub unmatched_packets: Vec<UnmatchedPackets>,
     /// Number of unfinished send requests.
     pub unfinished: u32,
     /// The oldest of them that has started.
@@ -264,20 +264,20 @@ impl QueuePairReport {
             status,
             counters,
             device: Counters::default(),
-            last_answer: None,
+            last_response: None,
             last_request: None,
             heard_elsewhere: None,
             was_acknowledged: false,
             was_requested: false,
-            ending: None,
-            worked: Worked::default(),
+            error_cause: None,
+            last_successes: LastSuccesses::default(),
             last_try: None,
             gave_up: None,
-            late_answers: 0,
+            late_responses: 0,
             wrong_source: None,
             wrong_pkey: None,
             path_error: None,
-            strays: Vec::new(),
+            unmatched_packets: Vec::new(),
             unfinished: 0,
             oldest: None,
             in_flight: 0,
@@ -294,7 +294,7 @@ impl QueuePairReport {
     }
 
     /// Returns the last valid packet from the peer to this queue pair.
-    pub fn last_heard(&self) -> Option<LastHeard> {
-        self.last_answer.into_iter().chain(self.last_request).min_by_key(|heard| heard.ago)
+    pub fn last_packet(&self) -> Option<LastPeerPacket> {
+        self.last_response.into_iter().chain(self.last_request).min_by_key(|heard| heard.ago)
     }
 }

@@ -18,7 +18,7 @@ use crate::provider;
 /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
 /// let qkey = Qkey(0x1111_1111);
 /// let qp = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(qkey).build()?;
-/// qp.activate()?;
+/// qp.bring_up_ud()?;
 ///
 /// // Every datagram arrives behind 40 bytes that name its sender.
 /// let inbox = pd.alloc_mr(40 + 64, AccessFlags::LOCAL_WRITE)?;

@@ -149,11 +149,11 @@ pub struct Success {
 /// raw.wr_id = 7;
 /// raw.qpn = Qpn::new(0x11);
 /// raw.status = CompletionStatus::RetryExceededError;
-/// raw.cause = Cause::NoAnswer;
+/// raw.cause = Cause::NoResponse;
 /// let error = Completion::from(raw).result().unwrap_err();
 /// assert_eq!(
 ///     error.to_string(),
-///     "request 7 on queue pair 0x000011: no answer after all tries that timeout and retry_cnt allow (NoAnswer)",
+///     "request 7 on queue pair 0x000011: no answer after all tries that timeout and retry_cnt allow (NoResponse)",
 /// );
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -182,7 +182,7 @@ impl QueuePair {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn peer_key(&self, remote: &ConnectionInfo) -> Option<PeerKey> {
-        let shares = self.key_share().zip(remote.key).filter(|_| remote.peer.is_ours());
+        let shares = self.key_share().zip(remote.key).filter(|_| remote.peer.is_native());
         shares.map(|(local, remote)| PeerKey { local, remote, is_agreed: true })
     }
 

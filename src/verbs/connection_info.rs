@@ -91,12 +91,12 @@ impl ConnectionInfo {
     /// use rdma_verbs::verbs::{ConnectionInfo, Mtu, Psn, Qpn};
     ///
     /// let gid = Ipv4Addr::new(192, 0, 2, 7).into();
-    /// let adapter = ConnectionInfo::stranger(Qpn::new(0x11), Psn::new(0x123456), gid, Mtu::Mtu1024);
-    /// assert!(!adapter.peer.is_ours());
+    /// let adapter = ConnectionInfo::standard_peer(Qpn::new(0x11), Psn::new(0x123456), gid, Mtu::Mtu1024);
+    /// assert!(!adapter.peer.is_native());
     /// ```
-    pub const fn stranger(qpn: Qpn, psn: Psn, gid: Gid, path_mtu: Mtu) -> Self {
+    pub const fn standard_peer(qpn: Qpn, psn: Psn, gid: Gid, path_mtu: Mtu) -> Self {
         let qp_type = QueuePairType::ReliableConnection;
-        let peer = PeerCapabilities::STRANGER;
+        let peer = PeerCapabilities::STANDARD;
         Self { qp_type, qpn, psn, gid, path_mtu, lid: 0, max_dest_rd_atomic: 1, peer, key: None }
     }
 
@@ -107,7 +107,7 @@ impl ConnectionInfo {
     /// use rdma_verbs::verbs::{ConnectionInfo, Mtu, Psn, Qpn};
     ///
     /// # let gid = Ipv4Addr::new(192, 0, 2, 7).into();
-    /// let info = ConnectionInfo::stranger(Qpn::new(0x11), Psn::new(0x123456), gid, Mtu::Mtu1024);
+    /// let info = ConnectionInfo::standard_peer(Qpn::new(0x11), Psn::new(0x123456), gid, Mtu::Mtu1024);
     /// assert_eq!(ConnectionInfo::from_bytes(&info.to_bytes())?, info);
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
@@ -170,7 +170,7 @@ impl ConnectionInfo {
     /// use rdma_verbs::verbs::{ConnectionInfo, Mtu, Psn, Qpn};
     ///
     /// # let gid = Ipv4Addr::new(192, 0, 2, 7).into();
-    /// # let info = |qpn| ConnectionInfo::stranger(Qpn::new(qpn), Psn::new(5), gid, Mtu::Mtu1024);
+    /// # let info = |qpn| ConnectionInfo::standard_peer(Qpn::new(qpn), Psn::new(5), gid, Mtu::Mtu1024);
     /// let (left_info, right_info) = (info(0x11), info(0x22));
     /// let (mut left, mut right) = UnixStream::pair()?;
     /// let other = std::thread::spawn(move || right_info.exchange(&mut right));
@@ -353,7 +353,7 @@ mod tests {
             receive_buffer_bytes: 0x0003_4000,
             extensions: 0x8000_0001,
         };
-        let stranger = ConnectionInfo::stranger(Qpn::new(0x01_0203), Psn::new(0xfe_dcba), gid, Mtu::Mtu4096);
+        let stranger = ConnectionInfo::standard_peer(Qpn::new(0x01_0203), Psn::new(0xfe_dcba), gid, Mtu::Mtu4096);
         let key = Some(KeyShare::new(*b"sixteen bytes of"));
         ConnectionInfo { peer, max_dest_rd_atomic: 16, lid: 0x1234, key, ..stranger }
     }

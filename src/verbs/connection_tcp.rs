@@ -27,7 +27,7 @@ impl ConnectionInfo {
     /// use rdma_verbs::verbs::{ConnectionInfo, Mtu, Psn, Qpn};
     ///
     /// # let gid = Ipv4Addr::new(192, 0, 2, 7).into();
-    /// # let info = |qpn| ConnectionInfo::stranger(Qpn::new(qpn), Psn::new(5), gid, Mtu::Mtu1024);
+    /// # let info = |qpn| ConnectionInfo::standard_peer(Qpn::new(qpn), Psn::new(5), gid, Mtu::Mtu1024);
     /// let (server_info, client_info) = (info(0x11), info(0x22));
     /// let timeout = Duration::from_secs(10);
     /// let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -174,7 +174,7 @@ mod tests {
 
     fn info() -> ConnectionInfo {
         let gid = std::net::Ipv4Addr::LOCALHOST.into();
-        ConnectionInfo::stranger(Qpn::new(3), Psn::new(4), gid, Mtu::Mtu1024)
+        ConnectionInfo::standard_peer(Qpn::new(3), Psn::new(4), gid, Mtu::Mtu1024)
     }
 
     #[test]

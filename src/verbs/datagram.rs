@@ -16,12 +16,12 @@ impl QueuePair {
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     /// let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
     /// let qp = builder.build()?;
-    /// qp.activate()?;
+    /// qp.bring_up_ud()?;
     /// assert_eq!(qp.state()?, QueuePairState::ReadyToSend);
     /// # Ok::<(), verbs::Error>(())
     /// ```
-    pub fn activate(&self) -> Result<()> {
-        let fail = |kind, message| Err(Error::new("activate", kind, message));
+    pub fn bring_up_ud(&self) -> Result<()> {
+        let fail = |kind, message| Err(Error::new("bring_up_ud", kind, message));
         if self.qp_type() != QueuePairType::UnreliableDatagram {
             let message = format!("qp_type is {:?}; connect() takes a connected queue pair to RTS", self.qp_type());
             return fail(ErrorKind::InvalidArgument, message);
@@ -68,7 +68,7 @@ impl QueuePair {
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     /// let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
     /// let qp = builder.build()?;
-    /// qp.activate()?;
+    /// qp.bring_up_ud()?;
     /// let group = Ipv4Addr::new(239, 1, 224, 1).into();
     /// qp.attach_mcast(group)?;
     ///

@@ -16,7 +16,7 @@ mod unreliable;
 use std::time::Duration;
 
 use super::{AsyncEvent, Cause, CompletionError, CompletionStatus, Counter};
-use crate::types::{Ending, FailedRequest, Operation, QueuePairReport};
+use crate::types::{ErrorCause, FailedRequest, Operation, QueuePairReport};
 
 pub(super) use state::explain_state;
 
@@ -38,12 +38,12 @@ pub(super) fn explain(error: &CompletionError, report: Option<&QueuePairReport>)
     let Some(report) = report else {
         return format!("{error}: the queue pair is gone, and its records with it");
     };
-    let diagnosis = match report.ending {
+    let diagnosis = match report.error_cause {
         Some(ending) if error.status == CompletionStatus::WorkRequestFlushedError => flushed(&ending, report),
-        Some(Ending::Request(failed)) if (failed.wr_id, failed.status) == (error.wr_id, error.status) => {
+        Some(ErrorCause::Request(failed)) if (failed.wr_id, failed.status) == (error.wr_id, error.status) => {
             diagnose(&failed, report)
         }
-        Some(Ending::PeerRequest(refused)) if refused.wr_id == Some(error.wr_id) => local::refused(&refused, report),
+        Some(ErrorCause::PeerRequest(refused)) if refused.wr_id == Some(error.wr_id) => local::refused(&refused, report),
         _ => Diagnosis::new(
             "the queue pair has been reset or reconnected since, which cleared its records",
             "explain a failure before the next reset",
@@ -61,7 +61,7 @@ pub(super) fn explain_event(event: &AsyncEvent, report: Option<&QueuePairReport>
         AsyncEvent::QueuePairFatal(_)
         | AsyncEvent::QueuePairRequestError(_)
         | AsyncEvent::QueuePairAccessError(_)
-        | AsyncEvent::CompletionQueueError(_) => match &report.ending {
+        | AsyncEvent::CompletionQueueError(_) => match &report.error_cause {
             Some(ending) => ended(ending, report),
             None => Diagnosis::new("nothing ended this queue pair since it was connected", "look at the others"),
         },
@@ -93,7 +93,7 @@ fn compose(headline: &str, diagnosis: &Diagnosis, report: &QueuePairReport) -> S
 
 /// Returns whether the queue pair ended because no response came, possibly because of losses on its path.
 fn is_unanswered(report: &QueuePairReport) -> bool {
-    matches!(&report.ending, Some(Ending::Request(failed)) if failed.status == CompletionStatus::RetryExceededError)
+    matches!(&report.error_cause, Some(ErrorCause::Request(failed)) if failed.status == CompletionStatus::RetryExceededError)
 }
 
 /// Diagnoses a failed request of this end.
@@ -113,20 +113,20 @@ fn diagnose(failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
 }
 
 /// Diagnoses what ended the queue pair.
-fn ended(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
+fn ended(ending: &ErrorCause, report: &QueuePairReport) -> Diagnosis {
     match ending {
-        Ending::Request(failed) => {
+        ErrorCause::Request(failed) => {
             let Diagnosis { cause, advice } = diagnose(failed, report);
             let (what, status) = (name(failed), failed.status);
             Diagnosis::new(format!("request {} ({what}) failed with {status:?}: {cause}", failed.wr_id), advice)
         }
-        Ending::PeerRequest(refused) => local::refused(refused, report),
-        Ending::Application => Diagnosis::new(
+        ErrorCause::PeerRequest(refused) => local::refused(refused, report),
+        ErrorCause::Application => Diagnosis::new(
             "the application moved the queue pair to ERR with modify, which flushes everything",
             "nothing is wrong if that was meant; otherwise find the caller of modify",
         ),
-        Ending::CompletionQueueOverflow => local::overflow(report),
-        Ending::Panic => Diagnosis::new(
+        ErrorCause::CompletionQueueOverflow => local::overflow(report),
+        ErrorCause::Panic => Diagnosis::new(
             "a panic in this library ended the queue pair, which is a bug",
             "report it with the message of the panic, which is in the log, and connect again",
         ),
@@ -134,17 +134,17 @@ fn ended(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
 }
 
 /// Diagnoses a flushed request, whose cause is that of the first failure.
-fn flushed(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
+fn flushed(ending: &ErrorCause, report: &QueuePairReport) -> Diagnosis {
     let Diagnosis { cause, advice } = ended(ending, report);
     match ending {
-        Ending::Request(_) => Diagnosis::new(format!("it was not at fault: an earlier {cause}"), advice),
+        ErrorCause::Request(_) => Diagnosis::new(format!("it was not at fault: an earlier {cause}"), advice),
         _ => Diagnosis::new(cause, advice),
     }
 }
 
 /// Says what was last heard from the peer, and which counters matter.
 fn evidence(report: &QueuePairReport) -> String {
-    let mut text = match (report.last_heard(), report.peer_address()) {
+    let mut text = match (report.last_packet(), report.peer_address()) {
         (_, None) if unreliable::is_datagram(report) => "A datagram queue pair has no peer of its own".to_owned(),
         (_, None) => "It was not connected".to_owned(),
         (Some(heard), Some(peer)) => {
@@ -164,7 +164,7 @@ fn evidence(report: &QueuePairReport) -> String {
 
 fn details(report: &QueuePairReport) -> Vec<String> {
     let mut details = Vec::new();
-    if let Some(Ending::Request(failed)) = &report.ending
+    if let Some(ErrorCause::Request(failed)) = &report.error_cause
         && is_unanswered(report)
     {
         details.push(tries(failed, report));

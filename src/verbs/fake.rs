@@ -84,7 +84,7 @@ impl provider::Context for Fake {
     }
 
     fn peer_capabilities(&self) -> PeerCapabilities {
-        PeerCapabilities { version: 1, ..PeerCapabilities::STRANGER }
+        PeerCapabilities { version: 1, ..PeerCapabilities::STANDARD }
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn provider::ProtectionDomain>> {

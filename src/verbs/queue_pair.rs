@@ -386,7 +386,7 @@ impl QueuePair {
     /// let qp = pd.create_qp(&cq, &cq).build()?;
     /// qp.connect(&qp.connection_info()?)?; // to itself
     /// let report = qp.report()?;
-    /// assert_eq!((report.last_heard(), report.ending), (None, None));
+    /// assert_eq!((report.last_packet(), report.error_cause), (None, None));
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn report(&self) -> Result<QueuePairReport> {
@@ -488,7 +488,7 @@ impl QueuePair {
     /// Returns this end's share of its next connection's key; `None` if packets have no key: on adapters, for
     /// datagrams.
     pub(super) fn key_share(&self) -> Option<KeyShare> {
-        let is_native = self.context().peer_capabilities().is_ours();
+        let is_native = self.context().peer_capabilities().is_native();
         (is_native && self.qp_type().is_connected()).then(|| self.lock_identity().key_share)
     }
 

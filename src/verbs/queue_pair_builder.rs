@@ -109,7 +109,7 @@ impl<'a> QueuePairBuilder<'a> {
     /// let srq = pd.create_srq(8, 1).build()?;
     /// let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
     /// let datagrams = builder.srq(&srq).build()?;
-    /// datagrams.activate()?;
+    /// datagrams.bring_up_ud()?;
     /// srq.post_recv(&[ReceiveRequest::new(&mr).wr_id(1)])?;
     /// let here = pd.create_ah(&AddressVector::new(context.query_gid(1, 0)?.gid, 0))?;
     /// datagrams.post_send(&[SendRequest::send_to(Payload::inline(b"hello"), &here, datagrams.qpn(), Qkey(7))])?;

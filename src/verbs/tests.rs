@@ -180,7 +180,7 @@ fn connecting_sets_what_both_ends_can() {
     let gid = std::net::Ipv4Addr::new(10, 0, 0, 2).into();
     let remote = ConnectionInfo {
         max_dest_rd_atomic: 4,
-        ..ConnectionInfo::stranger(Qpn::new(0x22), Psn::new(0x333), gid, Mtu::Mtu1024)
+        ..ConnectionInfo::standard_peer(Qpn::new(0x22), Psn::new(0x333), gid, Mtu::Mtu1024)
     };
     qp.connect(&remote).unwrap();
     let modified = log.lock().unwrap().modified.clone();
@@ -190,7 +190,7 @@ fn connecting_sets_what_both_ends_can() {
     assert_eq!((rtr.path_mtu, rtr.dest_qp_num), (Some(Mtu::Mtu1024), Some(Qpn::new(0x22))));
     assert_eq!((rtr.rq_psn, rts.sq_psn), (Some(Psn::new(0x333)), Some(local.psn)));
     assert_eq!((rtr.max_dest_rd_atomic, rts.max_rd_atomic), (Some(16), Some(4)));
-    assert_eq!(rtr.peer, Some(PeerCapabilities::STRANGER));
+    assert_eq!(rtr.peer, Some(PeerCapabilities::STANDARD));
 
     refused(qp.connect(&remote), ErrorKind::InvalidState, "is in RTS");
     qp.reset().unwrap();

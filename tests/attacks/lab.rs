@@ -101,7 +101,7 @@ impl Lab {
             peer_address: IpAddr::V4(ADDRESSES[peer]),
             peer_qpn: self.ports[peer].qpn,
             peer: match self.kind {
-                Kind::Standard => PeerCapabilities::STRANGER,
+                Kind::Standard => PeerCapabilities::STANDARD,
                 Kind::Native => NATIVE,
             },
             path_mtu: self.mtu,

@@ -43,7 +43,7 @@ impl Victim {
             let terms = Connection {
                 peer_address: IpAddr::V4(PEER),
                 peer_qpn: Qpn::new(0x77),
-                peer: PeerCapabilities::STRANGER,
+                peer: PeerCapabilities::STANDARD,
                 path_mtu: mtu,
                 sq_psn: FIRST,
                 rq_psn: FIRST,

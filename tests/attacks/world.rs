@@ -92,14 +92,14 @@ impl Kind {
 /// Returns the connection info that an end gives its peer.
 pub(crate) fn told(kind: Kind, info: ConnectionInfo, mtu: Mtu) -> ConnectionInfo {
     match kind {
-        Kind::Standard => ConnectionInfo::stranger(info.qpn, info.psn, info.gid, mtu),
+        Kind::Standard => ConnectionInfo::standard_peer(info.qpn, info.psn, info.gid, mtu),
         Kind::Native => info,
     }
 }
 
 /// Returns the info of a standard peer that exists only as raw packets.
 pub(crate) fn silent_peer(address: Ipv4Addr, qpn: Qpn, psn: Psn, mtu: Mtu) -> ConnectionInfo {
-    ConnectionInfo::stranger(qpn, psn, address.into(), mtu)
+    ConnectionInfo::standard_peer(qpn, psn, address.into(), mtu)
 }
 
 /// Returns options that give up after 8 × 67 ms of silence.

@@ -69,7 +69,7 @@ pub(crate) fn remove(path: &std::path::Path) {
     }
 }
 
-/// What the two ends know of each other.
+/// Connection data that each end has of the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Acquaintance {
     Ours,
@@ -85,7 +85,7 @@ pub(crate) fn connect(left: &QueuePair, right: &QueuePair, acquaintance: Acquain
         let info = qp.connection_info().unwrap();
         match acquaintance {
             Acquaintance::Ours => info,
-            Acquaintance::Strangers => ConnectionInfo::stranger(info.qpn, info.psn, info.gid, info.path_mtu),
+            Acquaintance::Strangers => ConnectionInfo::standard_peer(info.qpn, info.psn, info.gid, info.path_mtu),
         }
     };
     let (left_info, right_info) = (told(left), told(right));

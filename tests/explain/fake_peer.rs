@@ -38,7 +38,7 @@ impl FakePeer {
 
     fn info(&self) -> ConnectionInfo {
         let IpAddr::V4(own) = self.own else { unreachable!("127.92.x.2") };
-        ConnectionInfo::stranger(QPN, FIRST_PSN, own.into(), Mtu::Mtu4096)
+        ConnectionInfo::standard_peer(QPN, FIRST_PSN, own.into(), Mtu::Mtu4096)
     }
 
     /// Waits for the next packet and returns its sequence number.

@@ -13,7 +13,7 @@ use super::fake_peer::{ACK, FIRST_PSN, FakePeer};
 use super::world::{End, ends, hasty, pair};
 
 fn somebody_at(address: [u8; 4]) -> ConnectionInfo {
-    ConnectionInfo::stranger(Qpn::new(0x77), Psn::new(5), Ipv4Addr::from(address).into(), Mtu::Mtu1024)
+    ConnectionInfo::standard_peer(Qpn::new(0x77), Psn::new(5), Ipv4Addr::from(address).into(), Mtu::Mtu1024)
 }
 
 /// Returns why a SEND to this address fails.
@@ -91,7 +91,7 @@ pub(crate) fn peer_lacks_the_key(case: u8) -> String {
     right.qp.explain_state()
 }
 
-/// Connects ends of which the right one expects other sequence numbers than the left one uses.
+/// Connects two ends; the right one expects other sequence numbers than the left one uses.
 fn sequence_off_by(case: u8, distance: u32) -> (End, End) {
     let (left, right) = ends(case);
     let info = left.info();
@@ -163,7 +163,7 @@ pub(crate) fn answer_after_the_last_try(case: u8) -> String {
     end.send();
     let failure = end.fails();
     peer.answer(peer.hears(), ACK);
-    end.until(|end| end.qp.report().unwrap().late_answers > 0);
+    end.until(|end| end.qp.report().unwrap().late_responses > 0);
     end.qp.explain(&failure)
 }
 

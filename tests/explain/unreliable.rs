@@ -16,7 +16,7 @@ fn datagrams(case: u8) -> (End, End) {
     let ends = (open(1), open(2));
     for end in [&ends.0, &ends.1] {
         end.qp.init().unwrap();
-        end.qp.activate().unwrap();
+        end.qp.bring_up_ud().unwrap();
     }
     ends
 }

@@ -44,7 +44,7 @@ fn connect(network: &mut Network, ports: &[Port; 2]) {
         let terms = Connection {
             peer_address: address(2 - at as u8),
             peer_qpn: ports[1 - at].qpn,
-            peer: PeerCapabilities::STRANGER,
+            peer: PeerCapabilities::STANDARD,
             key: None,
             path_mtu: Mtu::Mtu256,
             sq_psn: FIRST,

@@ -69,7 +69,7 @@ impl Responder {
         let terms = Connection {
             peer_address: address(1),
             peer_qpn: Qpn::new(7),
-            peer: if is_native { OURS } else { PeerCapabilities::STRANGER },
+            peer: if is_native { OURS } else { PeerCapabilities::STANDARD },
             // A key would stop nearly all packets of this test.
             key: None,
             path_mtu: Mtu::Mtu256,

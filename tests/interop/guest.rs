@@ -102,7 +102,7 @@ impl Answer {
             *byte = u8::from_str_radix(pair, 16)?;
         }
         let (qpn, psn) = (Qpn::new(self.number("qpn")? as u32), Psn::new(self.number("psn")? as u32));
-        Ok(ConnectionInfo::stranger(qpn, psn, Gid::from_bytes(gid), path_mtu))
+        Ok(ConnectionInfo::standard_peer(qpn, psn, Gid::from_bytes(gid), path_mtu))
     }
 }
 

@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY);
     let qp = builder.max_inline_data(SAID as u32).build()?;
-    qp.activate()?;
+    qp.bring_up_ud()?;
     let inbox = pd.alloc_mr(1024, AccessFlags::LOCAL_WRITE)?;
     qp.post_recv(&[
         ReceiveRequest::new(inbox.slice(..512)?).wr_id(1),

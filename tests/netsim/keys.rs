@@ -9,7 +9,7 @@ pub(crate) type Keys = [Option<PeerKey>; 2];
 /// Of the native peers most have agreed on a key, some only learned each other's share, and in some cases only one end
 /// did.
 pub(crate) fn keys_of(peer: PeerCapabilities, choice: u64) -> Keys {
-    if !peer.is_ours() {
+    if !peer.is_native() {
         return [None; 2];
     }
     let share = |end: u8| KeyShare::new([end + 1; KeyShare::BYTES]);

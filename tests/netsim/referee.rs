@@ -107,7 +107,7 @@ impl Flow {
         }
         let window = (65_536 / terms.mtu.bytes() as usize).clamp(16, 64);
         let is_alone = place <= self.acknowledged;
-        let fits = is_alone || end - self.acknowledged <= window || terms.is_ours();
+        let fits = is_alone || end - self.acknowledged <= window || terms.is_native();
         assert!(fits, "more in flight than a standard peer's window: {} to {end}", self.acknowledged);
     }
 
@@ -140,7 +140,7 @@ impl Flow {
     fn check_gap(&self, now: Time, terms: &Terms) {
         let Some(since) = self.gap_since else { return };
         let is_reported = !self.reported_gaps.is_empty();
-        let is_judged = terms.is_ours() && terms.is_timely() && !self.has_lacked_receives;
+        let is_judged = terms.is_native() && terms.is_timely() && !self.has_lacked_receives;
         let is_old = now.saturating_since(since) > GAP_PATIENCE;
         assert!(is_reported || !is_judged || !is_old, "the gap at {} was not reported", self.arrived);
     }

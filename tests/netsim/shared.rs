@@ -164,7 +164,7 @@ impl World {
     }
 
     fn connect(&mut self) {
-        let peer = if self.random.chance(500) { OURS } else { PeerCapabilities::STRANGER };
+        let peer = if self.random.chance(500) { OURS } else { PeerCapabilities::STANDARD };
         let path_mtu = self.random.choose(&Mtu::ALL);
         for client in &self.clients {
             let first = [0, 1].map(|_| Psn::new((0xff_ffff - self.random.below(100)) as u32));

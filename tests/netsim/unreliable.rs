@@ -139,7 +139,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
     network.observer = verbose.then_some(|line: &str| eprintln!("{line}"));
     let mut sides = [0, 1].map(|at| Side::new(&mut network.hosts[at]));
     let first = [0, 1].map(|_| Psn::new((0xff_ffff - random.below(400)) as u32));
-    let peer = if random.chance(500) { OURS } else { PeerCapabilities::STRANGER };
+    let peer = if random.chance(500) { OURS } else { PeerCapabilities::STANDARD };
     let path_mtu = random.choose(&Mtu::ALL);
     for at in [0, 1] {
         let connection = Connection {

@@ -149,7 +149,7 @@ impl Member {
             counts: Counts::default(),
             is_stopping: false,
         };
-        member.datagrams.activate()?;
+        member.datagrams.bring_up_ud()?;
         (0..DATAGRAM_RECEIVES).try_for_each(|slot| member.receive_datagram(slot))?;
         say("ready")?;
         Ok(member)
@@ -258,7 +258,7 @@ impl Member {
         for (number, (connection, info)) in ours.zip(reliable).enumerate() {
             let mut info = ConnectionInfo::from_bytes(&unhex(info)?)?;
             if self.is_standard {
-                info = ConnectionInfo::stranger(info.qpn, info.psn, info.gid, info.path_mtu);
+                info = ConnectionInfo::standard_peer(info.qpn, info.psn, info.gid, info.path_mtu);
             }
             connection.connect(&self.region, &info, remote, first + number)?;
             if connection.is_client && !self.is_stopping {

@@ -25,7 +25,7 @@ pub(crate) struct Node {
     pub(crate) context: Arc<dyn Context>,
 }
 
-/// What the two ends know of each other.
+/// Connection data that each end has of the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Acquaintance {
     /// Each is a native peer and knows the other's capabilities.

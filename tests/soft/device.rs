@@ -43,7 +43,7 @@ fn configuration_is_reported() {
     assert_eq!((attributes.vendor, attributes.max_qp), (vendor, 2 * 16_384));
     assert_eq!(context.query_port(1).unwrap().active_mtu, Mtu::Mtu512);
     let capabilities = context.peer_capabilities();
-    assert!(capabilities.is_ours() && capabilities.segmentation_offload);
+    assert!(capabilities.is_native() && capabilities.segmentation_offload);
     // The kernel doubles the value.
     assert_eq!(capabilities.receive_buffer_bytes, 128 << 10);
     let other = SoftConfig::new().open("soft:127.78.2.2").unwrap().query_device();

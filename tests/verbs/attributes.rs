@@ -49,7 +49,7 @@ pub(crate) fn everything(end: &End) -> QueuePairAttributes {
         retry_cnt: Some(2),
         rnr_retry: Some(4),
         en_sqd_async_notify: Some(true),
-        peer: Some(PeerCapabilities::STRANGER),
+        peer: Some(PeerCapabilities::STANDARD),
         ..QueuePairAttributes::default()
     }
 }

@@ -172,7 +172,7 @@ fn rnr_flushes(world: &World) {
 fn gives_up(left: &End) {
     left.post(&[SendRequest::send(Payload::inline(b"?")).wr_id(1), SendRequest::send(Payload::EMPTY).wr_id(2)]);
     let error = left.fails(1, CompletionStatus::RetryExceededError);
-    assert_eq!(error.cause, Cause::NoAnswer);
+    assert_eq!(error.cause, Cause::NoResponse);
     left.flushed([2]);
     left.is_in(QueuePairState::Error);
     left.silent();

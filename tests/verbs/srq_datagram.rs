@@ -116,10 +116,10 @@ fn sharer(sharing: &Sharing) -> QueuePair {
 }
 
 #[track_caller]
-fn activate(qp: &QueuePair) {
+fn bring_up_ud(qp: &QueuePair) {
     let init = QueuePairAttributes { pkey_index: Some(0), port_num: Some(1), qkey: Some(QKEY), ..to_state(INIT) };
     qp.modify(&init).unwrap();
-    qp.activate().unwrap();
+    qp.bring_up_ud().unwrap();
 }
 
 fn taken_in_order(world: &World) {

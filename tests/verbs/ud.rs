@@ -34,7 +34,7 @@ pub(crate) fn idle(world: &World, index: usize, shape: &Shape) -> End {
 #[track_caller]
 pub(crate) fn ready(world: &World, index: usize) -> End {
     let end = idle(world, index, &shape());
-    end.qp.activate().expect("INIT to RTS");
+    end.qp.bring_up_ud().expect("INIT to RTS");
     end
 }
 

@@ -101,7 +101,7 @@ fn outlives_queue_pairs(world: &World) {
     let qp = super::end::create_qp(&pd, &cq, &cq, &super::ud::shape());
     let left = End { qp, pd, cq, region, context };
     super::ud::init(&left, QKEY);
-    left.qp.activate().unwrap();
+    left.qp.bring_up_ud().unwrap();
     receive(&right, 1, 0, 64);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     arrived(&right, 1, 0, &left);

@@ -250,7 +250,7 @@ fn reset_and_again(world: &World) {
     right.silent();
     assert_eq!(right.qp.query().unwrap().attributes.qkey, None);
     init(&right, Qkey(0x77));
-    right.qp.activate().unwrap();
+    right.qp.bring_up_ud().unwrap();
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), Qkey(0x77)));
     dropped(&right, DropReason::NoReceive, 1);
     receive(&right, 3, 0, 64);
@@ -329,9 +329,9 @@ fn cannot_be_connected(world: &World) {
 
 fn activation_names_the_state(world: &World) {
     let end = ready(world, 0);
-    let error = end.qp.activate().unwrap_err();
+    let error = end.qp.bring_up_ud().unwrap_err();
     assert!(error.kind() == ErrorKind::InvalidState && error.to_string().contains("RTS"), "{error}");
     let (left, _right) = world.pair();
-    let error = left.qp.activate().unwrap_err();
-    assert_eq!((error.verb(), error.kind()), ("activate", ErrorKind::InvalidArgument));
+    let error = left.qp.bring_up_ud().unwrap_err();
+    assert_eq!((error.verb(), error.kind()), ("bring_up_ud", ErrorKind::InvalidArgument));
 }

@@ -90,7 +90,7 @@ fn another(end: &End) -> QueuePair {
     let mut attributes = super::ud::to_state(super::ud::INIT);
     (attributes.pkey_index, attributes.port_num, attributes.qkey) = (Some(0), Some(1), settings.qkey);
     qp.modify(&attributes).unwrap();
-    qp.activate().unwrap();
+    qp.bring_up_ud().unwrap();
     qp
 }
 
@@ -214,7 +214,7 @@ fn wrong_qkey_drops_that_copy(world: &World) {
     let to = group(&sender, 0);
     let other = world.end(1, &shape());
     init(&other, Qkey(9));
-    other.qp.activate().unwrap();
+    other.qp.bring_up_ud().unwrap();
     other.qp.attach_mcast(to).unwrap();
     receive(&other, 1, 0, 64);
     let member = member(world, 1, to);
@@ -251,7 +251,7 @@ fn reset_stays_attached(world: &World) {
     let member = member(world, 1, to);
     member.qp.reset().unwrap();
     init(&member, QKEY);
-    member.qp.activate().unwrap();
+    member.qp.bring_up_ud().unwrap();
     receive(&member, 2, 0, 64);
     send(&sender, to, b"back");
     heard(&member, 2, b"back", &sender);

@@ -201,7 +201,7 @@ fn in_order(world: &World) {
 
 fn unsignaled_are_silent(world: &World) {
     let left = idle(world, 0, &shape());
-    left.qp.activate().unwrap();
+    left.qp.bring_up_ud().unwrap();
     let (right, most) = (ready(world, 1), u64::from(left.qp.cap().max_send_wr));
     let ah = way(&left, &right);
     let request = SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY);
@@ -220,7 +220,7 @@ fn unsignaled_are_silent(world: &World) {
 
 fn signaled_all(world: &World) {
     let left = idle(world, 0, &Shape { sq_sig_all: true, ..shape() });
-    left.qp.activate().unwrap();
+    left.qp.bring_up_ud().unwrap();
     let ah = way(&left, &left);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, Qpn::new(0x77), QKEY).wr_id(6));
     left.sent(6);
@@ -326,7 +326,7 @@ fn high_bit_means_own_qkey(world: &World) {
 fn high_bit_with_other_own_qkey(world: &World) {
     let left = world.end(0, &shape());
     init(&left, Qkey(5));
-    left.qp.activate().unwrap();
+    left.qp.bring_up_ud().unwrap();
     let right = ready(world, 1);
     let ah = way(&left, &right);
     receive(&right, 1, 0, 64);
@@ -361,7 +361,7 @@ fn receiver_in_init_drops(world: &World) {
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, other.qp.qpn(), QKEY));
     arrived(&other, 2, 0, &left);
     right.silent();
-    right.qp.activate().unwrap();
+    right.qp.bring_up_ud().unwrap();
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     arrived(&right, 1, 0, &left);
 }
@@ -411,7 +411,7 @@ fn solicited_wakes(world: &World) {
     let qp = super::end::create_qp(&pd, &cq, &cq, &shape());
     let right = super::end::End { qp, region, cq, pd, context };
     init(&right, QKEY);
-    right.qp.activate().unwrap();
+    right.qp.bring_up_ud().unwrap();
     let ah = way(&left, &right);
     receive(&right, 1, 0, 64);
     receive(&right, 2, 0, 64);

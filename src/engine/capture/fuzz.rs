@@ -2,7 +2,7 @@
 
 use super::headers::{Addressing, WireHeaders};
 use super::pcapng::{self, Direction, PacketBlock, Statistics};
-use super::tap::solve;
+use super::sink::solve;
 use crate::transport::Datagram;
 
 /// Returns a file that holds one packet (none if no datagram could carry it), with any text in all text fields.

@@ -1,6 +1,6 @@
 //! Captures: records the packets that pass the link in pcapng files, which Wireshark and similar tools read.
 //!
-//! A link without a capture makes one check per datagram ([`Tap::is_idle`]). With one, the thread that drives the shard
+//! A link without a capture makes one check per datagram ([`CaptureSink::is_idle`]). With one, the thread that drives the shard
 //! rebuilds the headers and appends a block to a bounded buffer; the capture's own thread writes the buffer to the
 //! file. So a slow disk costs packets of the capture, which are counted and reported in the file, and never delays
 //! traffic.
@@ -14,7 +14,7 @@ mod file;
 mod fuzz;
 mod headers;
 mod pcapng;
-mod tap;
+mod sink;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -32,7 +32,7 @@ use crate::types::{CaptureConfig, CaptureSummary, Qpn};
 
 #[cfg(feature = "sim")]
 pub use self::fuzz::capture_file;
-pub(super) use self::tap::{Arrival, Departure, Tap};
+pub(super) use self::sink::{Arrival, Departure, CaptureSink};
 
 /// Most bytes that wait to be written.
 const MOST_PENDING: usize = 4 << 20;

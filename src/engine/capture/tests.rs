@@ -273,10 +273,10 @@ proptest! {
         is_from_own_peer: bool,
     ) {
         use crate::transport::{Datagram, DatagramOutcome};
-        let capture = Arc::new(Capture::start(&config("tap"), "soft_test").unwrap());
-        let mut tap = Tap::default();
-        prop_assert!(tap.is_idle() && tap.time().is_none());
-        tap.add(Arc::clone(&capture));
+        let capture = Arc::new(Capture::start(&config("sink"), "soft_test").unwrap());
+        let mut sink = CaptureSink::default();
+        prop_assert!(sink.is_idle() && sink.time().is_none());
+        sink.add(Arc::clone(&capture));
         let (hop_limit, traffic_class) = (None, None);
         let payload = &payload;
         let datagram =
@@ -286,9 +286,9 @@ proptest! {
             is_from_own_peer,
             ..DatagramOutcome::default()
         };
-        tap.received(&datagram, &Arrival::now(None, None, false), outcome);
-        tap.remove(&capture);
-        prop_assert!(tap.is_idle());
+        sink.received(&datagram, &Arrival::now(None, None, false), outcome);
+        sink.remove(&capture);
+        prop_assert!(sink.is_idle());
         let (found, _) = finish(&capture);
         prop_assert_eq!(found.packets.len(), 1);
         prop_assert_eq!(found.packets[0].comment.as_deref(), Some("dropped: truncated"));

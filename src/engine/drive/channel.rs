@@ -34,7 +34,7 @@ const MOST_WAITING: u32 = 64;
 const PROMPT: u32 = 32;
 
 /// The notification state of a completion queue. It changes under the channel's lock.
-pub(crate) struct Announcing {
+pub(crate) struct CqNotifier {
     context: u64,
     /// Whether its next completion causes a notification.
     armed: AtomicBool,
@@ -46,7 +46,7 @@ pub(crate) struct Announcing {
     gone: AtomicBool,
 }
 
-impl Announcing {
+impl CqNotifier {
     /// `context` identifies the queue to the application.
     pub(crate) fn new(context: u64) -> Self {
         Self {
@@ -87,7 +87,7 @@ pub(crate) struct Channel {
 
 struct State {
     /// Completion queues with notifications, an entry for each notification.
-    waiting: VecDeque<Arc<Announcing>>,
+    waiting: VecDeque<Arc<CqNotifier>>,
     /// Whether the eventfd is readable.
     signalled: bool,
     /// Threads that drive at the moment, and check for notifications afterwards.
@@ -122,7 +122,7 @@ impl Channel {
     }
 
     /// Notes that a completion queue is about to be armed.
-    pub(crate) fn arm(&self, queue: &Announcing) {
+    pub(crate) fn arm(&self, queue: &CqNotifier) {
         let mut state = self.state();
         if !queue.armed.swap(true, Ordering::Relaxed) {
             state.armed += 1;
@@ -130,7 +130,7 @@ impl Channel {
         }
     }
 
-    fn disarm(&self, state: &mut State, queue: &Announcing) {
+    fn disarm(&self, state: &mut State, queue: &CqNotifier) {
         if queue.armed.swap(false, Ordering::Relaxed) {
             state.armed -= 1;
             self.shards.iter().for_each(|shard| shard.channel_disarmed(state.armed_for, 1));
@@ -149,7 +149,7 @@ impl Channel {
     }
 
     /// Queues a notification of a completion queue, and disarms it. May be called with a shard held.
-    pub(crate) fn announce(&self, queue: &Arc<Announcing>) {
+    pub(crate) fn announce(&self, queue: &Arc<CqNotifier>) {
         let mut state = self.state();
         self.disarm(&mut state, queue);
         if queue.gone.load(Ordering::Relaxed) {
@@ -167,7 +167,7 @@ impl Channel {
     }
 
     /// Removes a completion queue: discards its waiting notifications and all later ones.
-    pub(crate) fn forget(&self, queue: &Arc<Announcing>) {
+    pub(crate) fn forget(&self, queue: &Arc<CqNotifier>) {
         let mut state = self.state();
         self.disarm(&mut state, queue);
         queue.gone.store(true, Ordering::Relaxed);
@@ -318,7 +318,7 @@ mod tests {
     fn keeps_readable(channel: &Channel) {
         assert_eq!(channel.poll(), None);
         assert!(!is_readable(channel));
-        let queues = [7, 8, 9].map(|context| Arc::new(Announcing::new(context)));
+        let queues = [7, 8, 9].map(|context| Arc::new(CqNotifier::new(context)));
         queues.iter().for_each(|queue| channel.announce(queue));
         assert!(is_readable(channel));
         assert_eq!(channel.poll(), Some(7));
@@ -336,14 +336,14 @@ mod tests {
 
     /// Returns the shard's counts of a channel's armed queues: for threads that sleep on packets, and on descriptors.
     fn armed(shard: &Shard) -> (u32, u32) {
-        (shard.armed.load(Ordering::Relaxed), shard.attendance.queues())
+        (shard.armed.load(Ordering::Relaxed), shard.fd_waiters.queues())
     }
 
     #[test]
     fn armed_queues_are_counted_for_whoever_took_the_last_announcements() {
         let shard = Arc::new(shard());
         let channel = Channel::exact(vec![Arc::clone(&shard)]).unwrap();
-        let queues = [1, 2].map(|context| Arc::new(Announcing::new(context)));
+        let queues = [1, 2].map(|context| Arc::new(CqNotifier::new(context)));
         queues.iter().for_each(|queue| channel.arm(queue));
         assert_eq!(armed(&shard), (0, 2), "no thread has waited yet");
         assert_eq!(channel.wait(Some(Duration::from_millis(1))).unwrap(), None);
@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn exact_descriptor_changes_with_each_announcement() {
         let channel = Channel::exact(vec![Arc::new(shard())]).unwrap();
-        let queue = Arc::new(Announcing::new(3));
+        let queue = Arc::new(CqNotifier::new(3));
         let count = || {
             channel.announce(&queue);
             let mut count = [0; 8];
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn a_queue_that_nobody_listens_to_fills_no_memory() {
         let channel = Channel::new(vec![Arc::new(shard())]).unwrap();
-        let [loud, other] = [1, 2].map(|context| Arc::new(Announcing::new(context)));
+        let [loud, other] = [1, 2].map(|context| Arc::new(CqNotifier::new(context)));
         (0..10_000).for_each(|_| channel.announce(&loud));
         channel.announce(&other);
         let taken: Vec<u64> = std::iter::from_fn(|| channel.poll()).collect();
@@ -397,7 +397,7 @@ mod tests {
         let announcer = Arc::clone(&channel);
         let thread = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(10));
-            announcer.announce(&Arc::new(Announcing::new(5)));
+            announcer.announce(&Arc::new(CqNotifier::new(5)));
         });
         assert_eq!(channel.wait(None).unwrap(), Some(5));
         thread.join().unwrap();

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::doorbell::Doorbell;
-use super::held;
+use super::held_acks;
 use super::shard::{Core, Plan, Progress, Shard};
 use super::shard_lock::{DriveOutcome, Look};
 use crate::engine::share::Recipient;
@@ -24,15 +24,15 @@ use crate::transport::Datagram;
 use crate::types::{Qpn, Time};
 
 /// Longest time that the destruction of a queue pair waits for its final acknowledgement to leave.
-const LONGEST_FAREWELL: Duration = Duration::from_millis(10);
+const LONGEST_FINAL_ACK_FLUSH: Duration = Duration::from_millis(10);
 /// Looks that a driver takes for others before it hands over.
 const LOOKS: usize = 16;
 /// A posting thread sends its requests and returns.
-const POSTING: Plan = Plan { posted: None, receives: 0, send_calls: 16, deadlines: false, stops_for_answer: false };
+const POSTING: Plan = Plan { posted: None, receives: 0, send_calls: 16, deadlines: false, stops_for_completion: false };
 /// A datagram, or merged ones, are 64 KiB at most, so a batch is at most 2 MiB.
-const SERVING: Plan = Plan { posted: None, receives: 32, send_calls: 32, deadlines: true, stops_for_answer: false };
+const SERVING: Plan = Plan { posted: None, receives: 32, send_calls: 32, deadlines: true, stops_for_completion: false };
 /// For a thread that comes back soon: it gets what it waits for without delay.
-const POLLING: Plan = Plan { stops_for_answer: true, ..SERVING };
+const POLLING: Plan = Plan { stops_for_completion: true, ..SERVING };
 
 /// Result of a pass by the shard's thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,18 +84,18 @@ impl Shard {
     }
 
     fn look(self: &Arc<Self>, has_completions: impl Fn() -> bool) {
-        if let Some(other) = held::take_other(self) {
+        if let Some(other) = held_acks::take_other(self) {
             other.release_acknowledgements();
         }
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
-            if look == Look::First && self.poll_backoff.glances() && core.is_quiet() {
+            if look == Look::First && self.poll_backoff.takes_quick_poll() && core.is_quiet() {
                 return;
             }
             let now = self.clock.now();
             let comes_back = self.visit(now);
             let progress = self.pass(core, POLLING, now, |_, wrote| comes_back && (wrote || has_completions()));
             if core.endpoint.has_held_acknowledgements() {
-                held::note(self);
+                held_acks::note(self);
             }
             self.note_long(&progress);
             self.leave(&progress);
@@ -169,7 +169,7 @@ impl Shard {
     /// Called before the queue pair is destroyed, so that its peer does not retry requests that arrived long ago. Waits
     /// a little if sockets are full.
     pub(crate) fn send_acknowledgements(&self, qpn: Qpn) {
-        let end = self.clock.now() + LONGEST_FAREWELL;
+        let end = self.clock.now() + LONGEST_FINAL_ACK_FLUSH;
         loop {
             let mut owes = false;
             let outcome = self.lock.drive(LOOKS, |core, _| {

@@ -15,8 +15,8 @@ pub(super) const LEASE: Duration = Duration::from_micros(400);
 /// Least time of polling before a lease. It doubles after each lease that ended without a poller and with packets
 /// waiting: a program that polls for the completion of its own request, but only checks its memory for the peer's, has
 /// left when the lease begins, and waits for the shard's thread.
-const PROBATION: Duration = Duration::from_micros(100);
-const LONGEST_PROBATION: Duration = Duration::from_millis(100);
+const MIN_POLL_TIME: Duration = Duration::from_micros(100);
+const LONGEST_MIN_POLL_TIME: Duration = Duration::from_millis(100);
 /// Longest lease. At each end the shard's thread wakes up to see whether the lease goes on, which takes the poller's
 /// core for some ten microseconds.
 const LONGEST_LEASE: Duration = Duration::from_millis(4);
@@ -30,7 +30,7 @@ pub(super) struct Lease {
     /// Time of the first in the current series of visits without long pauses.
     first_visit: AtomicU64,
     /// Least time of polling before the next lease, in nanoseconds.
-    probation: AtomicU64,
+    min_poll_time: AtomicU64,
     /// Completions were taken since the last visit: the poller is active, although it never finds its queue empty.
     taken: AtomicBool,
 }
@@ -41,7 +41,7 @@ impl Default for Lease {
             end: AtomicU64::default(),
             last_visit: AtomicU64::default(),
             first_visit: AtomicU64::default(),
-            probation: AtomicU64::new(PROBATION.as_nanos() as u64),
+            min_poll_time: AtomicU64::new(MIN_POLL_TIME.as_nanos() as u64),
             taken: AtomicBool::default(),
         }
     }
@@ -58,7 +58,7 @@ impl Lease {
         let comes_back = last != 0 && now.saturating_since(Time::from_nanos(last)) < LEASE;
         if comes_back {
             let polled = self.polled_until(now);
-            if polled >= self.probation() {
+            if polled >= self.min_poll_time() {
                 self.end.store((now + (polled / PART_OF_POLLING).min(LONGEST_LEASE)).as_nanos(), Ordering::Relaxed);
             }
         } else {
@@ -72,27 +72,27 @@ impl Lease {
         time.saturating_since(Time::from_nanos(self.first_visit.load(Ordering::Relaxed)))
     }
 
-    fn probation(&self) -> Duration {
-        Duration::from_nanos(self.probation.load(Ordering::Relaxed))
+    fn min_poll_time(&self) -> Duration {
+        Duration::from_nanos(self.min_poll_time.load(Ordering::Relaxed))
     }
 
     /// Notes that the shard's thread stood back until the end of a lease. If the poller has left and packets wait, the
     /// series of visits starts again, and the next lease takes longer to get.
     pub(super) fn note_end(&self, now: Time, packets_wait: impl FnOnce() -> bool) {
         let next = if self.is_alive(now) {
-            (self.probation() / 2).max(PROBATION)
+            (self.min_poll_time() / 2).max(MIN_POLL_TIME)
         } else if packets_wait() {
             self.first_visit.store(now.as_nanos(), Ordering::Relaxed);
-            (self.probation() * 2).min(LONGEST_PROBATION)
+            (self.min_poll_time() * 2).min(LONGEST_MIN_POLL_TIME)
         } else {
             return;
         };
-        self.probation.store(next.as_nanos() as u64, Ordering::Relaxed);
+        self.min_poll_time.store(next.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Extends the last visit until now: its poller was driving the shard.
     pub(super) fn stay(&self, now: Time) {
-        if self.polled_until(self.last_visit()) >= self.probation() {
+        if self.polled_until(self.last_visit()) >= self.min_poll_time() {
             self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
             self.visit(now);
         }
@@ -154,9 +154,9 @@ mod tests {
     fn lease_is_for_those_who_have_polled_for_some_time() {
         let (lease, start) = (Lease::default(), Time::from_nanos(1_000));
         assert!(!lease.visit(start) && !lease.is_alive(start));
-        let soon = start + PROBATION / 2;
+        let soon = start + MIN_POLL_TIME / 2;
         assert!(lease.visit(soon) && !lease.is_alive(soon));
-        let later = poll(&lease, soon, PROBATION);
+        let later = poll(&lease, soon, MIN_POLL_TIME);
         assert_eq!(lease.end(), later + (later - start) / PART_OF_POLLING);
         let late = later + LEASE;
         assert!(!lease.visit(late) && !lease.is_alive(late));
@@ -168,8 +168,8 @@ mod tests {
         let end = poll(&lease, Time::from_nanos(1_000), LONGEST_LEASE * (PART_OF_POLLING + 1));
         assert_eq!(lease.end(), end + LONGEST_LEASE);
         let late = end + LONGEST_LEASE * 2;
-        let end = poll(&lease, late, PROBATION);
-        assert_eq!(lease.end(), end + PROBATION / PART_OF_POLLING);
+        let end = poll(&lease, late, MIN_POLL_TIME);
+        assert_eq!(lease.end(), end + MIN_POLL_TIME / PART_OF_POLLING);
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
         let mut given = 0;
         for _ in 0..1_000 {
             // The checks of memory are shorter than a lease, so that the visits follow each other closely.
-            now = poll(&lease, now, PROBATION / 2) + PROBATION / 2;
+            now = poll(&lease, now, MIN_POLL_TIME / 2) + MIN_POLL_TIME / 2;
             if lease.is_alive(now) {
                 given += 1;
                 now = lease.end();
@@ -186,20 +186,20 @@ mod tests {
             }
         }
         assert!((5..=10).contains(&given), "{given} leases in a tenth of a second");
-        now = poll(&lease, now, LONGEST_PROBATION);
+        now = poll(&lease, now, LONGEST_MIN_POLL_TIME);
         assert!(lease.is_alive(now));
-        let before = lease.probation();
+        let before = lease.min_poll_time();
         lease.note_end(now, || unreachable!("a thread polls"));
-        assert_eq!(lease.probation(), before / 2, "a lease was kept");
+        assert_eq!(lease.min_poll_time(), before / 2, "a lease was kept");
         now = lease.end();
         lease.note_end(now, || false);
-        assert_eq!(lease.probation(), before / 2, "no packet waited");
+        assert_eq!(lease.min_poll_time(), before / 2, "no packet waited");
     }
 
     #[test]
     fn who_takes_completions_and_posts_polls() {
         let (lease, start) = (Lease::default(), Time::from_nanos(1_000));
-        let end = poll(&lease, start, PROBATION);
+        let end = poll(&lease, start, MIN_POLL_TIME);
         let soon = end + LEASE / 2;
         lease.visit_if_taken(soon);
         assert_eq!(lease.last_visit(), end, "nothing was taken");

@@ -4,12 +4,12 @@
 //! keeps out of the way, `idle` and `poll_backoff` for the back-off of pollers.
 #![forbid(unsafe_code)]
 
-mod attendance;
+mod fd_waiters;
 mod channel;
 mod contention;
 mod doorbell;
 mod driver;
-mod held;
+mod held_acks;
 mod idle;
 mod lease;
 mod poll_backoff;
@@ -18,7 +18,7 @@ mod shard_lock;
 mod thread;
 mod wake;
 
-pub(crate) use channel::{Announcing, Channel};
+pub(crate) use channel::{CqNotifier, Channel};
 pub(crate) use doorbell::Doorbell;
 pub(crate) use shard::{Shard, ShardConfig};
 pub(super) use thread::{end as end_thread, start as start_thread};
@@ -39,7 +39,7 @@ pub(super) mod tests {
     pub(super) fn shard() -> Shard {
         let config = ShardConfig {
             blocks: QpnBlocks::lease(1, 1).unwrap(),
-            capabilities: PeerCapabilities::STRANGER,
+            capabilities: PeerCapabilities::STANDARD,
             sizes: SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 },
             max_queue_pairs: 16,
             max_segments: 64,

@@ -22,7 +22,7 @@ pub(super) const CROWDED: Duration = Duration::from_millis(20);
 pub(super) const NAP: Duration = Duration::from_micros(50);
 
 /// Quick polls between two full passes of a thread that polls without a pause.
-const GLANCES: u32 = 7;
+const QUICK_POLLS: u32 = 7;
 /// Looks that follow each other sooner than this are without a pause. Even with all quick polls in between, the next
 /// full pass comes before a lease ends.
 const WITHOUT_PAUSE: Duration = Duration::from_micros(30);
@@ -31,7 +31,7 @@ const WITHOUT_PAUSE: Duration = Duration::from_micros(30);
 #[derive(Default)]
 pub(super) struct PollBackoff {
     /// Quick polls left before the next full pass.
-    glances: AtomicU32,
+    quick_polls: AtomicU32,
     /// Empty looks left before the next yield.
     looks: AtomicU32,
     last_long_yield: AtomicU64,
@@ -47,16 +47,16 @@ impl PollBackoff {
 
     /// Returns whether a quick poll is enough for this look.
     #[inline]
-    pub(super) fn glances(&self) -> bool {
-        let left = self.glances.load(Ordering::Relaxed);
-        self.glances.store(left.saturating_sub(1), Ordering::Relaxed);
+    pub(super) fn takes_quick_poll(&self) -> bool {
+        let left = self.quick_polls.load(Ordering::Relaxed);
+        self.quick_polls.store(left.saturating_sub(1), Ordering::Relaxed);
         left > 0
     }
 
     /// Notes a full pass, and the time since the previous one.
     #[inline]
     pub(super) fn note_visit(&self, since_last: Duration) {
-        self.glances.store(if since_last < WITHOUT_PAUSE { GLANCES } else { 0 }, Ordering::Relaxed);
+        self.quick_polls.store(if since_last < WITHOUT_PAUSE { QUICK_POLLS } else { 0 }, Ordering::Relaxed);
     }
 
     /// Returns whether to yield after this empty look.

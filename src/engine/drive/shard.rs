@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::attendance::Attendance;
+use super::fd_waiters::FdWaiters;
 use super::contention::Contention;
 use super::doorbell::{Doorbell, DoorbellQueue};
 use super::lease::Lease;
@@ -24,13 +24,13 @@ use crate::engine::net::{
     Checksums, Group, GroupSocket, Link, MAX_SEND_BYTES, ReceiveSocket, SendSocket, Sent, SocketSizes, congestion_of,
     leaves_host,
 };
-use crate::engine::share::{Newcomer, QpnBlocks};
+use crate::engine::share::{JoinRequest, QpnBlocks};
 use crate::engine::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
 use crate::memory::{MemoryView, RegionTable};
 use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget, Transmit};
 use crate::types::{
-    AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, Stray, Time,
+    AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, UnmatchedPackets, Time,
 };
 
 /// Most sending sockets without checksums per address: the more, the better networks spread the flows.
@@ -80,7 +80,7 @@ pub(super) struct Plan {
     pub(super) deadlines: bool,
     /// Stop receiving as soon as the application has something to respond to: a call that finds no more datagrams would
     /// only delay the response.
-    pub(super) stops_for_answer: bool,
+    pub(super) stops_for_completion: bool,
 }
 
 /// Result of a pass.
@@ -135,7 +135,7 @@ pub(crate) struct Shard {
     /// Number of completion queues armed for threads that sleep on packets.
     pub(super) armed: AtomicU32,
     /// Completion queues armed for threads that sleep on a descriptor, which only the shard's thread can make readable.
-    pub(super) attendance: Attendance,
+    pub(super) fd_waiters: FdWaiters,
     /// Completion queues whose notifications are moderated, and until when.
     pub(super) moderated: Mutex<Vec<Moderated>>,
     /// Tells the shard's thread to end.
@@ -182,7 +182,7 @@ impl Shard {
             clock,
             sockets: Epoll::new()?,
             armed: AtomicU32::new(0),
-            attendance: Attendance::default(),
+            fd_waiters: FdWaiters::default(),
             moderated: Mutex::default(),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
@@ -233,7 +233,7 @@ impl Shard {
     }
 
     /// Returns packets from an address since this time that match no queue pair.
-    pub(crate) fn strays(&self, source: IpAddr, since: Time) -> Vec<Stray> {
+    pub(crate) fn strays(&self, source: IpAddr, since: Time) -> Vec<UnmatchedPackets> {
         let mut found = Vec::new();
         self.command(|core, now| found = core.endpoint.strays(now, source, since));
         found
@@ -270,8 +270,8 @@ impl Shard {
             return Ok(());
         }
         let blocks = self.blocks.blocks();
-        let newcomer = Newcomer { address, blocks, capabilities: self.capabilities };
-        let socket = ReceiveSocket::open(newcomer, &self.sizes)?;
+        let request = JoinRequest { address, blocks, capabilities: self.capabilities };
+        let socket = ReceiveSocket::open(request, &self.sizes)?;
         socket.membership.add_recipient(blocks, self);
         let watched = self.sockets.add(socket.membership.descriptor(), Interest::Readable);
         watched.map_err(cannot_watch)?;
@@ -359,7 +359,7 @@ impl Shard {
             }
             ArmedFor::Descriptor if queues == 0 => {}
             ArmedFor::Descriptor => {
-                if self.attendance.need(self.clock.now(), queues) {
+                if self.fd_waiters.need(self.clock.now(), queues) {
                     self.wake.call();
                 }
             }
@@ -372,7 +372,7 @@ impl Shard {
             ArmedFor::Sleeper => {
                 self.armed.fetch_sub(queues, Ordering::Relaxed);
             }
-            ArmedFor::Descriptor => self.attendance.need_no_more(queues),
+            ArmedFor::Descriptor => self.fd_waiters.need_no_more(queues),
         }
     }
 
@@ -426,7 +426,7 @@ impl Shard {
         if let Some(qpn) = plan.posted {
             core.endpoint.handle_doorbell(now, qpn);
         }
-        progress.has_more |= self.answer_doorbells(core, now);
+        progress.has_more |= self.drain_doorbells(core, now);
         if plan.receives > 0 {
             let Core { endpoint, link, .. } = core;
             let batch = link.receive(
@@ -436,7 +436,7 @@ impl Shard {
                     wrote.set(wrote.get() | outcome.ends_write);
                     outcome
                 },
-                || plan.stops_for_answer && hold_acknowledgements(now, wrote.get()),
+                || plan.stops_for_completion && hold_acknowledgements(now, wrote.get()),
             );
             endpoint.settle_arrivals(now);
             progress.worked |= batch.datagrams > 0;
@@ -467,7 +467,7 @@ impl Shard {
     /// Reports queue pairs with new work to the endpoint. Returns whether there may be more of them than one pass
     /// handles.
     #[inline]
-    fn answer_doorbells(&self, core: &mut Core, now: Time) -> bool {
+    fn drain_doorbells(&self, core: &mut Core, now: Time) -> bool {
         for _ in 0..MAX_DOORBELLS {
             let Some(qpn) = self.doorbells.answer() else { return false };
             core.endpoint.handle_doorbell(now, qpn);

@@ -24,8 +24,8 @@ const LINGER: Duration = Duration::from_micros(50);
 /// Back-off after another thread wanted its core: without work it sleeps at once for this long, and twice as long each
 /// time. A yield to a thread that computes takes a whole time slice, while a thread that sleeps on a packet is
 /// scheduled first when it arrives.
-const SHORTEST_COURTESY: Duration = Duration::from_millis(1);
-const LONGEST_COURTESY: Duration = Duration::from_secs(1);
+const SHORTEST_BACKOFF: Duration = Duration::from_millis(1);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
 /// Least time after its last work before it sleeps without a time limit. A posted request needs the thread when its
 /// response is overdue, which is later than this (2 ms at the earliest): so a busy connection's posts never wake it.
 const LIGHT_SLEEP: Duration = Duration::from_millis(1);
@@ -44,24 +44,24 @@ pub(crate) fn end(shard: &Shard) -> bool {
 }
 
 /// The back-off state: whether the thread may stay awake without work.
-struct Stay {
+struct ThreadBackoff {
     until: Time,
     /// Time from which it may sleep without a time limit.
     light_until: Time,
     /// It does not stay awake before this time, because others want the core.
     not_before: Time,
-    courtesy: Duration,
+    backoff: Duration,
     /// Involuntary context switches so far.
     switches: u64,
 }
 
-impl Stay {
+impl ThreadBackoff {
     fn new() -> Self {
         Self {
             until: Time::ZERO,
             light_until: Time::ZERO,
             not_before: Time::ZERO,
-            courtesy: SHORTEST_COURTESY,
+            backoff: SHORTEST_BACKOFF,
             switches: 0,
         }
     }
@@ -88,9 +88,9 @@ impl Stay {
         let switches = involuntary_switches();
         if std::mem::replace(&mut self.switches, switches) != switches {
             let undisturbed = now.saturating_since(self.not_before);
-            let is_rare = undisturbed > self.courtesy;
-            self.courtesy = if is_rare { SHORTEST_COURTESY } else { (self.courtesy * 2).min(LONGEST_COURTESY) };
-            self.not_before = now + self.courtesy;
+            let is_rare = undisturbed > self.backoff;
+            self.backoff = if is_rare { SHORTEST_BACKOFF } else { (self.backoff * 2).min(LONGEST_BACKOFF) };
+            self.not_before = now + self.backoff;
         }
     }
 }
@@ -100,27 +100,27 @@ fn run(shard: &Shard, mut alarm: Alarm) {
     if let Err(error) = ask_for_short_slices() {
         tracing::debug!(%error, "the engine's thread keeps the usual time slices");
     }
-    let mut stay = Stay::new();
+    let mut backoff = ThreadBackoff::new();
     loop {
         if shard.stop.load(Ordering::Acquire) || shard.has_failed() {
             return;
         }
         let now = shard.clock.now();
-        if shard.lease.is_alive(now) && !shard.attendance.is_needed(now) {
+        if shard.lease.is_alive(now) && !shard.fd_waiters.is_needed(now) {
             stand_back(shard, &mut alarm, now);
             continue;
         }
-        let served = shard.serve(|now, worked| stay.rest(if worked { shard.clock.now() } else { now }, worked));
+        let served = shard.serve(|now, worked| backoff.rest(if worked { shard.clock.now() } else { now }, worked));
         match served.sleeps_until {
             None if served.worked => {}
             None => {
                 let took = shard.yield_processor();
-                stay.note_yield(shard.clock.now(), took);
+                backoff.note_yield(shard.clock.now(), took);
             }
             Some(until) => {
                 let by_packet = sleep(shard, &mut alarm, until, Watch::Sockets);
                 // Threads that sleep on a descriptor are woken by this thread alone.
-                let is_for_others = shard.armed.load(Ordering::Relaxed) > 0 && shard.attendance.queues() == 0;
+                let is_for_others = shard.armed.load(Ordering::Relaxed) > 0 && shard.fd_waiters.queues() == 0;
                 if by_packet && is_for_others {
                     sleep(shard, &mut alarm, until.min(shard.clock.now() + LEASE), Watch::Event);
                 }
@@ -135,9 +135,9 @@ fn stand_back(shard: &Shard, alarm: &mut Alarm, now: Time) {
     // Published before the moderations are checked: a thread that adds one afterwards wakes this thread.
     shard.wake.sleeps_until(lease_ends);
     let moderation_ends = shard.end_moderations(now).unwrap_or(Time::NEVER);
-    if shard.attendance.leave() {
+    if shard.fd_waiters.leave() {
         sleep(shard, alarm, lease_ends.min(moderation_ends), Watch::Event);
-        shard.attendance.come_back();
+        shard.fd_waiters.come_back();
         let now = shard.clock.now();
         if now >= lease_ends {
             let readable = || wait_readable([shard.sockets.as_fd()], Some(Duration::ZERO));

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use super::multicast::GroupSocket;
 use super::udp::ReceiveSocket;
-use crate::engine::capture::{Arrival, Tap};
+use crate::engine::capture::{Arrival, CaptureSink};
 use crate::engine::share::Route;
 use crate::engine::sys::{Received, SEVERAL, receive, receive_several};
 use crate::transport::{CheckField, Datagram, DatagramOutcome};
@@ -26,7 +26,7 @@ const MOST_ALONE: usize = 2;
 /// The recipient of a batch of datagrams, with counters and captures.
 pub(super) struct Delivery<'a, D> {
     counters: &'a mut Counters,
-    tap: &'a Tap,
+    sink: &'a CaptureSink,
     deliver: D,
     /// Datagrams in a row that arrived singly.
     alone: usize,
@@ -34,8 +34,8 @@ pub(super) struct Delivery<'a, D> {
 
 impl<'a, D: FnMut(&Datagram<'_>) -> DatagramOutcome> Delivery<'a, D> {
     #[inline]
-    pub(super) fn new(counters: &'a mut Counters, tap: &'a Tap, deliver: D) -> Self {
-        Self { counters, tap, deliver, alone: 0 }
+    pub(super) fn new(counters: &'a mut Counters, sink: &'a CaptureSink, deliver: D) -> Self {
+        Self { counters, sink, deliver, alone: 0 }
     }
 }
 
@@ -187,7 +187,7 @@ fn split(
     received: &Received,
     delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
 ) -> usize {
-    let Delivery { counters, tap, deliver, .. } = delivery;
+    let Delivery { counters, sink, deliver, .. } = delivery;
     if let Some(dropped) = received.dropped {
         counters.add(Counter::SocketOverflow, dropped.wrapping_sub(*socket.dropped()).into());
         *socket.dropped() = dropped;
@@ -207,7 +207,7 @@ fn split(
     };
     let segment_size = received.segment_size.filter(|size| *size < bytes.len());
     let arrival =
-        (!tap.is_idle()).then(|| Arrival::now(received.hop_limit, received.traffic_class, segment_size.is_some()));
+        (!sink.is_idle()).then(|| Arrival::now(received.hop_limit, received.traffic_class, segment_size.is_some()));
     let mut take = |datagram: &Datagram<'_>| {
         let outcome = match socket.route(datagram) {
             Route::Here => deliver(datagram),
@@ -219,7 +219,7 @@ fn split(
             Route::Probe => return,
         };
         if let Some(arrival) = &arrival {
-            tap.received(datagram, arrival, outcome);
+            sink.received(datagram, arrival, outcome);
         }
     };
     let Some(segment_size) = segment_size else {

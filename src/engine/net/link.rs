@@ -11,7 +11,7 @@ use super::inbound::{Delivery, Inbound};
 use super::multicast::{GroupSocket, GroupSockets};
 use super::path_errors::PathErrors;
 use super::udp::{Checksums, ReceiveSocket, ReportedFields, SendSocket};
-use crate::engine::capture::{Capture, Departure, Tap};
+use crate::engine::capture::{Capture, Departure, CaptureSink};
 use crate::engine::sys::Clock;
 use crate::engine::sys::{self, DEFAULT_HOP_LIMIT, SendOptions};
 use crate::transport::{Datagram, DatagramOutcome, Transmit};
@@ -60,7 +60,7 @@ pub(crate) struct Link {
     found: Option<(usize, sys::Received)>,
     counters: Counters,
     errors: PathErrors,
-    tap: Tap,
+    sink: CaptureSink,
 }
 
 impl Link {
@@ -78,7 +78,7 @@ impl Link {
             found: None,
             counters: Counters::default(),
             errors: PathErrors::new(clock),
-            tap: Tap::default(),
+            sink: CaptureSink::default(),
         }
     }
 
@@ -91,7 +91,7 @@ impl Link {
     }
 
     fn reported_fields(&self) -> ReportedFields {
-        let headers = self.reports_headers || !self.tap.is_idle();
+        let headers = self.reports_headers || !self.sink.is_idle();
         ReportedFields { hop_limit: headers, traffic_class: headers || self.reports_marks }
     }
 
@@ -157,12 +157,12 @@ impl Link {
     }
 
     pub(crate) fn add_capture(&mut self, capture: Arc<Capture>) {
-        self.tap.add(capture);
+        self.sink.add(capture);
         self.renew_reports();
     }
 
     pub(crate) fn remove_capture(&mut self, capture: &Arc<Capture>) {
-        self.tap.remove(capture);
+        self.sink.remove(capture);
         self.renew_reports();
     }
 
@@ -177,8 +177,8 @@ impl Link {
         is_enough: impl Fn() -> bool,
     ) -> Batch {
         let mut batch = Batch::default();
-        let Self { receivers, groups, inbound, counters, tap, .. } = self;
-        let mut delivery = Delivery::new(counters, tap, deliver);
+        let Self { receivers, groups, inbound, counters, sink, .. } = self;
+        let mut delivery = Delivery::new(counters, sink, deliver);
         if self.batches_without_groups >= MOST_BATCHES_WITHOUT_GROUPS {
             self.batches_without_groups = 0;
             if groups.may_be_ready() {
@@ -245,12 +245,12 @@ impl Link {
     /// Sends a packet or burst of the endpoint.
     pub(crate) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Sent {
         // Before it leaves: within one machine it has arrived when the call returns.
-        let time = self.tap.time();
+        let time = self.sink.time();
         let departure = self.depart(transmit, bytes);
         if let (Some(time), Some(departure)) = (time, departure) {
             let socket = self.find_sender(transmit.source, transmit.source_port);
             let has_checksum = socket.is_some_and(|index| self.senders[index].checksums == Checksums::On);
-            self.tap.sent(time, transmit, bytes, has_checksum, departure);
+            self.sink.sent(time, transmit, bytes, has_checksum, departure);
         }
         match departure {
             None => Sent::Full,
@@ -411,7 +411,7 @@ fn send_singly(
 mod tests {
     use super::super::udp::SocketSizes;
     use super::*;
-    use crate::engine::share::Newcomer;
+    use crate::engine::share::JoinRequest;
     use crate::engine::sys::LocalAddress;
     use crate::transport::Repeats;
     use crate::types::{PeerCapabilities, Qpn};
@@ -421,9 +421,9 @@ mod tests {
     /// Returns a link on an address with a sending socket of each kind, and their ports.
     fn link(address: &str) -> (Link, LocalAddress, u16, u16) {
         let address = LocalAddress { ip: address.parse().unwrap(), scope: 0 };
-        let newcomer = Newcomer { address, blocks: &[0, 7], capabilities: PeerCapabilities::STRANGER };
+        let request = JoinRequest { address, blocks: &[0, 7], capabilities: PeerCapabilities::STANDARD };
         let mut link = Link::new(Clock::new());
-        link.add_receiver(ReceiveSocket::open(newcomer, &SIZES).unwrap());
+        link.add_receiver(ReceiveSocket::open(request, &SIZES).unwrap());
         let plain = SendSocket::open(address, Checksums::Off, &SIZES).unwrap();
         let segmenting = SendSocket::open(address, Checksums::On, &SIZES).unwrap();
         let ports = (plain.port, segmenting.port);

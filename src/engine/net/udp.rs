@@ -19,7 +19,7 @@ use std::time::Duration;
 use socket2::{Domain, Socket, Type};
 
 use crate::engine::share::{Holder, holders, inode, is_kernel_transport_loaded};
-use crate::engine::share::{Membership, Newcomer};
+use crate::engine::share::{Membership, JoinRequest};
 use crate::engine::sys::{
     DEFAULT_HOP_LIMIT, LocalAddress, NotInherited, OpenError, SendOptions, SocketOption, receive, send, set_option,
     set_traffic_class,
@@ -62,9 +62,9 @@ pub(crate) struct ReceiveSocket {
 
 impl ReceiveSocket {
     /// Opens the socket; it receives the packets for queue pairs of the given blocks.
-    pub(crate) fn open(newcomer: Newcomer<'_>, sizes: &SocketSizes) -> Result<Self, OpenError> {
-        let address = newcomer.address;
-        let membership = Membership::join(newcomer, |known| {
+    pub(crate) fn open(request: JoinRequest<'_>, sizes: &SocketSizes) -> Result<Self, OpenError> {
+        let address = request.address;
+        let membership = Membership::join(request, |known| {
             let socket = bind_receiver(address, sizes).map_err(|error| explain_bind_error(address.ip, error))?;
             refuse_foreign_members(address.ip, &socket, known)?;
             Ok::<_, OpenError>(socket)
@@ -327,8 +327,8 @@ mod tests {
         LocalAddress { ip: address.parse().unwrap(), scope: 0 }
     }
 
-    fn newcomer(address: LocalAddress, blocks: &[u32]) -> Newcomer<'_> {
-        Newcomer { address, blocks, capabilities: PeerCapabilities::STRANGER }
+    fn request(address: LocalAddress, blocks: &[u32]) -> JoinRequest<'_> {
+        JoinRequest { address, blocks, capabilities: PeerCapabilities::STANDARD }
     }
 
     #[test]
@@ -343,7 +343,7 @@ mod tests {
     fn taken_port_is_explained() {
         let address = local("127.77.2.2");
         let _other = UdpSocket::bind((address.ip, ROCE_PORT)).unwrap();
-        let error = ReceiveSocket::open(newcomer(address, &[1]), &SIZES).err().unwrap();
+        let error = ReceiveSocket::open(request(address, &[1]), &SIZES).err().unwrap();
         assert_eq!(error.source.kind(), io::ErrorKind::AddrInUse);
         assert!(error.message.contains("4791") && error.message.contains("127.77.2.2"), "{}", error.message);
         assert!(error.message.contains("a process of user"), "{}", error.message);
@@ -355,11 +355,11 @@ mod tests {
         let foreign = udp_socket(address.ip).unwrap();
         foreign.set_reuse_port(true).unwrap();
         foreign.bind(&address.socket_address(address.ip, ROCE_PORT).into()).unwrap();
-        let error = ReceiveSocket::open(newcomer(address, &[1]), &SIZES).err().unwrap();
+        let error = ReceiveSocket::open(request(address, &[1]), &SIZES).err().unwrap();
         assert!(error.message.contains("processes share an address only if"), "{}", error.message);
         drop(foreign);
-        let first = ReceiveSocket::open(newcomer(address, &[1]), &SIZES).unwrap();
-        let second = ReceiveSocket::open(newcomer(address, &[2]), &SIZES).unwrap();
+        let first = ReceiveSocket::open(request(address, &[1]), &SIZES).unwrap();
+        let second = ReceiveSocket::open(request(address, &[2]), &SIZES).unwrap();
         assert_eq!(first.address, second.address);
     }
 
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn address_of_another_machine_is_named() {
-        let error = ReceiveSocket::open(newcomer(local("192.0.2.78"), &[1]), &SIZES).err().unwrap();
+        let error = ReceiveSocket::open(request(local("192.0.2.78"), &[1]), &SIZES).err().unwrap();
         assert!(error.message.contains("192.0.2.78 is not an address of this machine"), "{}", error.message);
         assert!(SendSocket::open(local("192.0.2.78"), Checksums::Off, &SIZES).is_err());
     }

@@ -16,12 +16,12 @@ use crate::provider::{CompletionChannel, Error, Result};
 pub(super) struct IbverbsChannel {
     sys: Arc<sys::Channel>,
     /// Completion queues of the channel, by number.
-    queues: Mutex<HashMap<u64, Arc<Announced>>>,
+    queues: Mutex<HashMap<u64, Arc<Notified>>>,
     device: Arc<Device>,
 }
 
 /// A completion queue as its channel knows it.
-pub(super) struct Announced {
+pub(super) struct Notified {
     pub(super) cq_context: u64,
     /// Number of events delivered.
     pub(super) count: AtomicU32,
@@ -42,11 +42,11 @@ impl IbverbsChannel {
         Arc::ptr_eq(&self.device, device)
     }
 
-    fn queues(&self) -> MutexGuard<'_, HashMap<u64, Arc<Announced>>> {
+    fn queues(&self) -> MutexGuard<'_, HashMap<u64, Arc<Notified>>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn add(&self, number: u32, announced: &Arc<Announced>) {
+    pub(super) fn add(&self, number: u32, announced: &Arc<Notified>) {
         self.queues().insert(number.into(), Arc::clone(announced));
     }
 

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::channel::{Announced, IbverbsChannel};
+use super::channel::{Notified, IbverbsChannel};
 use super::device::{Device, KnownLedgers};
 use super::errors::{self, check_range};
-use super::ledger::Ledger;
+use super::wr_tracker::WrTracker;
 use super::sys;
 use crate::provider::{CompletionChannel, CompletionQueue, CompletionQueueInit, Error, ErrorKind, Result};
 use crate::types::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, EventObject, Qpn, RawCompletion};
@@ -22,11 +22,11 @@ const LOOK_EVERY: u32 = 1024;
 pub(super) struct IbverbsCompletionQueue {
     sys: Arc<sys::CompletionQueue>,
     number: u32,
-    announced: Option<Arc<Announced>>,
+    announced: Option<Arc<Notified>>,
     channel: Option<Arc<dyn CompletionChannel>>,
     overflowed: Arc<AtomicBool>,
     empty_polls: AtomicU32,
-    /// Held while completions are taken and entered in the ledgers, so that both have the same order: a completion
+    /// Held while completions are taken and entered in the trackers, so that both have the same order: a completion
     /// finishes all requests before it, and frees their slots for new ones.
     order: Mutex<KnownLedgers>,
     device: Arc<Device>,
@@ -61,7 +61,7 @@ impl IbverbsCompletionQueue {
             )
         })?;
         let announced = channel.map(|channel| {
-            let announced = Arc::new(Announced { cq_context: init.cq_context, count: AtomicU32::new(0) });
+            let announced = Arc::new(Notified { cq_context: init.cq_context, count: AtomicU32::new(0) });
             channel.add(number, &announced);
             announced
         });
@@ -207,18 +207,18 @@ impl Drop for IbverbsCompletionQueue {
 fn translate(wc: &sys::Wc, timestamp: u64, device: &Device, known: &mut KnownLedgers) -> Option<RawCompletion> {
     let status = status(wc.status);
     let (number, index) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
-    let ledger = device.ledger(number, known)?;
-    let (wr_id, retired, qpn, datagrams) = match &**ledger {
-        Ledger::Ordered(ledger) => {
-            let (wr_id, retired) = ledger.complete(index, status.is_success())?;
-            (wr_id, retired, ledger.qpn, ledger.datagrams)
+    let tracker = device.tracker(number, known)?;
+    let (wr_id, retired, qpn, datagrams) = match &**tracker {
+        WrTracker::Ordered(tracker) => {
+            let (wr_id, retired) = tracker.complete(index, status.is_success())?;
+            (wr_id, retired, tracker.qpn, tracker.datagrams)
         }
-        Ledger::Shared(ledger) => {
+        WrTracker::Shared(tracker) => {
             let qpn = Qpn::new(wc.qp_num);
-            (ledger.complete(index)?, 0, qpn, ledger.are_datagrams(qpn))
+            (tracker.complete(index)?, 0, qpn, tracker.are_datagrams(qpn))
         }
     };
-    let source = ledger.source(qpn);
+    let source = tracker.source(qpn);
     let outcome = RawCompletion { wr_id, retired, qpn, status, source, ..RawCompletion::default() };
     if !status.is_success() {
         return Some(RawCompletion { cause: cause(status), ..outcome });
@@ -273,7 +273,7 @@ fn cause(status: CompletionStatus) -> Cause {
         CompletionStatus::RemoteInvalidRequestError => Cause::RefusedInvalid,
         CompletionStatus::RemoteAccessError => Cause::RefusedAccess,
         CompletionStatus::RemoteOperationError => Cause::RefusedOperational,
-        CompletionStatus::RetryExceededError => Cause::NoAnswer,
+        CompletionStatus::RetryExceededError => Cause::NoResponse,
         CompletionStatus::ReceiverNotReadyRetryExceededError => Cause::ReceiverNotReady,
         _ => Cause::None,
     }

@@ -112,7 +112,7 @@ impl Context for IbverbsContext {
     }
 
     fn peer_capabilities(&self) -> PeerCapabilities {
-        PeerCapabilities::STRANGER
+        PeerCapabilities::STANDARD
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>> {

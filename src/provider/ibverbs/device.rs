@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use super::events::Events;
-use super::ledger::{Ledger, Ledgers};
+use super::wr_tracker::{WrTracker, Ledgers};
 use super::memory::Window;
 use super::multicast::Memberships;
 use super::{convert, errors, sys};
@@ -155,27 +155,27 @@ impl Device {
         })
     }
 
-    pub(super) fn add_ledger(&self, ledger: &Arc<Ledger>) {
+    pub(super) fn add_ledger(&self, tracker: &Arc<WrTracker>) {
         let mut ledgers = self.ledgers.write().unwrap_or_else(PoisonError::into_inner);
-        ledgers.insert(ledger.number(), Arc::clone(ledger));
+        ledgers.insert(tracker.number(), Arc::clone(tracker));
     }
 
-    /// Removes a ledger; its completions are dropped from now on.
-    pub(super) fn remove_ledger(&self, ledger: &Ledger) {
+    /// Removes a tracker; its completions are dropped from now on.
+    pub(super) fn remove_ledger(&self, tracker: &WrTracker) {
         let mut ledgers = self.ledgers.write().unwrap_or_else(PoisonError::into_inner);
-        ledgers.remove(&ledger.number());
+        ledgers.remove(&tracker.number());
         self.removed_ledgers.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns the ledger of this number; `known` caches those that were looked up before.
+    /// Returns the tracker of this number; `known` caches those that were looked up before.
     #[inline]
-    pub(super) fn ledger<'a>(&self, number: u32, known: &'a mut KnownLedgers) -> Option<&'a Arc<Ledger>> {
+    pub(super) fn tracker<'a>(&self, number: u32, known: &'a mut KnownLedgers) -> Option<&'a Arc<WrTracker>> {
         let removed = self.removed_ledgers.load(Ordering::Acquire);
         if known.removed != removed {
             *known = KnownLedgers { removed, ..KnownLedgers::default() };
         }
         let slot = &mut known.ledgers[number as usize % KNOWN];
-        if slot.as_ref().is_none_or(|ledger| ledger.number() != number) {
+        if slot.as_ref().is_none_or(|tracker| tracker.number() != number) {
             *slot = self.ledgers.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
         }
         slot.as_ref()
@@ -251,11 +251,11 @@ impl Device {
 /// Number of ledgers that a completion queue caches: for one or two queue pairs, whose queues have consecutive numbers.
 const KNOWN: usize = 4;
 
-/// Ledgers that were looked up recently; dropped when the device removes a ledger.
+/// Trackers that were looked up recently; dropped when the device removes a tracker.
 #[derive(Default)]
 pub(super) struct KnownLedgers {
     removed: u64,
-    ledgers: [Option<Arc<Ledger>>; KNOWN],
+    ledgers: [Option<Arc<WrTracker>>; KNOWN],
 }
 
 /// Capabilities that are probed by creating queue pairs.

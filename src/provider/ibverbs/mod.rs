@@ -38,7 +38,7 @@ mod device;
 mod errors;
 mod events;
 mod gid;
-mod ledger;
+mod wr_tracker;
 mod memory;
 mod memory_source;
 mod modify;

@@ -7,11 +7,11 @@ use super::address_handle::IbverbsAddressHandle;
 use super::completion_queue::own_queue;
 use super::device::Device;
 use super::errors::{self, check_range};
-use super::ledger::{Held, Ledger, Ordered};
+use super::wr_tracker::{Retained, WrTracker, Ordered};
 use super::memory::{Domain, IbverbsProtectionDomain};
 use super::multicast::Membership;
 use super::shared_receive::{Use, begin_use, own_xrc_domain};
-use super::sides::{Side, Trouble};
+use super::sides::{Side, PostError};
 use super::{convert, gid, sys};
 use crate::provider::{
     CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result, XrcDomain, send_batch_of_one,
@@ -113,9 +113,9 @@ impl IbverbsQueuePair {
         let (qpn, cap) = (Qpn::new(sys.number()), given);
         let queues = [(numbers[0], cap.max_send_wr, true), (numbers[1], cap.max_recv_wr, false)];
         let [send, receive] = queues.map(|(number, limit, holds)| {
-            let mut book = Ordered::new(number, qpn, limit, holds);
-            book.datagrams = init.qp_type == QueuePairType::UnreliableDatagram;
-            Arc::new(Ledger::Ordered(book))
+            let mut tracker = Ordered::new(number, qpn, limit, holds);
+            tracker.datagrams = init.qp_type == QueuePairType::UnreliableDatagram;
+            Arc::new(WrTracker::Ordered(tracker))
         });
         if let Some(shared) = shared.as_ref().filter(|_| init.qp_type == QueuePairType::UnreliableDatagram) {
             shared.note_datagrams(qpn, true);
@@ -170,8 +170,8 @@ impl IbverbsQueuePair {
 
     /// Forgets the posted requests and their completions, at RESET or destruction.
     pub(super) fn forget_requests(&self) {
-        self.send.book().reset();
-        self.receive.book().reset();
+        self.send.tracker().reset();
+        self.receive.tracker().reset();
     }
 
     /// Refuses posting in states below `first`.
@@ -248,7 +248,7 @@ impl IbverbsQueuePair {
             return Err(Error::new("post_send", ErrorKind::InvalidState, message));
         }
         let bind = sys::Bind { window: Arc::clone(&window.sys), kind: window.kind, region };
-        let held = Held::Bind { window: Arc::clone(&window), old_rkey, old_lkey };
+        let held = Retained::Bind { window: Arc::clone(&window), old_rkey, old_lkey };
         self.send.push(request, 0, target, Some((bind, held)))?;
         window.note_bound(lkey);
         Ok(())
@@ -266,14 +266,14 @@ impl IbverbsQueuePair {
     /// An adapter that was removed from the machine does not let it be destroyed either. The requests then count as
     /// posted: an error would return the buffers to the caller, and it is unknown whether they are still in use. They
     /// stay with the queue pair until it can be destroyed.
-    fn settle(&self, book: &Ordered, outcome: Result<(), Trouble>) -> Result<()> {
+    fn settle(&self, tracker: &Ordered, outcome: Result<(), PostError>) -> Result<()> {
         match outcome {
             Ok(()) => Ok(()),
-            Err(Trouble::Refused(error)) => Err(error),
-            Err(Trouble::Unknown(error, count)) => {
+            Err(PostError::Refused(error)) => Err(error),
+            Err(PostError::Unknown(error, count)) => {
                 let Err(failure) = self.destroy() else { return Err(error) };
                 tracing::error!(qpn = %self.qpn, %error, %failure, "a broken queue pair cannot be destroyed");
-                book.note_posted(count);
+                tracker.note_posted(count);
                 Ok(())
             }
         }
@@ -456,7 +456,7 @@ impl QueuePair for IbverbsQueuePair {
         self.device.check_process("post_send")?;
         // The state may have been changed since the requests were pushed.
         let allowed = || self.check_state("post_send", QueuePairState::ReadyToSend);
-        self.settle(self.send.book(), self.send.end(end, &self.sys, allowed))
+        self.settle(self.send.tracker(), self.send.end(end, &self.sys, allowed))
     }
 
     /// The path of most requests of connections: they are posted without being staged.
@@ -467,7 +467,7 @@ impl QueuePair for IbverbsQueuePair {
             self.check_send(request)?;
             let allowed = || self.check_state("post_send", QueuePairState::ReadyToSend);
             let posted = self.send.post_alone(request, alone, self.cap.max_inline_data, &self.sys, allowed);
-            return self.settle(self.send.book(), posted);
+            return self.settle(self.send.tracker(), posted);
         }
         send_batch_of_one(self, request)
     }
@@ -498,7 +498,7 @@ impl QueuePair for IbverbsQueuePair {
     fn recv_end(&self, end: BatchEnd) -> Result<()> {
         self.device.check_process("post_recv")?;
         let allowed = || self.check_state("post_recv", QueuePairState::Init);
-        self.settle(self.receive.book(), self.receive.end(end, &self.sys, allowed))
+        self.settle(self.receive.tracker(), self.receive.end(end, &self.sys, allowed))
     }
 
     /// Moves the queue pair to ERR first, so that nothing starts while the adapter destroys it.
@@ -521,7 +521,7 @@ impl QueuePair for IbverbsQueuePair {
             self.state.store(before, Ordering::Release);
             return Err(errors::from_errno("destroy_qp", format!("queue pair {}", self.qpn), &error));
         }
-        for side in [&self.send.ledger, &self.receive.ledger] {
+        for side in [&self.send.tracker, &self.receive.tracker] {
             self.device.remove_ledger(side);
         }
         self.forget_requests();

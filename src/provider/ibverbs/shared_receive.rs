@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::completion_queue::own_queue;
 use super::device::Device;
 use super::errors::{self, check_range};
-use super::ledger::{Ledger, Shared};
+use super::wr_tracker::{WrTracker, Shared};
 use super::memory::Domain;
 use super::sides::check_receive;
 use super::sys;
@@ -62,7 +62,7 @@ pub(super) struct IbverbsSharedReceiveQueue {
     number: SharedReceiveQueueNumber,
     /// Number that events name the queue by.
     event_number: u64,
-    ledger: Arc<Ledger>,
+    tracker: Arc<WrTracker>,
     lock: ProducerLock,
     staging: Mutex<sys::ReceiveStaging>,
     max_sge: u32,
@@ -116,13 +116,13 @@ impl IbverbsSharedReceiveQueue {
         let srq_num = SharedReceiveQueueNumber::new(sys.srq_num().unwrap_or(number));
         let numbers = &device.shared_receive_numbers;
         numbers.lock().unwrap_or_else(PoisonError::into_inner).insert(number.into(), srq_num);
-        let ledger = Arc::new(Ledger::Shared(Shared::new(number)));
-        device.add_ledger(&ledger);
+        let tracker = Arc::new(WrTracker::Shared(Shared::new(number)));
+        device.add_ledger(&tracker);
         let queue = Self {
             sys: Arc::new(sys),
             number: srq_num,
             event_number: number.into(),
-            ledger,
+            tracker,
             lock: ProducerLock::new(),
             staging: Mutex::default(),
             max_sge: actual.max_sge.max(1),
@@ -156,9 +156,9 @@ impl IbverbsSharedReceiveQueue {
     }
 
     fn shared(&self) -> &Shared {
-        match &*self.ledger {
-            Ledger::Shared(ledger) => ledger,
-            Ledger::Ordered(_) => unreachable!("made as a shared one"),
+        match &*self.tracker {
+            WrTracker::Shared(tracker) => tracker,
+            WrTracker::Ordered(_) => unreachable!("made as a shared one"),
         }
     }
 
@@ -233,7 +233,7 @@ impl Use {
 
     /// Returns the source that completions of this queue pair's receives carry.
     pub(super) fn source(&self, qpn: Qpn) -> Option<CompletionSource> {
-        self.0.as_any().downcast_ref::<IbverbsSharedReceiveQueue>().map(|queue| queue.ledger.source(qpn))
+        self.0.as_any().downcast_ref::<IbverbsSharedReceiveQueue>().map(|queue| queue.tracker.source(qpn))
     }
 
     /// Notes whether the queue pair of this number takes receives for datagrams.
@@ -351,7 +351,7 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
             errors::from_errno("destroy_srq", format!("shared receive queue {}", self.number), &error)
         })?;
         if destroyed {
-            device.remove_ledger(&self.ledger);
+            device.remove_ledger(&self.tracker);
             let object = AsyncEvent::SharedReceiveQueueLimitReached(self.number).object();
             debug_assert_eq!(object, EventObject::SharedReceiveQueue(self.number));
             device.events.discard(device, object);

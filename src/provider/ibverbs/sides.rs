@@ -3,22 +3,22 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::errors;
-use super::ledger::{Held, Ledger, Ordered};
+use super::wr_tracker::{Retained, WrTracker, Ordered};
 use super::sys;
 use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::{ProducerLock, QueueError, check_request};
 use crate::types::{BatchEnd, ReceiveRequest, SendRequest, Sge};
 
-/// One side: its ledger, the open batch, and the lock of the thread that holds it.
+/// One side: its tracker, the open batch, and the lock of the thread that holds it.
 pub(super) struct Side<S> {
-    pub(super) ledger: Arc<Ledger>,
+    pub(super) tracker: Arc<WrTracker>,
     lock: ProducerLock,
     staging: Mutex<S>,
     pub(super) max_sge: u32,
 }
 
 /// A failure to post.
-pub(super) enum Trouble {
+pub(super) enum PostError {
     /// Nothing was posted.
     Refused(Error),
     /// It is unknown which of this number of requests were posted: the queue pair must be destroyed, so that none is in
@@ -53,8 +53,8 @@ impl Staging for sys::ReceiveStaging {
 }
 
 impl<S: Staging> Side<S> {
-    pub(super) fn new(ledger: Arc<Ledger>, max_sge: u32) -> Self {
-        Self { ledger, lock: ProducerLock::new(), staging: Mutex::default(), max_sge }
+    pub(super) fn new(tracker: Arc<WrTracker>, max_sge: u32) -> Self {
+        Self { tracker, lock: ProducerLock::new(), staging: Mutex::default(), max_sge }
     }
 
     /// Takes the side for this thread.
@@ -62,10 +62,10 @@ impl<S: Staging> Side<S> {
         self.lock.acquire();
     }
 
-    pub(super) fn book(&self) -> &Ordered {
-        match &*self.ledger {
-            Ledger::Ordered(ledger) => ledger,
-            Ledger::Shared(_) => unreachable!("a queue pair's own queues are ordered"),
+    pub(super) fn tracker(&self) -> &Ordered {
+        match &*self.tracker {
+            WrTracker::Ordered(tracker) => tracker,
+            WrTracker::Shared(_) => unreachable!("a queue pair's own queues are ordered"),
         }
     }
 
@@ -82,20 +82,20 @@ impl<S: Staging> Side<S> {
         end: BatchEnd,
         allowed: impl FnOnce() -> Result<()>,
         post: impl FnOnce(&mut S) -> Option<Result<(), sys::PostFailure>>,
-    ) -> Result<(), Trouble> {
-        self.check_begun(verb).map_err(Trouble::Refused)?;
+    ) -> Result<(), PostError> {
+        self.check_begun(verb).map_err(PostError::Refused)?;
         let mut staging = self.staging();
         let count = staging.len();
         let outcome = match end {
             BatchEnd::Publish if count > 0 => {
-                allowed().map_err(Trouble::Refused).and_then(|()| trouble(verb, self.book(), count, post(&mut staging)))
+                allowed().map_err(PostError::Refused).and_then(|()| trouble(verb, self.tracker(), count, post(&mut staging)))
             }
             _ => Ok(()),
         };
         match (&outcome, end) {
-            (Ok(()), BatchEnd::Publish) => self.book().note_posted(count),
-            (Err(Trouble::Unknown(..)), _) => {}
-            _ => self.book().withdraw(count),
+            (Ok(()), BatchEnd::Publish) => self.tracker().note_posted(count),
+            (Err(PostError::Unknown(..)), _) => {}
+            _ => self.tracker().withdraw(count),
         }
         staging.clear();
         drop(staging);
@@ -112,34 +112,34 @@ impl<S: Staging> Side<S> {
     }
 
     fn check_room(&self, verb: &'static str, staged: usize) -> Result<()> {
-        if self.book().has_room(staged) {
+        if self.tracker().has_room(staged) {
             return Ok(());
         }
-        Err(errors::full(verb, self.book().limit()))
+        Err(errors::full(verb, self.tracker().limit()))
     }
 }
 
 /// Converts the result of posting a batch.
 fn trouble(
     verb: &'static str,
-    book: &Ordered,
+    tracker: &Ordered,
     count: usize,
     posted: Option<Result<(), sys::PostFailure>>,
-) -> Result<(), Trouble> {
-    let (limit, qpn) = (book.limit(), book.qpn);
+) -> Result<(), PostError> {
+    let (limit, qpn) = (tracker.limit(), tracker.qpn);
     match posted {
         Some(Ok(())) => Ok(()),
         None => {
             let message = format!("queue pair {qpn} is destroyed");
-            Err(Trouble::Refused(Error::new(verb, ErrorKind::InvalidState, message)))
+            Err(PostError::Refused(Error::new(verb, ErrorKind::InvalidState, message)))
         }
-        Some(Err(failure)) if failure.nothing_posted => Err(Trouble::Refused(match failure.error.raw_os_error() {
+        Some(Err(failure)) if failure.nothing_posted => Err(PostError::Refused(match failure.error.raw_os_error() {
             Some(libc::ENOMEM | libc::ENOSPC) => errors::full(verb, limit),
             _ => errors::from_errno(verb, format!("posting to queue pair {qpn}"), &failure.error),
         })),
         Some(Err(failure)) => {
             let asked = format!("queue pair {qpn} is destroyed, because a batch may have been posted in part");
-            Err(Trouble::Unknown(errors::from_errno(verb, asked, &failure.error), count))
+            Err(PostError::Unknown(errors::from_errno(verb, asked, &failure.error), count))
         }
     }
 }
@@ -151,7 +151,7 @@ impl Side<sys::SendStaging> {
         request: &SendRequest<'_>,
         max_inline: u32,
         target: sys::Target,
-        bind: Option<(sys::Bind, Held)>,
+        bind: Option<(sys::Bind, Retained)>,
     ) -> Result<()> {
         self.check_begun("post_send")?;
         check_request(request, self.max_sge, max_inline).map_err(|error| errors::from_queue("post_send", &error))?;
@@ -159,10 +159,10 @@ impl Side<sys::SendStaging> {
         self.check_room("post_send", staging.len())?;
         let (bind, held) = match (bind, &target) {
             (Some((bind, held)), _) => (Some(bind), Some(held)),
-            (None, sys::Target::Datagram { handle, .. }) => (None, Some(Held::AddressHandle(Arc::clone(handle)))),
+            (None, sys::Target::Datagram { handle, .. }) => (None, Some(Retained::AddressHandle(Arc::clone(handle)))),
             (None, _) => (None, None),
         };
-        let number = self.book().enter(staging.len(), request.wr_id, held);
+        let number = self.tracker().enter(staging.len(), request.wr_id, held);
         staging.push(number, request, target, bind);
         Ok(())
     }
@@ -175,21 +175,21 @@ impl Side<sys::SendStaging> {
         max_inline: u32,
         queue_pair: &sys::QueuePair,
         allowed: impl FnOnce() -> Result<()>,
-    ) -> Result<(), Trouble> {
-        let refuse = |error: QueueError| Trouble::Refused(errors::from_queue("post_send", &error));
+    ) -> Result<(), PostError> {
+        let refuse = |error: QueueError| PostError::Refused(errors::from_queue("post_send", &error));
         check_request(request, self.max_sge, max_inline).map_err(refuse)?;
         if !self.lock.acquire() {
             let message = "this thread has an open batch of this queue";
-            return Err(Trouble::Refused(Error::new("post_send", ErrorKind::InvalidState, message)));
+            return Err(PostError::Refused(Error::new("post_send", ErrorKind::InvalidState, message)));
         }
         let mut staging = self.staging();
-        let allowed = allowed().and_then(|()| self.check_room("post_send", 0)).map_err(Trouble::Refused);
+        let allowed = allowed().and_then(|()| self.check_room("post_send", 0)).map_err(PostError::Refused);
         let outcome = allowed.and_then(|()| {
-            let number = self.book().enter(0, request.wr_id, None);
-            trouble("post_send", self.book(), 1, staging.post_alone(number, alone, queue_pair))
+            let number = self.tracker().enter(0, request.wr_id, None);
+            trouble("post_send", self.tracker(), 1, staging.post_alone(number, alone, queue_pair))
         });
         if outcome.is_ok() {
-            self.book().note_posted(1);
+            self.tracker().note_posted(1);
         }
         drop(staging);
         self.lock.release();
@@ -202,7 +202,7 @@ impl Side<sys::SendStaging> {
         end: BatchEnd,
         queue_pair: &sys::QueuePair,
         allowed: impl FnOnce() -> Result<()>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), PostError> {
         self.finish("post_send", end, allowed, |staging| staging.post(queue_pair))
     }
 }
@@ -214,7 +214,7 @@ impl Side<sys::ReceiveStaging> {
         check_receive(request.sges, self.max_sge).map_err(|error| errors::from_queue("post_recv", &error))?;
         let mut staging = self.staging();
         self.check_room("post_recv", staging.len())?;
-        let number = self.book().enter(staging.len(), request.wr_id, None);
+        let number = self.tracker().enter(staging.len(), request.wr_id, None);
         staging.push(number, request.sges);
         Ok(())
     }
@@ -225,7 +225,7 @@ impl Side<sys::ReceiveStaging> {
         end: BatchEnd,
         queue_pair: &sys::QueuePair,
         allowed: impl FnOnce() -> Result<()>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), PostError> {
         self.finish("post_recv", end, allowed, |staging| staging.post(queue_pair))
     }
 }

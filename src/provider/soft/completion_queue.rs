@@ -9,7 +9,7 @@ use super::channel::SoftChannel;
 use super::device::Device;
 use super::errors;
 use super::limit::{Share, check_range};
-use crate::engine::{Announcing, Channel, Shard, timestamp};
+use crate::engine::{CqNotifier, Channel, Shard, timestamp};
 use crate::provider::{CompletionQueue, CompletionQueueInit, Error, ErrorKind, Result};
 use crate::queue::{self, Notify};
 use crate::types::{AsyncEvent, RawCompletion};
@@ -32,7 +32,7 @@ pub(super) struct SoftCompletionQueue {
 /// Notifies the channel of one completion queue's events.
 struct Announcer {
     channel: Arc<Channel>,
-    announcing: Arc<Announcing>,
+    notifier: Arc<CqNotifier>,
     /// The device's shards; that at `comp_vector` times the moderation periods.
     shards: Vec<Arc<Shard>>,
     /// Index of the shard that times the moderation periods.
@@ -48,7 +48,7 @@ impl Notify for Announcer {
     }
 
     fn notify(&self, _: u32) {
-        self.channel.announce(&self.announcing);
+        self.channel.announce(&self.notifier);
     }
 }
 
@@ -69,7 +69,7 @@ impl SoftCompletionQueue {
             announcer = channel.map(|channel| {
                 Arc::new(Announcer {
                     channel: Arc::clone(channel.engine_side()),
-                    announcing: Arc::new(Announcing::new(init.cq_context)),
+                    notifier: Arc::new(CqNotifier::new(init.cq_context)),
                     shards: shards.to_vec(),
                     comp_vector: init.comp_vector as usize,
                     queue: Weak::clone(queue),
@@ -193,7 +193,7 @@ impl CompletionQueue for SoftCompletionQueue {
             let message = "the queue was created without a channel";
             return Err(Error::new("req_notify_cq", ErrorKind::InvalidState, message));
         };
-        announcer.channel.arm(&announcer.announcing);
+        announcer.channel.arm(&announcer.notifier);
         self.queue.req_notify(solicited_only);
         Ok(())
     }
@@ -207,7 +207,7 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 
     fn comp_events_reported(&self) -> u32 {
-        self.announcer.as_ref().map_or(0, |announcer| announcer.announcing.taken())
+        self.announcer.as_ref().map_or(0, |announcer| announcer.notifier.taken())
     }
 
     fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {
@@ -274,7 +274,7 @@ impl Drop for SoftCompletionQueue {
             return;
         }
         if let Some(announcer) = &self.announcer {
-            announcer.channel.forget(&announcer.announcing);
+            announcer.channel.forget(&announcer.notifier);
         }
         let number = self.queue.id();
         self.device.events.discard(|event| *event == AsyncEvent::CompletionQueueError(number));

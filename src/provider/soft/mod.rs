@@ -54,7 +54,7 @@ mod numbers;
 mod port;
 mod protection_domain;
 mod queue_pair;
-mod receive_role;
+mod receive_kind;
 mod shared_receive;
 
 use std::sync::Arc;

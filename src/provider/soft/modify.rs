@@ -55,7 +55,7 @@ impl SoftQueuePair {
                         given.peer_key = found.and_then(|found| found.key);
                     }
                 }
-                let peer = given.peer.or(status.attributes.peer).unwrap_or(PeerCapabilities::STRANGER);
+                let peer = given.peer.or(status.attributes.peer).unwrap_or(PeerCapabilities::STANDARD);
                 kind = if peer.segmentation_offload { PathKind::Segmenting } else { PathKind::Plain };
                 Some(self.open_source(vector, kind, &given, &status)?)
             }

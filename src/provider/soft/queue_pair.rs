@@ -10,7 +10,7 @@ use super::errors;
 use super::limit::check_range;
 use super::modify::PathKind;
 use super::protection_domain::{Domain, SoftProtectionDomain};
-use super::receive_role::Role;
+use super::receive_kind::ReceiveKind;
 use crate::engine::{Doorbell, Shard};
 use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result};
 use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
@@ -40,7 +40,7 @@ pub(super) struct SoftQueuePair {
     receive: Arc<ReceiveQueue>,
     send_side: Side,
     receive_side: Side,
-    role: Role,
+    role: ReceiveKind,
     domain: Arc<Domain>,
 }
 
@@ -106,7 +106,7 @@ impl SoftQueuePair {
         check_queue(device, init.send_cq, "send_cq")?;
         check_queue(device, init.recv_cq, "recv_cq")?;
         let cap = check_sizes(device, &init.cap)?;
-        let role = Role::of(device, init)?;
+        let role = ReceiveKind::of(device, init)?;
         let cap = role.limit(cap);
         let started = device.engine.start();
         started.map_err(|error| Error::from_io("create_qp", "the engine's thread cannot be started", error))?;
@@ -381,7 +381,7 @@ impl QueuePair for SoftQueuePair {
         if let Some(peer) = report.peer_address() {
             // Unmatched packets may arrive at any shard. The shards' clocks start with the device, within microseconds.
             let shards = self.device.engine.shards().iter();
-            report.strays = shards.flat_map(|shard| shard.strays(peer, since)).collect();
+            report.unmatched_packets = shards.flat_map(|shard| shard.strays(peer, since)).collect();
         }
         Ok(report)
     }

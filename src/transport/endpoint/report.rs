@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::Endpoint;
-use crate::types::{PathReport, Qpn, QueuePairReport, Stray, Time};
+use crate::types::{PathReport, Qpn, QueuePairReport, UnmatchedPackets, Time};
 
 impl Endpoint {
     /// Returns a queue pair's report on itself and its peer, and when its connection began.
@@ -35,7 +35,7 @@ impl Endpoint {
     }
 
     /// Returns the packets from `source` since `since` that belong to no queue pair.
-    pub fn strays(&self, now: Time, source: IpAddr, since: Time) -> Vec<Stray> {
+    pub fn strays(&self, now: Time, source: IpAddr, since: Time) -> Vec<UnmatchedPackets> {
         self.strays.report(now, source, since)
     }
 }

@@ -39,7 +39,7 @@ impl QueuePair {
         };
         match verified {
             Match::Exact { .. } => Ok(Evidence { as_linux, ..usual }),
-            Match::Solved { identification, dont_fragment } if path.peer.is_ours() => {
+            Match::Solved { identification, dont_fragment } if path.peer.is_native() => {
                 let is_segment = dont_fragment && identification < LARGEST_SEGMENT_INDEX;
                 if is_segment { Ok(usual) } else { Err(DropReason::BadIcrc) }
             }
@@ -85,7 +85,7 @@ impl QueuePair {
     /// Checks the source port: a native peer keeps its port; a standard peer may use many.
     pub(in crate::transport) fn check_source_port(&self, port: u16) -> Result<(), DropReason> {
         let Some(path) = &self.common.path else { return Err(DropReason::WrongState) };
-        if path.peer.is_ours() && path.peer_port.is_some_and(|pinned| pinned != port) {
+        if path.peer.is_native() && path.peer_port.is_some_and(|pinned| pinned != port) {
             return Err(DropReason::WrongSourcePort);
         }
         Ok(())
@@ -95,7 +95,7 @@ impl QueuePair {
     #[inline]
     pub(in crate::transport) fn learn(&mut self, evidence: Evidence) {
         let Some(path) = &mut self.common.path else { return };
-        if path.peer.is_ours() {
+        if path.peer.is_native() {
             path.peer_port.get_or_insert(evidence.source_port);
             if evidence.offers_key {
                 self.packet_check.note_offer();

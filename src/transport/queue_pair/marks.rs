@@ -24,7 +24,7 @@ impl QueuePair {
                 self.requester.tell_marked(&self.common, now);
             } else if opcode.is_request() && echoes {
                 self.common.arrived_marks.owe_echo();
-            } else if opcode.is_request() && !peer.is_ours() {
+            } else if opcode.is_request() && !peer.is_native() {
                 self.common.arrived_marks.owe_notification(now);
             }
             // A marked acknowledgement is ignored: the peer's packets fill its queue.

@@ -18,7 +18,7 @@ use super::requester::{RequestFailure, Requester};
 use super::responder::{ReceiveSource, Receives, ReorderBudget, Responder};
 use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
 use crate::types::{
-    Accessor, AsyncEvent, Cause, DomainId, Ending, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities,
+    Accessor, AsyncEvent, Cause, DomainId, ErrorCause, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities,
     QueuePairState, QueuePairStatus, QueuePairType, Time,
 };
 
@@ -216,7 +216,7 @@ impl QueuePair {
         }
         // Before the events of the error state.
         self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
-        self.common.history.note_ending(Ending::CompletionQueueOverflow);
+        self.common.history.note_ending(ErrorCause::CompletionQueueOverflow);
         self.enter_error(Cause::CompletionQueueOverflow);
     }
 
@@ -227,7 +227,7 @@ impl QueuePair {
             return false;
         }
         self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
-        self.common.history.note_ending(Ending::Panic);
+        self.common.history.note_ending(ErrorCause::Panic);
         self.requester.abandon();
         self.responder.abandon();
         self.enter_error(Cause::Panic);

@@ -10,7 +10,7 @@ use crate::transport::datagram::{ModifyLimits, SourceAddress};
 use crate::transport::marks::{Marking, TrafficClass};
 use crate::transport::path::{HiddenFields, Path, PathKey};
 use crate::transport::window_share::WindowShare;
-use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
+use crate::types::{Cause, ErrorCause, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
 use crate::wire::Flow;
 use crate::wire::icrc::Seed;
 
@@ -116,7 +116,7 @@ impl QueuePair {
         match to {
             QueuePairState::Reset => return self.reset(),
             QueuePairState::Error => {
-                self.common.history.note_ending(Ending::Application);
+                self.common.history.note_ending(ErrorCause::Application);
                 return self.enter_error(Cause::QueuePairInError);
             }
             _ => {}
@@ -206,7 +206,7 @@ impl QueuePair {
             peer_address,
             destination: self.common.attributes.dest_qp_num.unwrap_or_default(),
             mtu: self.common.attributes.path_mtu.unwrap_or_default(),
-            peer: self.common.attributes.peer.unwrap_or(PeerCapabilities::STRANGER),
+            peer: self.common.attributes.peer.unwrap_or(PeerCapabilities::STANDARD),
             is_known_to_peer,
             traffic_class: traffic_class.into(),
             hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },

@@ -239,7 +239,7 @@ impl Requester {
         if due(self.recovery.timeout_at) {
             common.count(Counter::LocalAckTimeout);
             self.tell_congestion(common, now, CongestionKind::Persistent);
-            self.spend_retry(common, now, Cause::NoAnswer)?;
+            self.spend_retry(common, now, Cause::NoResponse)?;
         } else if due(self.recovery.probe_at) {
             self.probe(common, now);
         }

@@ -26,7 +26,7 @@ impl Requester {
             return;
         }
         let window = self.window_on(path);
-        let (most, pause) = match path.peer.is_ours() {
+        let (most, pause) = match path.peer.is_native() {
             true => (window, NATIVE_PAUSE),
             false => (window.min(STANDARD_BURST_PACKETS), STANDARD_PAUSE),
         };

@@ -95,7 +95,7 @@ fn responses_to_unsolicited_packets_have_no_more_bytes_than_they() {
         [Past::New, Past::Used, Past::Refused].iter().flat_map(|past| packets().map(move |packet| (*past, packet)))
     {
         for (distance, count) in DISTANCES.iter().flat_map(|distance| COUNTS.map(|count| (*distance, count))) {
-            let capabilities = if count == 2 { NATIVE } else { PeerCapabilities::STRANGER };
+            let capabilities = if count == 2 { NATIVE } else { PeerCapabilities::STANDARD };
             let mut pair = connection(capabilities, past);
             let ratio = amplification(&mut pair, opcode, payload, distance, count);
             worst = worst.max(ratio);
@@ -108,7 +108,7 @@ fn responses_to_unsolicited_packets_have_no_more_bytes_than_they() {
 /// A sender that knows the key and the address may repeat a READ, but only this often.
 #[test]
 fn a_read_is_repeated_a_bounded_number_of_times() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let (rkey, length) = (pair.ends[1].region.rkey(), 100_000);
     let read = Forged::new(Opcode::RC_READ_REQUEST, FIRST)
         .with(|headers| headers.reth = Some(Reth { va: 0x10_0000, rkey, length }));
@@ -124,7 +124,7 @@ fn a_read_is_repeated_a_bounded_number_of_times() {
 #[test]
 fn a_lost_acknowledgement_is_repeated_at_once() {
     for payload in [4, 8, 1_024] {
-        let mut pair = Pair::new(PeerCapabilities::STRANGER);
+        let mut pair = Pair::new(PeerCapabilities::STANDARD);
         let into = pair.ends[1].sge(0, 2_048);
         pair.ends[1].post_receive(&[into]);
         let send = Forged::new(Opcode::RC_SEND_ONLY, FIRST)

@@ -9,7 +9,7 @@ const MTU: u64 = 1_024;
 
 /// An event that a controller received.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum Heard {
+pub(super) enum PeerPacketKind {
     Sent(Sent),
     Acked(Acked),
     Congestion(CongestionEvent),
@@ -22,21 +22,21 @@ pub(super) struct Script {
     rate: Option<u64>,
     /// Whether the rate is what the path carries.
     is_known: bool,
-    heard: Arc<Mutex<Vec<Heard>>>,
+    heard: Arc<Mutex<Vec<PeerPacketKind>>>,
     built: Arc<Mutex<Vec<PathFacts>>>,
 }
 
 impl CongestionControl for Script {
     fn on_sent(&mut self, sent: &Sent) {
-        self.heard.lock().unwrap().push(Heard::Sent(*sent));
+        self.heard.lock().unwrap().push(PeerPacketKind::Sent(*sent));
     }
 
     fn on_ack(&mut self, ack: &Acked) {
-        self.heard.lock().unwrap().push(Heard::Acked(*ack));
+        self.heard.lock().unwrap().push(PeerPacketKind::Acked(*ack));
     }
 
     fn on_congestion(&mut self, event: &CongestionEvent) {
-        self.heard.lock().unwrap().push(Heard::Congestion(*event));
+        self.heard.lock().unwrap().push(PeerPacketKind::Congestion(*event));
     }
 
     fn window(&self) -> u64 {
@@ -94,7 +94,7 @@ impl Script {
         self.pair(QueuePairType::ReliableConnection, capabilities)
     }
 
-    pub(super) fn heard(&self) -> Vec<Heard> {
+    pub(super) fn heard(&self) -> Vec<PeerPacketKind> {
         self.heard.lock().unwrap().clone()
     }
 
@@ -103,19 +103,19 @@ impl Script {
         let heard = self.heard().into_iter();
         heard
             .filter_map(
-                |heard| if let Heard::Sent(Sent { now, bytes, .. }) = heard { Some((now, bytes)) } else { None },
+                |heard| if let PeerPacketKind::Sent(Sent { now, bytes, .. }) = heard { Some((now, bytes)) } else { None },
             )
             .collect()
     }
 
     fn acknowledged(&self) -> Vec<Acked> {
         let heard = self.heard().into_iter();
-        heard.filter_map(|heard| if let Heard::Acked(ack) = heard { Some(ack) } else { None }).collect()
+        heard.filter_map(|heard| if let PeerPacketKind::Acked(ack) = heard { Some(ack) } else { None }).collect()
     }
 
     pub(super) fn events(&self) -> Vec<CongestionEvent> {
         let heard = self.heard().into_iter();
-        heard.filter_map(|heard| if let Heard::Congestion(event) = heard { Some(event) } else { None }).collect()
+        heard.filter_map(|heard| if let PeerPacketKind::Congestion(event) = heard { Some(event) } else { None }).collect()
     }
 }
 
@@ -152,7 +152,7 @@ fn a_controller_is_built_once_for_a_path_and_knows_it() {
     assert_eq!((own, peer), (pair.ends[0].address, pair.ends[1].address));
     assert_eq!((mtu, is_peer_native, socket_bytes), (Mtu::Mtu1024, true, 1 << 20));
     let standard = Script::new(MTU, None);
-    standard.reliable(PeerCapabilities::STRANGER);
+    standard.reliable(PeerCapabilities::STANDARD);
     let built = standard.built.lock().unwrap().clone();
     assert_eq!((built.len(), built[0].is_peer_native, built[0].socket_bytes), (1, false, 64 << 10));
 }
@@ -161,12 +161,12 @@ fn a_controller_is_built_once_for_a_path_and_knows_it() {
 fn the_window_bounds_what_is_in_flight_as_the_socket_does() {
     for (window, packets) in [(4 * MTU, 4), (5 * MTU - 1, 4), (40 * MTU, 40), (u64::MAX, 64)] {
         let script = Script::new(window, None);
-        let mut pair = script.reliable(PeerCapabilities::STRANGER);
+        let mut pair = script.reliable(PeerCapabilities::STANDARD);
         write(&mut pair, 200_000);
         pair.drive(Duration::from_millis(1));
         assert_eq!(pair.most_in_flight, packets, "{window}");
         let most =
-            script.heard().iter().map(|heard| if let Heard::Sent(sent) = heard { sent.in_flight } else { 0 }).max();
+            script.heard().iter().map(|heard| if let PeerPacketKind::Sent(sent) = heard { sent.in_flight } else { 0 }).max();
         assert_eq!(most, Some(u64::from(packets) * MTU));
         expect_done(&mut pair, 1);
     }
@@ -191,7 +191,7 @@ fn a_rate_spaces_packets_and_spends_no_try() {
     // A packet every 10 ms: longer than a probe waits. 16 packets, without a response, last longer than the transport
     // timer.
     let script = Script::new(u64::MAX, Some(100 * MTU));
-    let mut pair = script.reliable(PeerCapabilities::STRANGER);
+    let mut pair = script.reliable(PeerCapabilities::STANDARD);
     let start = pair.now;
     write(&mut pair, 40 * MTU as u32);
     pair.drive(Duration::from_millis(10));
@@ -307,7 +307,7 @@ fn a_transport_timeout_is_persistent_congestion() {
     // All leave again, and count again as sent; they were in flight already. Only the first is known to be lost.
     let before = script.heard().len();
     end.transmit(pair.now);
-    let again = |lost| Heard::Sent(Sent { now: pair.now, bytes: MTU, lost, in_flight: 10 * MTU });
+    let again = |lost| PeerPacketKind::Sent(Sent { now: pair.now, bytes: MTU, lost, in_flight: 10 * MTU });
     let heard = script.heard().split_off(before);
     assert_eq!((heard[0], heard[1..].iter().all(|heard| *heard == again(0))), (again(MTU), true));
     pair.drive(Duration::from_millis(1));

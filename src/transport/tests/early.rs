@@ -36,7 +36,7 @@ fn counter(pair: &Pair, counter: Counter) -> u64 {
 
 #[test]
 fn a_packet_beyond_what_a_standard_peer_has_in_flight_is_dropped() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     assert!(ahead(64).arrive(&mut pair, 1).dropped.is_some());
     let arrived = send_honestly(&mut pair, 66);
     assert_eq!(arrived.iter().position(|bytes| *bytes != HONEST), None);
@@ -53,7 +53,7 @@ fn a_packet_beyond_what_a_native_peer_has_in_flight_is_dropped() {
 
 #[test]
 fn packets_far_ahead_are_no_evidence_of_a_gap() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     for distance in 60_000..60_003 {
         ahead(distance).arrive(&mut pair, 1);
     }
@@ -85,7 +85,7 @@ fn a_packet_longer_than_the_mtu_is_not_kept() {
 /// The peer would have repeated it long before.
 #[test]
 fn a_packet_that_waits_long_is_forgotten() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     assert_eq!(ahead(5).arrive(&mut pair, 1).dropped, None);
     pair.drive(Duration::from_secs(5));
     let arrived = send_honestly(&mut pair, 8);
@@ -97,7 +97,7 @@ fn a_packet_that_waits_long_is_forgotten() {
 #[test]
 fn what_a_peer_can_make_an_end_hold_is_bounded() {
     // Window times MTU, plus headers and the ring.
-    for (capabilities, most) in [(PeerCapabilities::STRANGER, 80_000), (NATIVE, 1_200_000)] {
+    for (capabilities, most) in [(PeerCapabilities::STANDARD, 80_000), (NATIVE, 1_200_000)] {
         let mut pair = Pair::new(capabilities);
         for distance in (1..10_000).chain([1 << 20, 1 << 22]) {
             ahead(distance).payload(&[1; 1_024]).arrive(&mut pair, 1);
@@ -134,7 +134,7 @@ fn counter_of_drops(pair: &Pair, reason: DropReason) -> u64 {
 #[test]
 fn a_standard_peer_never_has_more_than_64_packets_in_flight() {
     for length in [8, 1_000_000] {
-        let mut pair = Pair::new(PeerCapabilities::STRANGER);
+        let mut pair = Pair::new(PeerCapabilities::STANDARD);
         let (local, rkey) = (pair.ends[0].sge(0, length), pair.ends[1].region.rkey());
         let write = Operation::Write { remote_addr: 0x10_0000, rkey };
         (0..60).for_each(|_| pair.ends[0].post(pair.now, write, &[local]));
@@ -162,7 +162,7 @@ fn responses_to_what_is_not_in_flight_change_nothing() {
         Syndrome::ReceiverNotReady { timer: 1 },
     ];
     for (syndrome, distance) in syndromes.iter().flat_map(|syndrome| [-1, 3, 64, 1 << 22].map(|at| (*syndrome, at))) {
-        let mut pair = Pair::new(PeerCapabilities::STRANGER);
+        let mut pair = Pair::new(PeerCapabilities::STANDARD);
         let (local, rkey) = (pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
         let write = Operation::Write { remote_addr: 0x10_0000, rkey };
         (0..3).for_each(|_| pair.ends[0].post(pair.now, write, &[local]));
@@ -180,7 +180,7 @@ fn responses_to_what_is_not_in_flight_change_nothing() {
 #[test]
 fn a_gap_that_closes_before_its_report_leaves_is_not_reported() {
     let gaps = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };
-    for capabilities in [PeerCapabilities::STRANGER, NATIVE, gaps] {
+    for capabilities in [PeerCapabilities::STANDARD, NATIVE, gaps] {
         let mut pair = Pair::new(capabilities);
         let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(512, 8));
         (0..5).for_each(|_| pair.ends[1].post_receive(&[into]));

@@ -177,7 +177,7 @@ fn readers_wait_for_the_room_that_they_need() {
 /// acknowledgement request.
 #[test]
 fn a_window_full_of_packets_that_do_not_ask_is_asked_about_soon() {
-    let mut crowd = Crowd::new(64, PeerCapabilities::STRANGER);
+    let mut crowd = Crowd::new(64, PeerCapabilities::STANDARD);
     let write = crowd.write();
     (0..64).for_each(|member| crowd.post(member, write, 16 << 10, 4, 4));
     crowd.pair.drive(Duration::from_millis(1));

@@ -70,7 +70,7 @@ impl Wire {
 
 #[test]
 fn a_standard_peer_that_responds_as_linux_gets_the_next_one_as_linux_at_once() {
-    let mut wire = Wire::new(PeerCapabilities::STRANGER);
+    let mut wire = Wire::new(PeerCapabilities::STANDARD);
     wire.post();
     assert!(!wire.sent().1, "the standard's comes first");
     let (flush, as_linux) = wire.sent_again();
@@ -86,7 +86,7 @@ fn a_standard_peer_that_responds_as_linux_gets_the_next_one_as_linux_at_once() {
 
 #[test]
 fn a_peer_that_responds_to_the_standard_gets_the_standard() {
-    let mut wire = Wire::new(PeerCapabilities::STRANGER);
+    let mut wire = Wire::new(PeerCapabilities::STANDARD);
     for _ in 0..3 {
         wire.post();
         let (flush, as_linux) = wire.sent();
@@ -116,9 +116,9 @@ fn a_peer_of_our_own_never_gets_linux_s() {
 #[test]
 fn linux_s_icrc_is_taken_from_strangers_for_flush_only() {
     for (capabilities, opcode, dropped) in [
-        (PeerCapabilities::STRANGER, Opcode::RC_FLUSH, 0),
+        (PeerCapabilities::STANDARD, Opcode::RC_FLUSH, 0),
         (NATIVE, Opcode::RC_FLUSH, 1),
-        (PeerCapabilities::STRANGER, Opcode::RC_SEND_ONLY, 1),
+        (PeerCapabilities::STANDARD, Opcode::RC_SEND_ONLY, 1),
     ] {
         let mut wire = Wire::new(capabilities);
         wire.post();

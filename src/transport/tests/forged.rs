@@ -53,7 +53,7 @@ impl Forged {
         let mut bytes = vec![0; packet_bytes(headers.bth.opcode, length as u32)];
         let start = headers.emit(&mut bytes);
         bytes[start..start + length].copy_from_slice(&self.payload);
-        seal(&mut bytes, &flow(pair, to, self.source_port), self.identification);
+        append_icrc(&mut bytes, &flow(pair, to, self.source_port), self.identification);
         bytes
     }
 
@@ -68,7 +68,7 @@ fn flow(pair: &Pair, to: usize, source_port: u16) -> Flow {
     Flow { source: pair.ends[1 - to].address, destination: pair.ends[to].address, source_port }
 }
 
-fn seal(packet: &mut [u8], flow: &Flow, (identification, dont_fragment): (u16, bool)) {
+fn append_icrc(packet: &mut [u8], flow: &Flow, (identification, dont_fragment): (u16, bool)) {
     let covered = packet.len() - 4;
     let value = icrc::compute(flow, identification, dont_fragment, &packet[..covered]);
     packet[covered..].copy_from_slice(&value.to_le_bytes());
@@ -122,13 +122,13 @@ fn an_executed_packet_pins_the_port() {
 #[test]
 fn an_implausible_packet_says_nothing_of_a_standard_peers_headers() {
     for forged in implausible() {
-        let mut pair = Pair::new(PeerCapabilities::STRANGER);
+        let mut pair = Pair::new(PeerCapabilities::STANDARD);
         let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
         forged.arrive(&mut pair, 1);
         pair.ends[1].post_receive(&[into]);
         pair.ends[0].post(pair.now, Operation::Send, &[local]);
         let mut packet = pair.ends[0].transmit(pair.now).remove(0);
-        seal(&mut packet, &flow(&pair, 1, HONEST_PORT), ODD);
+        append_icrc(&mut packet, &flow(&pair, 1, HONEST_PORT), ODD);
         assert_eq!(arrive(&mut pair, 1, HONEST_PORT, &packet).dropped, None, "after {:?}", forged.headers.bth);
         assert_eq!(pair.ends[1].poll().len(), 1);
     }
@@ -137,7 +137,7 @@ fn an_implausible_packet_says_nothing_of_a_standard_peers_headers() {
 /// Bits that may flip together with the hidden header fields stay visible as soon as these fields are known.
 #[test]
 fn no_flipped_bit_passes_when_the_peer_sends_identification_0() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let into = pair.ends[1].sge(0, 4_096);
     (0..2).for_each(|_| pair.ends[1].post_receive(&[into]));
     let honest = |psn| Forged::new(Opcode::RC_SEND_ONLY, psn).payload(&pattern(1_024));
@@ -160,7 +160,7 @@ fn no_flipped_bit_passes_when_the_peer_sends_identification_0() {
 /// A peer that counts its packets begins with 0.
 #[test]
 fn a_peer_that_began_with_identification_0_may_go_on_with_others() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
     let mut identification = 0;
     for _ in 0..20 {
@@ -168,7 +168,7 @@ fn a_peer_that_began_with_identification_0_may_go_on_with_others() {
         pair.ends[0].post(pair.now, Operation::Send, &[local]);
         while pair.ends[0].poll().is_empty() {
             for mut packet in pair.ends[0].transmit(pair.now) {
-                seal(&mut packet, &flow(&pair, 1, HONEST_PORT), (identification, true));
+                append_icrc(&mut packet, &flow(&pair, 1, HONEST_PORT), (identification, true));
                 arrive(&mut pair, 1, HONEST_PORT, &packet);
                 identification += 1;
             }
@@ -187,11 +187,11 @@ fn a_peer_that_began_with_identification_0_may_go_on_with_others() {
 #[test]
 fn an_implausible_packet_is_not_heard_from_the_peer() {
     for forged in implausible() {
-        let mut pair = Pair::new(PeerCapabilities::STRANGER);
+        let mut pair = Pair::new(PeerCapabilities::STANDARD);
         forged.clone().identified((0, true)).arrive(&mut pair, 1);
         let end = &pair.ends[1];
         let (report, _) = end.endpoint.queue_pair_report(pair.now, end.qpn).unwrap();
-        let heard = (report.last_request.is_some(), report.last_answer.is_some());
+        let heard = (report.last_request.is_some(), report.last_response.is_some());
         assert_eq!(heard, (false, false), "{:?}", forged.headers.bth);
     }
 }
@@ -199,12 +199,12 @@ fn an_implausible_packet_is_not_heard_from_the_peer() {
 #[test]
 fn an_implausible_packet_establishes_no_communication() {
     for forged in &implausible()[..2] {
-        let mut pair = Pair::new(PeerCapabilities::STRANGER);
+        let mut pair = Pair::new(PeerCapabilities::STANDARD);
         let end = &mut pair.ends[1];
         let to = |state| QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() };
         end.endpoint.modify_queue_pair(pair.now, end.qpn, &to(QueuePairState::Reset), None, &LIMITS).unwrap();
         let peer =
-            Peer { address: pair.ends[0].address, qpn: pair.ends[0].qpn, capabilities: PeerCapabilities::STRANGER };
+            Peer { address: pair.ends[0].address, qpn: pair.ends[0].qpn, capabilities: PeerCapabilities::STANDARD };
         pair.ends[1].connect_to(&peer, None, QueuePairState::ReadyToReceive);
         forged.clone().identified((0, true)).arrive(&mut pair, 1);
         assert_eq!(pair.ends[1].events.poll(), None, "{:?}", forged.headers.bth);
@@ -218,7 +218,7 @@ fn an_implausible_packet_establishes_no_communication() {
 /// sent.
 #[test]
 fn an_implausible_flush_teaches_nothing_of_linux() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let mut forged = Forged::new(Opcode::RC_FLUSH, FIRST.plus(1 << 22))
         .with(|headers| {
             headers.reth = Some(crate::wire::Reth::default());
@@ -262,7 +262,7 @@ fn an_early_packet_from_another_port_is_not_executed() {
 /// Four of them would be believed, if they were executed.
 #[test]
 fn packets_that_wait_say_nothing_of_a_standard_peers_headers() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
     pair.ends[1].post_receive(&[into]);
     pair.ends[0].post(pair.now, Operation::Send, &[local]);

@@ -21,7 +21,7 @@ fn transmit(pair: &mut Pair, from: usize) -> Option<(Transmit, Vec<u8>)> {
 fn standard(script: &Script, traffic_class: u8) -> Pair {
     let mut ends = script.ends(QueuePairType::ReliableConnection);
     ends[0].traffic_class = traffic_class;
-    Pair::connected(ends, PeerCapabilities::STRANGER)
+    Pair::connected(ends, PeerCapabilities::STANDARD)
 }
 
 /// Delivers a datagram with this traffic class to an end.
@@ -62,8 +62,8 @@ fn packets_may_be_marked_where_a_controller_hears_of_it() {
         (controlled(ECHOES, 0x28), 0x2a),
         (controlled(ECHOES, 0x2b), 0x2a),
         (controlled(NATIVE, 0x2a), 0x28),
-        (controlled(PeerCapabilities::STRANGER, 0x29), 0x28),
-        (controlled(PeerCapabilities::STRANGER, 0x2a), 0x2a),
+        (controlled(PeerCapabilities::STANDARD, 0x29), 0x28),
+        (controlled(PeerCapabilities::STANDARD, 0x2a), 0x2a),
         (Pair::new(ECHOES), 0),
         (script.pair(QueuePairType::UnreliableConnection, ECHOES), 0),
     ];
@@ -101,7 +101,7 @@ fn a_native_peer_echoes_marks_of_requests_and_hears_those_of_responses() {
 
 #[test]
 fn echoes_of_a_peer_that_makes_none_are_ignored() {
-    for capabilities in [NATIVE, PeerCapabilities::STRANGER] {
+    for capabilities in [NATIVE, PeerCapabilities::STANDARD] {
         let script = Script::new(u64::MAX, None);
         let mut pair = script.reliable(capabilities);
         write(&mut pair, 100);

@@ -127,7 +127,7 @@ fn cost(bytes: u64, rate: u64) -> Duration {
 #[test]
 fn read_responses_leave_in_bursts_that_are_paid_for() {
     for (capabilities, packets_per_second, burst) in
-        [(NATIVE, 2_000, 2), (PeerCapabilities::STRANGER, 20_000, 5), (NATIVE, 20_000, 5)]
+        [(NATIVE, 2_000, 2), (PeerCapabilities::STANDARD, 20_000, 5), (NATIVE, 20_000, 5)]
     {
         let rate = packets_per_second * u64::from(MTU);
         let mut watched =
@@ -231,7 +231,7 @@ fn a_read_response_waits_two_milliseconds_at_most() {
 #[test]
 fn a_known_rate_takes_the_place_of_an_unreliable_connections_pauses() {
     let script = Script::new(u64::MAX, Some(1_000 * u64::from(MTU)));
-    let mut watched = Watched::new(&script, QueuePairType::UnreliableConnection, PeerCapabilities::STRANGER);
+    let mut watched = Watched::new(&script, QueuePairType::UnreliableConnection, PeerCapabilities::STANDARD);
     let start = watched.pair.now;
     watched.write(1, 50);
     watched.run_for(200);
@@ -245,7 +245,7 @@ fn a_known_rate_takes_the_place_of_an_unreliable_connections_pauses() {
 #[test]
 fn without_a_known_rate_an_unreliable_connection_has_its_pauses() {
     let script = Script::with_unknown_rate(u64::MAX, 1_000 * u64::from(MTU));
-    let mut watched = Watched::new(&script, QueuePairType::UnreliableConnection, PeerCapabilities::STRANGER);
+    let mut watched = Watched::new(&script, QueuePairType::UnreliableConnection, PeerCapabilities::STANDARD);
     let start = watched.pair.now;
     watched.write(1, 64);
     watched.run_for(200);
@@ -405,7 +405,7 @@ const MEGABYTE: u32 = 8_000;
 fn a_rate_limit_holds_on_a_path_without_a_controller() {
     for (service, capabilities, burst) in [
         (QueuePairType::ReliableConnection, NATIVE, 4),
-        (QueuePairType::ReliableConnection, PeerCapabilities::STRANGER, 1),
+        (QueuePairType::ReliableConnection, PeerCapabilities::STANDARD, 1),
         (QueuePairType::UnreliableConnection, NATIVE, 4),
     ] {
         let mut watched = Watched::uncontrolled(service, capabilities);

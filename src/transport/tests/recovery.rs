@@ -244,7 +244,7 @@ fn a_packet_that_never_arrives_fails_although_a_read_behind_it_does() {
 
 #[test]
 fn what_a_timeout_sends_again_is_not_sent_twice() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     pair.begin_read(10 * MTU);
     pair.catch(0).iter().for_each(|sent| pair.deliver(sent));
     let responses = pair.catch(1);
@@ -320,7 +320,7 @@ fn responses_of_atomics_that_come_early_after_going_back_stop_no_clock() {
 /// come too early again.
 #[test]
 fn the_response_to_a_probe_is_no_sample_and_the_next_probe_waits_longer() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let first_wait = |pair: &mut Pair| {
         pair.begin_write(1);
         let mut first = true;

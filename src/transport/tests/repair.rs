@@ -143,7 +143,7 @@ const SOON: Duration = Duration::from_millis(3);
 
 #[test]
 fn a_wait_for_a_receiver_is_no_round_trip() {
-    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let longest = QueuePairAttributes { min_rnr_timer: Some(0), ..QueuePairAttributes::default() };
     let qpn = pair.ends[1].qpn;
     pair.ends[1].endpoint.modify_queue_pair(Time::ZERO, qpn, &longest, None, &LIMITS).unwrap();

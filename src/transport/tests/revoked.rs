@@ -31,7 +31,7 @@ fn a_local_request_is_not_forgotten_behind_an_acknowledgement() {
 
 #[test]
 fn a_late_repetition_of_a_read_does_not_end_the_connection() {
-    for capabilities in [NATIVE, PeerCapabilities::STRANGER] {
+    for capabilities in [NATIVE, PeerCapabilities::STANDARD] {
         let mut pair = Pair::new(capabilities);
         let (now, addresses) = (pair.now, [0, 1].map(|at| pair.ends[at].address));
         let region = revocable(&pair.ends[1]);

@@ -18,7 +18,7 @@ struct Lossy {
 impl Lossy {
     fn new() -> Self {
         Self {
-            pair: Pair::of(QueuePairType::UnreliableConnection, PeerCapabilities::STRANGER),
+            pair: Pair::of(QueuePairType::UnreliableConnection, PeerCapabilities::STANDARD),
             sent: Vec::new(),
             reached: None,
         }

@@ -43,7 +43,7 @@ impl Extended {
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
         let backing = Backing::from_vec(vec![0; 4096]);
         let second = target.table.register(DomainId(2), backing, Some(0x80_0000), access).unwrap();
-        let capabilities = PeerCapabilities::STRANGER;
+        let capabilities = PeerCapabilities::STANDARD;
         let peers = [1, 0].map(|at| Peer { address: ends[at].address, qpn: ends[at].qpn, capabilities });
         ends.iter_mut().zip(&peers).for_each(|(end, peer)| end.connect(peer));
         let pair = Pair::between(ends);

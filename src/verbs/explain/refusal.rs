@@ -44,7 +44,7 @@ fn right(operation: &Operation) -> &'static str {
 
 /// Returns the last success of the same kind of access, and of the other kinds.
 fn worked(operation: &Operation, report: &QueuePairReport) -> (Option<RemoteAccess>, [Option<RemoteAccess>; 2]) {
-    let worked = &report.worked;
+    let worked = &report.last_successes;
     match operation {
         Operation::Read { .. } => (worked.read, [worked.write, worked.atomic]),
         Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. } => {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::{Diagnosis, time};
-use crate::types::{Counter, DropReason, FailedRequest, Heard, LastHeard, Mtu, Operation, PathError, QueuePairReport};
+use crate::types::{Counter, DropReason, FailedRequest, PeerPacketKind, LastPeerPacket, Mtu, Operation, PathError, QueuePairReport};
 
 /// Size of a packet without its payload: IPv4, UDP and the longest transport headers with the ICRC.
 const OVERHEAD_BYTES: u32 = 64;
@@ -23,7 +23,7 @@ pub(super) fn silence(failed: &FailedRequest, report: &QueuePairReport) -> Diagn
         .or_else(|| too_late(report))
         .or_else(|| large_packets_vanish(failed, report))
         .or_else(|| one_way(peer, failed, report))
-        .unwrap_or_else(|| match report.last_heard() {
+        .unwrap_or_else(|| match report.last_packet() {
             Some(heard) => went_silent(peer, failed, heard, report),
             None => never_heard(peer, report),
         })
@@ -45,7 +45,7 @@ pub(super) fn losses(failed: &FailedRequest, report: &QueuePairReport) -> Diagno
 
 /// Diagnoses losses up to the end, even if the last try ended by a timeout.
 fn kept_missing(report: &QueuePairReport) -> Option<Diagnosis> {
-    let said_so = report.last_answer.is_some_and(|answer| answer.what == Heard::SequenceNak);
+    let said_so = report.last_response.is_some_and(|answer| answer.what == PeerPacketKind::SequenceNak);
     (said_so && report.counters.get(Counter::ReceivedSequenceNak) > 0).then(|| lost(report))
 }
 
@@ -64,7 +64,7 @@ fn path_error(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
     let error = report.path_error.as_ref()?;
     // The last try would have caused it again.
     let is_over = report.last_try.is_some_and(|tried| error.ago > tried);
-    if is_over || report.last_answer.is_some_and(|answer| answer.ago < error.ago) {
+    if is_over || report.last_response.is_some_and(|answer| answer.ago < error.ago) {
         return None;
     }
     let reporter = match error.reporter {
@@ -141,7 +141,7 @@ fn too_big(peer: IpAddr, error: &PathError, report: &QueuePairReport) -> Diagnos
 
 /// Diagnoses responses that came after the request had failed.
 fn too_late(report: &QueuePairReport) -> Option<Diagnosis> {
-    let late = report.late_answers;
+    let late = report.late_responses;
     (late > 0).then(|| {
         Diagnosis::new(
             format!("the peer answered too late: {late} answers came after the request had been given up"),
@@ -152,7 +152,7 @@ fn too_late(report: &QueuePairReport) -> Option<Diagnosis> {
 
 /// Diagnoses packets for this queue pair that come from another address.
 fn wrong_address(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
-    let source = report.wrong_source.filter(|_| report.last_heard().is_none())?;
+    let source = report.wrong_source.filter(|_| report.last_packet().is_none())?;
     Some(Diagnosis::new(
         format!("the peer's GID is wrong here: packets for this queue pair come from {source}, not from {peer}"),
         format!("connect to the GID of {source} if that is the peer, or give the peer the right source GID index"),
@@ -161,7 +161,7 @@ fn wrong_address(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
 
 /// Diagnoses packets of the peer that arrive but are dropped here.
 pub(super) fn misdirected(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
-    if report.last_heard().is_some() {
+    if report.last_packet().is_some() {
         return None;
     }
     if let Some(diagnosis) = wrong_address(peer, report) {
@@ -200,7 +200,7 @@ pub(super) fn misdirected(peer: IpAddr, report: &QueuePairReport) -> Option<Diag
 }
 
 fn stray(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
-    let stray = report.strays.iter().max_by_key(|stray| stray.count)?;
+    let stray = report.unmatched_packets.iter().max_by_key(|stray| stray.count)?;
     let (count, ago) = (stray.count, time(stray.ago));
     Some(match stray.qpn {
         Some(qpn) => Diagnosis::new(
@@ -223,7 +223,7 @@ fn stray(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
 /// Diagnoses responses whose sequence numbers belong to no packet sent.
 fn wrong_sequence(report: &QueuePairReport) -> Option<Diagnosis> {
     let misfits = report.counters.get_drop(DropReason::BadPsn);
-    if report.was_acknowledged || report.last_answer.is_none() || misfits == 0 {
+    if report.was_acknowledged || report.last_response.is_none() || misfits == 0 {
         return None;
     }
     let psn = report.status.attributes.sq_psn.unwrap_or_default();
@@ -239,7 +239,7 @@ fn wrong_sequence(report: &QueuePairReport) -> Option<Diagnosis> {
 /// Diagnoses a path on which small messages arrived, but not the first one that fills whole packets.
 fn large_packets_vanish(failed: &FailedRequest, report: &QueuePairReport) -> Option<Diagnosis> {
     let path_mtu = report.status.attributes.path_mtu.unwrap_or_default();
-    let (mtu, longest) = (path_mtu.bytes(), report.worked.longest);
+    let (mtu, longest) = (path_mtu.bytes(), report.last_successes.longest);
     let carries = !matches!(failed.operation, Operation::Read { .. }) && !failed.operation.is_atomic();
     let only_small_arrived = report.was_acknowledged && longest > 0 && longest < mtu.min(1_024);
     (carries && failed.length >= mtu && mtu > 1_024 && only_small_arrived).then(|| {
@@ -260,7 +260,7 @@ fn one_way(peer: IpAddr, failed: &FailedRequest, report: &QueuePairReport) -> Op
     let tried_for = wait(report) * (u32::from(failed.tries) + 2);
     let came_meanwhile = report.gave_up.is_none_or(|gave_up| request.ago <= gave_up + tried_for);
     // If requests and responses end together, the peer went silent.
-    let outlived = report.last_answer.is_none_or(|answer| request.ago + wait(report) < answer.ago);
+    let outlived = report.last_response.is_none_or(|answer| request.ago + wait(report) < answer.ago);
     if !came_meanwhile || !outlived {
         return None;
     }
@@ -280,7 +280,7 @@ fn one_way(peer: IpAddr, failed: &FailedRequest, report: &QueuePairReport) -> Op
 }
 
 /// Diagnoses a peer that was heard before.
-fn went_silent(peer: IpAddr, failed: &FailedRequest, heard: LastHeard, report: &QueuePairReport) -> Diagnosis {
+fn went_silent(peer: IpAddr, failed: &FailedRequest, heard: LastPeerPacket, report: &QueuePairReport) -> Diagnosis {
     if report.status.attributes.retry_cnt == Some(0) && failed.tries == 0 {
         return Diagnosis::new(
             "a single lost packet or response ended the connection, because retry_cnt is 0; or the peer went silent",
@@ -317,9 +317,9 @@ fn went_silent(peer: IpAddr, failed: &FailedRequest, heard: LastHeard, report: &
 }
 
 /// Returns when the same host was last heard on another queue pair, if that is after it was last heard on this one.
-fn alive_elsewhere(report: &QueuePairReport) -> Option<LastHeard> {
+fn alive_elsewhere(report: &QueuePairReport) -> Option<LastPeerPacket> {
     let other = report.heard_elsewhere?;
-    let later = report.last_heard().is_none_or(|here| other.ago < here.ago);
+    let later = report.last_packet().is_none_or(|here| other.ago < here.ago);
     later.then_some(other)
 }
 

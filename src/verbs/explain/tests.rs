@@ -2,14 +2,14 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::types::{
-    AddressVector, ControlReport, Counters, DropReason, Gid, Heard, LastHeard, PathError, PathReport, PeerFault, Qpn,
+    AddressVector, ControlReport, Counters, DropReason, Gid, PeerPacketKind, LastPeerPacket, PathError, PathReport, PeerFault, Qpn,
     QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, RefusedRequest, Rkey,
 };
 
 const NO_ANSWER: FailedRequest = FailedRequest {
     wr_id: 3,
     status: CompletionStatus::RetryExceededError,
-    cause: Cause::NoAnswer,
+    cause: Cause::NoResponse,
     operation: Operation::Send,
     length: 64,
     tries: 7,
@@ -37,13 +37,13 @@ fn report(peer: &str) -> QueuePairReport {
     QueuePairReport::new(status, Counters::default())
 }
 
-fn ago(milliseconds: u64, what: Heard) -> Option<LastHeard> {
-    Some(LastHeard { what, ago: Duration::from_millis(milliseconds) })
+fn ago(milliseconds: u64, what: PeerPacketKind) -> Option<LastPeerPacket> {
+    Some(LastPeerPacket { what, ago: Duration::from_millis(milliseconds) })
 }
 
 /// Returns the explanation of a failed request.
 fn of(failed: FailedRequest, mut report: QueuePairReport) -> String {
-    report.ending = Some(Ending::Request(failed));
+    report.error_cause = Some(ErrorCause::Request(failed));
     explain(&error(failed.status, failed.cause), Some(&report))
 }
 
@@ -97,7 +97,7 @@ fn errors_that_are_over_are_not_blamed() {
     has(&of(NO_ANSWER, late.clone()), &["never answered"]);
     late.last_try = Some(Duration::from_secs(60));
     has(&of(NO_ANSWER, late.clone()), &["nothing listens on UDP port 4791 of 10.0.0.2"]);
-    late.last_answer = ago(50_000, Heard::Acknowledgement);
+    late.last_response = ago(50_000, PeerPacketKind::Acknowledgement);
     has(&of(NO_ANSWER, late), &["10.0.0.2 went silent 50.0 s ago"]);
 }
 
@@ -106,16 +106,16 @@ fn a_peer_that_sent_and_answered_until_it_died_went_silent() {
     let mut dead = report("10.0.0.2");
     dead.was_acknowledged = true;
     dead.gave_up = Some(Duration::ZERO);
-    dead.last_answer = ago(600, Heard::Acknowledgement);
-    dead.last_request = ago(599, Heard::Request);
+    dead.last_response = ago(600, PeerPacketKind::Acknowledgement);
+    dead.last_request = ago(599, PeerPacketKind::Request);
     let text = of(NO_ANSWER, dead.clone());
     has(&text, &["went silent 599.0 ms ago", "Last heard from 10.0.0.2 599.0 ms ago: a request of its own"]);
-    dead.last_request = ago(20, Heard::Request);
+    dead.last_request = ago(20, PeerPacketKind::Request);
     has(&of(NO_ANSWER, dead.clone()), &["one direction only", "something began to drop them"]);
     // Before this end sent it a request.
     dead.was_acknowledged = false;
-    dead.last_answer = None;
-    dead.last_request = ago(60_000, Heard::Request);
+    dead.last_response = None;
+    dead.last_request = ago(60_000, PeerPacketKind::Request);
     has(&of(NO_ANSWER, dead), &["went silent 60.0 s ago"]);
 }
 
@@ -162,7 +162,7 @@ fn every_fault_of_the_peer_has_its_own_words() {
     ];
     let explained = faults.map(|fault| {
         let refused = RefusedRequest { wr_id: Some(3), ..RefusedRequest::new(fault) };
-        let report = QueuePairReport { ending: Some(Ending::PeerRequest(refused)), ..report("10.0.0.2") };
+        let report = QueuePairReport { ending: Some(ErrorCause::PeerRequest(refused)), ..report("10.0.0.2") };
         explain(&error(CompletionStatus::RemoteInvalidRequestError, Cause::PeerViolation), Some(&report))
     });
     assert!(explained.iter().all(|text| text.contains("was refused here")), "{explained:?}");
@@ -172,20 +172,20 @@ fn every_fault_of_the_peer_has_its_own_words() {
 #[test]
 fn flushed_requests_name_the_first_failure() {
     let mut flushed = report("10.0.0.2");
-    flushed.ending = Some(Ending::Request(FailedRequest { wr_id: 1, ..NO_ANSWER }));
+    flushed.ending = Some(ErrorCause::Request(FailedRequest { wr_id: 1, ..NO_ANSWER }));
     let text = explain(&error(CompletionStatus::WorkRequestFlushedError, Cause::EarlierFailure), Some(&flushed));
     has(&text, &["request 3", "an earlier request 1 (a SEND of 64 bytes)", "10.0.0.2 never answered"]);
-    flushed.ending = Some(Ending::CompletionQueueOverflow);
+    flushed.ending = Some(ErrorCause::CompletionQueueOverflow);
     let text = explain(&error(CompletionStatus::WorkRequestFlushedError, Cause::EarlierFailure), Some(&flushed));
     has(&text, &["its completion queue overflowed"]);
-    flushed.ending = Some(Ending::Panic);
+    flushed.ending = Some(ErrorCause::Panic);
     let text = explain(&error(CompletionStatus::WorkRequestFlushedError, Cause::Panic), Some(&flushed));
     has(&text, &["a panic in this library", "report it"]);
 }
 
 #[test]
 fn what_is_forgotten_is_not_guessed() {
-    let failure = error(CompletionStatus::RetryExceededError, Cause::NoAnswer);
+    let failure = error(CompletionStatus::RetryExceededError, Cause::NoResponse);
     has(&explain(&failure, None), &["request 3", "the queue pair is gone"]);
     has(&explain(&failure, Some(&report("10.0.0.2"))), &["reconnected since"]);
     let text = explain_event(&AsyncEvent::PortError(1), Some(&report("10.0.0.2")));

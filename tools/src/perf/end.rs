@@ -171,11 +171,11 @@ impl End {
         for (qp, bytes) in self.queue_pairs.iter().zip(&other.queue_pairs) {
             let mut info = ConnectionInfo::from_bytes(bytes)?;
             if self.job.strangers {
-                info.peer = PeerCapabilities::STRANGER;
+                info.peer = PeerCapabilities::STANDARD;
                 info.key = None;
             }
             if self.job.service == Service::Datagram {
-                qp.activate()?;
+                qp.bring_up_ud()?;
                 let mut vector = AddressVector::new(info.gid, device.gid_index);
                 (vector.port_num, vector.sl) = (device.port_num, self.job.service_level);
                 self.ways.push((qp.protection_domain().create_ah(&vector)?, info.qpn));

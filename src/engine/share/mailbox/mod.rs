@@ -261,7 +261,7 @@ fn run(shared: &Shared, mut neighbours: Neighbours, look: LookAtGroup) {
         // After a change of a group, which sends this process a request, others may have connected.
         neighbours.take_guests(&shared.listener);
         if has_ends {
-            neighbours.bury().into_iter().for_each(|address| shared.request_look(address, true));
+            neighbours.reap_dead().into_iter().for_each(|address| shared.request_look(address, true));
         }
         let rested = last_look.is_none_or(|last| last.elapsed() >= LOOK_EVERY);
         let asked = std::mem::take(&mut *lock(&shared.looks));

@@ -87,7 +87,7 @@ impl Neighbours {
     }
 
     /// Forgets processes that have ended and removes their sockets; returns the addresses of their groups.
-    pub(super) fn bury(&mut self) -> BTreeSet<IpAddr> {
+    pub(super) fn reap_dead(&mut self) -> BTreeSet<IpAddr> {
         let mut concerned = BTreeSet::new();
         self.guests.retain(|(_, guest)| lives(guest));
         self.known.retain(|name, neighbour| {
@@ -123,10 +123,10 @@ mod tests {
         let address: IpAddr = "127.77.9.1".parse().unwrap();
         let mut neighbours = Neighbours::new(&folder.0).unwrap();
         assert!(neighbours.watch(address, &[one.name(), other.name()]));
-        assert!(neighbours.bury().is_empty());
+        assert!(neighbours.reap_dead().is_empty());
         drop(one);
         wait_readable([neighbours.set.as_fd()], None).unwrap();
-        assert_eq!(neighbours.bury(), BTreeSet::from([address]));
+        assert_eq!(neighbours.reap_dead(), BTreeSet::from([address]));
         assert!(neighbours.watch(address, &[]));
         assert!(neighbours.known.is_empty());
         assert!(!neighbours.watch(address, &[[7; NAME_BYTES]]));
@@ -146,11 +146,11 @@ mod tests {
         for _ in 0..100 {
             drop(guest.connect(&name).unwrap());
             host.take_guests(&listener);
-            host.bury();
+            host.reap_dead();
         }
         assert_eq!(host.guests.len(), 1);
         drop(stays);
-        host.bury();
+        host.reap_dead();
         assert!(host.guests.is_empty());
     }
 }

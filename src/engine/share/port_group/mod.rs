@@ -43,14 +43,14 @@ fn groups() -> Option<MutexGuard<'static, BTreeMap<IpAddr, Group>>> {
 
 /// Description of a joining socket.
 #[derive(Clone, Copy)]
-pub(crate) struct Newcomer<'a> {
+pub(crate) struct JoinRequest<'a> {
     pub(crate) address: LocalAddress,
     /// QPN blocks whose packets it receives.
     pub(crate) blocks: &'a [u32],
     pub(crate) capabilities: PeerCapabilities,
 }
 
-impl Newcomer<'_> {
+impl JoinRequest<'_> {
     fn blocks(&self) -> Vec<u16> {
         self.blocks.iter().map(|block| *block as u16).collect()
     }
@@ -112,15 +112,15 @@ impl Membership {
     ///
     /// `bind` gets the inodes of the sockets that are known to be in the group.
     pub(crate) fn join<E: From<io::Error>>(
-        newcomer: Newcomer<'_>,
+        request: JoinRequest<'_>,
         bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
     ) -> Result<Self, E> {
         let Some(mut groups) = groups() else {
             return Err(io::Error::other("this process is a fork of a fork, too many generations deep").into());
         };
-        let group = groups.entry(newcomer.address.ip).or_insert_with(|| Group::new(newcomer.address));
-        let result = group.join(newcomer, bind);
-        let_go(groups, newcomer.address.ip);
+        let group = groups.entry(request.address.ip).or_insert_with(|| Group::new(request.address));
+        let result = group.join(request, bind);
+        let_go(groups, request.address.ip);
         result
     }
 
@@ -267,15 +267,15 @@ impl Group {
 
     fn join<E: From<io::Error>>(
         &mut self,
-        newcomer: Newcomer<'_>,
+        request: JoinRequest<'_>,
         bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
     ) -> Result<Membership, E> {
         let own = self.slots();
         for _ in 0..OPENINGS {
-            let Some(file) = self.file.clone() else { return self.join_alone(newcomer, bind) };
+            let Some(file) = self.file.clone() else { return self.join_alone(request, bind) };
             let claimed = file.change().and_then(|change| Ok((file.claim(&own)?, change)));
             match claimed {
-                Ok((Some(slot), change)) => return self.join_others(newcomer, &file, slot, change, bind),
+                Ok((Some(slot), change)) => return self.join_others(request, &file, slot, change, bind),
                 Ok((None, _)) => {
                     let message = "128 sockets of this user already receive on the address, which is the maximum";
                     return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message).into());
@@ -311,21 +311,21 @@ impl Group {
 
     fn join_others<E: From<io::Error>>(
         &mut self,
-        newcomer: Newcomer<'_>,
+        request: JoinRequest<'_>,
         file: &Arc<AddressFile>,
         slot: u8,
         change: Change<'_>,
         bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
     ) -> Result<Membership, E> {
         let own = self.slots();
-        let bound = self.bind_member(newcomer, file, slot, bind);
+        let bound = self.bind_member(request, file, slot, bind);
         let socket = bound.inspect_err(|_| {
             file.release(slot);
             if own.is_empty() {
                 file.remove_if_unused(&change);
             }
         })?;
-        let membership = self.add(slot, socket, newcomer, Some(Arc::clone(file)));
+        let membership = self.add(slot, socket, request, Some(Arc::clone(file)));
         let members = file.members(&self.slots());
         self.arrange(file, &change, &members, Some(&membership));
         drop(change);
@@ -336,7 +336,7 @@ impl Group {
     /// Binds a socket and writes its entry to the file.
     fn bind_member<E: From<io::Error>>(
         &self,
-        newcomer: Newcomer<'_>,
+        request: JoinRequest<'_>,
         file: &AddressFile,
         slot: u8,
         bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
@@ -347,9 +347,9 @@ impl Group {
             process: std::process::id(),
             inode: inode(socket.as_fd()).unwrap_or_default(),
             name: self.routes.mailbox.as_ref().map_or_else(Name::default, |mailbox| mailbox.name()),
-            capabilities: newcomer.capabilities,
+            capabilities: request.capabilities,
             key_share: key_share(),
-            blocks: newcomer.blocks(),
+            blocks: request.blocks(),
         };
         file.write_member(slot, &member)?;
         Ok(socket)
@@ -357,20 +357,20 @@ impl Group {
 
     fn join_alone<E: From<io::Error>>(
         &mut self,
-        newcomer: Newcomer<'_>,
+        request: JoinRequest<'_>,
         bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
     ) -> Result<Membership, E> {
         let known: Vec<u64> = self.members.iter().filter_map(|member| inode(member.socket.as_fd())).collect();
         let socket = bind(&known)?;
         // Without a file, a slot only identifies the member.
         let slot = (0..=u8::MAX).find(|slot| !self.slots().contains(slot)).unwrap_or_default();
-        let membership = self.add(slot, socket, newcomer, None);
+        let membership = self.add(slot, socket, request, None);
         self.steer_own();
         Ok(membership)
     }
 
-    fn add(&mut self, slot: u8, socket: Socket, newcomer: Newcomer<'_>, file: Option<Arc<AddressFile>>) -> Membership {
-        let (socket, blocks) = (Arc::new(socket), newcomer.blocks());
+    fn add(&mut self, slot: u8, socket: Socket, request: JoinRequest<'_>, file: Option<Arc<AddressFile>>) -> Membership {
+        let (socket, blocks) = (Arc::new(socket), request.blocks());
         self.members.push(OwnMember { slot, socket: Arc::clone(&socket), blocks: blocks.clone() });
         Membership {
             not_inherited: Some(NotInherited::new(socket.as_fd())),

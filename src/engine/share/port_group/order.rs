@@ -30,23 +30,23 @@ impl Group {
         file: &AddressFile,
         _change: &Change<'_>,
         members: &[(u8, Member)],
-        newcomer: Option<&Membership>,
+        request: Option<&Membership>,
     ) {
         let mut header = file.header();
         let is_there = |slot: &u8| members.iter().any(|(present, _)| present == slot);
         // The previous member in the new one's slot was killed, and no process has noticed yet.
-        let is_replaced = newcomer.is_some_and(|newcomer| header.order.contains(&newcomer.slot));
+        let is_replaced = request.is_some_and(|request| header.order.contains(&request.slot));
         let was_settled = header.is_settled && !is_replaced && header.order.iter().all(is_there);
         let is_doubtful = self.routes.is_doubtful.swap(false, Ordering::Relaxed);
         let is_whole =
             |order: &[u8]| order.len() == members.len() && members.iter().all(|(slot, _)| order.contains(slot));
-        let is_known = newcomer.is_none() && was_settled && !is_doubtful && is_whole(&header.order);
+        let is_known = request.is_none() && was_settled && !is_doubtful && is_whole(&header.order);
         if is_known && self.answers_fit(file, &header) {
             return self.steer(&header.order, members);
         }
-        if let Some(newcomer) = newcomer.filter(|_| was_settled) {
-            header.order.push(newcomer.slot);
-            if is_whole(&header.order) && (members.len() == 1 || self.is_last(file, &mut header, members, newcomer)) {
+        if let Some(request) = request.filter(|_| was_settled) {
+            header.order.push(request.slot);
+            if is_whole(&header.order) && (members.len() == 1 || self.is_last(file, &mut header, members, request)) {
                 return self.settle(file, header, members);
             }
         }
@@ -54,7 +54,7 @@ impl Group {
         if !is_whole(&header.order) {
             header.order = members.iter().map(|(slot, _)| *slot).collect();
         }
-        header.order = self.probe_order(file, &mut header, members, newcomer);
+        header.order = self.probe_order(file, &mut header, members, request);
         self.settle(file, header, members);
     }
 
@@ -81,7 +81,7 @@ impl Group {
         file: &AddressFile,
         header: &mut Header,
         members: &[(u8, Member)],
-        newcomer: &Membership,
+        request: &Membership,
     ) -> bool {
         let index = header.order.len() - 1;
         self.steer(&header.order, members);
@@ -91,8 +91,8 @@ impl Group {
         }
         let end = Instant::now() + OWN_ANSWER_TIME;
         while Instant::now() < end {
-            self.take_probes(newcomer);
-            if let Some(answered) = file.answer(newcomer.slot, &header.nonce) {
+            self.take_probes(request);
+            if let Some(answered) = file.answer(request.slot, &header.nonce) {
                 return usize::from(answered) == index;
             }
             std::thread::sleep(ANSWER_PAUSE);
@@ -106,14 +106,14 @@ impl Group {
         file: &AddressFile,
         header: &mut Header,
         members: &[(u8, Member)],
-        newcomer: Option<&Membership>,
+        request: Option<&Membership>,
     ) -> Vec<u8> {
         let mut found: Vec<Option<u8>> = vec![None; members.len()];
         if members.len() > 1 {
             // Any order works: a probe goes to the socket whose index it carries.
             self.steer(&header.order, members);
             for _ in 0..ROUNDS {
-                match self.probe_round(file, header, members, newcomer) {
+                match self.probe_round(file, header, members, request) {
                     Ok(answers) => {
                         found = answers;
                         break;
@@ -133,7 +133,7 @@ impl Group {
         file: &AddressFile,
         header: &mut Header,
         members: &[(u8, Member)],
-        newcomer: Option<&Membership>,
+        request: Option<&Membership>,
     ) -> Result<Vec<Option<u8>>, ()> {
         let prober = self.begin_probing(file, header).map_err(drop)?;
         for index in 0..members.len() {
@@ -141,7 +141,7 @@ impl Group {
         }
         let end = Instant::now() + ANSWER_TIME;
         loop {
-            newcomer.iter().for_each(|newcomer| self.take_probes(newcomer));
+            request.iter().for_each(|request| self.take_probes(request));
             let answers: Vec<(u8, Option<u16>)> =
                 members.iter().map(|(slot, _)| (*slot, file.answer(*slot, &header.nonce))).collect();
             if answers.iter().all(|(_, answer)| answer.is_some()) || Instant::now() >= end {
@@ -176,10 +176,10 @@ impl Group {
 
     /// Receives for a socket that no shard has yet, and answers probes. Other packets that the kernel delivers to it
     /// are lost, or forwarded if they fit.
-    fn take_probes(&self, newcomer: &Membership) {
+    fn take_probes(&self, request: &Membership) {
         let mut buffer = [0; 256];
         for _ in 0..MOST_TAKEN {
-            let Ok(Some(received)) = receive(newcomer.descriptor(), &mut buffer) else { return };
+            let Ok(Some(received)) = receive(request.descriptor(), &mut buffer) else { return };
             if received.truncated {
                 continue;
             }
@@ -192,7 +192,7 @@ impl Group {
                 traffic_class: None,
                 payload: &buffer[..received.length],
             };
-            newcomer.route(&datagram);
+            request.route(&datagram);
         }
     }
 }

@@ -21,8 +21,8 @@ fn bind(address: IpAddr) -> io::Result<Socket> {
 
 fn join(address: IpAddr, blocks: &[u32]) -> Membership {
     let address = LocalAddress { ip: address, scope: 0 };
-    let newcomer = Newcomer { address, blocks, capabilities: PeerCapabilities::STRANGER };
-    Membership::join(newcomer, |_| bind(address.ip)).unwrap()
+    let request = JoinRequest { address, blocks, capabilities: PeerCapabilities::STANDARD };
+    Membership::join(request, |_| bind(address.ip)).unwrap()
 }
 
 fn send_to_block(sender: &UdpSocket, address: IpAddr, block: u32) {
@@ -63,8 +63,8 @@ fn members_get_their_blocks_also_after_another_has_left() {
 #[test]
 fn failed_binding_leaves_no_trace() {
     let address = LocalAddress { ip: "127.77.0.3".parse().unwrap(), scope: 0 };
-    let newcomer = Newcomer { address, blocks: &[1], capabilities: PeerCapabilities::STRANGER };
-    let failed = Membership::join(newcomer, |known| {
+    let request = JoinRequest { address, blocks: &[1], capabilities: PeerCapabilities::STANDARD };
+    let failed = Membership::join(request, |known| {
         assert!(known.is_empty());
         Err::<Socket, io::Error>(io::ErrorKind::AddrInUse.into())
     });
@@ -136,11 +136,11 @@ fn a_newcomer_in_the_slot_of_a_killed_member_is_found() {
     drop(killed.socket.take());
     let file = other.file.clone().unwrap();
     file.release(killed.slot);
-    let newcomer = join(address, &[0x402]);
-    assert_eq!(newcomer.slot, killed.slot);
-    assert_eq!(file.header().order, [other.slot, newcomer.slot]);
+    let request = join(address, &[0x402]);
+    assert_eq!(request.slot, killed.slot);
+    assert_eq!(file.header().order, [other.slot, request.slot]);
     [0x401, 0x402].iter().for_each(|block| send_to_block(&sender, address, *block));
-    assert_eq!([&other, &newcomer].map(received), [1, 1]);
+    assert_eq!([&other, &request].map(received), [1, 1]);
 }
 
 /// Handles the packets of a socket like a shard.

@@ -1,6 +1,6 @@
 //! Entry point of the registry's fuzz target: a file with any content.
 
-use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, seal};
+use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, write_check};
 
 /// Reads an address file as if another process had written these bytes, as they are and with valid checksums. Entries
 /// that parse are encoded and parsed again.
@@ -27,6 +27,6 @@ pub fn registry_file(bytes: &[u8]) {
 fn check<const N: usize>(bytes: &[u8], read: impl Fn(&[u8; N]) -> Option<()>) {
     let Some(mut bytes) = bytes.first_chunk::<N>().copied() else { return };
     let _ = read(&bytes);
-    seal(&mut bytes);
+    write_check(&mut bytes);
     let _ = read(&bytes);
 }

@@ -71,7 +71,7 @@ impl Header {
         for (place, slot) in bytes[32..32 + SLOTS].iter_mut().zip(&self.order) {
             *place = *slot;
         }
-        seal(&mut bytes);
+        write_check(&mut bytes);
         bytes
     }
 
@@ -114,7 +114,7 @@ impl Member {
         for (place, block) in bytes[48..48 + 2 * MAX_BLOCKS].chunks_exact_mut(2).zip(&self.blocks) {
             place.copy_from_slice(&block.to_le_bytes());
         }
-        seal(&mut bytes);
+        write_check(&mut bytes);
         bytes
     }
 
@@ -150,7 +150,7 @@ impl Answer {
         let mut bytes = [0; ANSWER_BYTES];
         bytes[..16].copy_from_slice(&self.nonce);
         bytes[16..18].copy_from_slice(&self.index.to_le_bytes());
-        seal(&mut bytes);
+        write_check(&mut bytes);
         bytes
     }
 
@@ -161,7 +161,7 @@ impl Answer {
 }
 
 /// Writes a checksum into the last four bytes: it detects entries that a crash left half written.
-pub(super) fn seal(bytes: &mut [u8]) {
+pub(super) fn write_check(bytes: &mut [u8]) {
     let Some((content, checksum)) = bytes.split_last_chunk_mut::<4>() else { return };
     *checksum = crc32fast::hash(content).to_le_bytes();
 }
@@ -225,14 +225,14 @@ mod tests {
         fn nonsense_with_a_checksum_does_no_harm(bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES)) {
             let mut header: [u8; HEADER_BYTES] = bytes.clone().try_into().unwrap();
             header[..8].copy_from_slice(&HEADER_MAGIC);
-            seal(&mut header);
+            write_check(&mut header);
             if let Some(header) = Header::parse(&header) {
                 prop_assert!(header.order.len() <= SLOTS);
             }
             let mut member: [u8; MEMBER_BYTES] = bytes[..MEMBER_BYTES].try_into().unwrap();
             member[..4].copy_from_slice(&MEMBER_MAGIC);
             member[4] = VERSION;
-            seal(&mut member);
+            write_check(&mut member);
             if let Some(member) = Member::parse(&member) {
                 prop_assert!(member.blocks.len() <= MAX_BLOCKS && member.blocks.iter().all(|block| *block < 4_096));
             }

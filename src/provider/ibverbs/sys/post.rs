@@ -1,7 +1,7 @@
 //! Posting: requests are staged as plain data and posted together.
 //!
 //! Data that the device copies while posting (scatter-gather entries, inline bytes, the list itself) lives in the
-//! stage; objects that it reads later are named by keys, or held by the ledger of the queue pair until the request is
+//! stage; objects that it reads later are named by keys, or held by the tracker of the queue pair until the request is
 //! finished.
 
 use std::ffi::c_int;
@@ -56,7 +56,7 @@ fn without_empty(sges: &[Sge]) -> impl Iterator<Item = Sge> {
 
 /// The data of a request.
 #[derive(Clone, Copy)]
-enum Pieces<'a> {
+enum Segments<'a> {
     Inline(&'a [u8]),
     Sges(&'a [Sge]),
 }
@@ -112,9 +112,9 @@ impl SendStaging {
     /// Adds a request under another `wr_id`.
     pub(in super::super) fn push(&mut self, wr_id: u64, request: &SendRequest<'_>, target: Target, bind: Option<Bind>) {
         let (inline, first) = match request.data {
-            Data::Inline(pieces) => {
+            Data::Inline(segments) => {
                 let first = self.bytes.len();
-                pieces.iter().for_each(|piece| self.bytes.extend_from_slice(piece));
+                segments.iter().for_each(|piece| self.bytes.extend_from_slice(piece));
                 (true, first)
             }
             Data::Sges(sges) => {
@@ -236,12 +236,12 @@ impl SendStaging {
         }
         if let Some(bind) = self.entries[range.start].bind.clone() {
             return self.with_bind_pointers(&bind, |stage, window, region| {
-                let entries = stage.entries[range].iter().map(|entry| (entry, stage.pieces(entry)));
+                let entries = stage.entries[range].iter().map(|entry| (entry, stage.segments(entry)));
                 // SAFETY: as above; the window and the region are locked, so they live.
                 unsafe { build_all(extended, entries, Some((window, region))) }
             });
         }
-        let entries = self.entries[range].iter().map(|entry| (entry, self.pieces(entry)));
+        let entries = self.entries[range].iter().map(|entry| (entry, self.segments(entry)));
         // SAFETY: as above.
         unsafe { build_all(extended, entries, None) }
     }
@@ -254,10 +254,10 @@ impl SendStaging {
         alone: Alone<'_>,
         queue_pair: &QueuePair,
     ) -> Option<Result<(), PostFailure>> {
-        let Alone { operation, flags, pieces } = alone;
-        let (inline, count) = match pieces {
-            Pieces::Inline(bytes) => (true, bytes.len()),
-            Pieces::Sges(sges) => (false, sges.len()),
+        let Alone { operation, flags, segments } = alone;
+        let (inline, count) = match segments {
+            Segments::Inline(bytes) => (true, bytes.len()),
+            Segments::Sges(sges) => (false, sges.len()),
         };
         let entry = Entry { wr_id, operation, flags, inline, first: 0, count, target: Target::Peer, bind: None };
         queue_pair.with(|raw| {
@@ -267,13 +267,13 @@ impl SendStaging {
                 return Err(PostFailure::nothing(not_supported()));
             }
             // SAFETY: as above; this operation is among them.
-            unsafe { build_all(extended, std::iter::once((&entry, pieces)), None) }
+            unsafe { build_all(extended, std::iter::once((&entry, segments)), None) }
         })
     }
 
-    fn pieces(&self, entry: &Entry) -> Pieces<'_> {
+    fn segments(&self, entry: &Entry) -> Segments<'_> {
         let place = entry.first..entry.first + entry.count;
-        if entry.inline { Pieces::Inline(&self.bytes[place]) } else { Pieces::Sges(&self.sges[place]) }
+        if entry.inline { Segments::Inline(&self.bytes[place]) } else { Segments::Sges(&self.sges[place]) }
     }
 
     fn bind_window(&mut self, queue_pair: &QueuePair, raw: *mut abi::Qp, place: usize) -> Result<(), PostFailure> {
@@ -301,7 +301,7 @@ impl SendStaging {
 /// pair's only stage of sends is borrowed exclusively.
 unsafe fn build_all<'a>(
     raw: *mut abi::QpEx,
-    entries: impl Iterator<Item = (&'a Entry, Pieces<'a>)>,
+    entries: impl Iterator<Item = (&'a Entry, Segments<'a>)>,
     bind: Option<(*mut abi::Mw, *mut abi::Mr)>,
 ) -> Result<(), PostFailure> {
     // SAFETY: as the caller promises. Start, complete and abort come in the required order, on one thread; no other
@@ -312,11 +312,11 @@ unsafe fn build_all<'a>(
             return Err(PostFailure::nothing(not_supported()));
         };
         start(raw);
-        for (entry, pieces) in entries {
+        for (entry, segments) in entries {
             (*raw).wr_id = entry.wr_id;
             // rxe takes inline bytes only if this flag is set too; by the manual page it has no meaning here.
             (*raw).wr_flags = entry.flags | if entry.inline && entry.count > 0 { INLINE } else { 0 };
-            if build(raw, entry, pieces, bind).is_none() {
+            if build(raw, entry, segments, bind).is_none() {
                 abort(raw);
                 return Err(PostFailure::nothing(not_supported()));
             }
@@ -338,7 +338,7 @@ unsafe fn build_all<'a>(
 unsafe fn build(
     raw: *mut abi::QpEx,
     entry: &Entry,
-    pieces: Pieces<'_>,
+    segments: Segments<'_>,
     bind: Option<(*mut abi::Mw, *mut abi::Mr)>,
 ) -> Option<()> {
     // SAFETY: as the caller promises. The data behind pointers lives and is copied by each call.
@@ -359,7 +359,7 @@ unsafe fn build(
                 (*raw).wr_atomic_fetch_add?(raw, rkey.0, remote_addr, add);
             }
             Operation::AtomicWrite { remote_addr, rkey } => {
-                let Pieces::Inline(bytes @ [_, _, _, _, _, _, _, _]) = pieces else { return None };
+                let Segments::Inline(bytes @ [_, _, _, _, _, _, _, _]) = segments else { return None };
                 (*raw).wr_atomic_write?(raw, rkey.0, remote_addr, bytes.as_ptr().cast());
                 return Some(());
             }
@@ -387,10 +387,10 @@ unsafe fn build(
             Target::Datagram { handle, qpn, qkey } => (*raw).wr_set_ud_addr?(raw, handle.raw(), *qpn, *qkey),
             Target::SharedReceiveQueue(number) => (*raw).wr_set_xrc_srqn?(raw, *number),
         }
-        match pieces {
-            Pieces::Inline([]) | Pieces::Sges([]) => (*raw).wr_set_sge_list?(raw, 0, ptr::dangling()),
-            Pieces::Inline(bytes) => (*raw).wr_set_inline_data?(raw, bytes.as_ptr().cast(), bytes.len()),
-            Pieces::Sges(sges) => (*raw).wr_set_sge_list?(raw, sges.len(), sges.as_ptr()),
+        match segments {
+            Segments::Inline([]) | Segments::Sges([]) => (*raw).wr_set_sge_list?(raw, 0, ptr::dangling()),
+            Segments::Inline(bytes) => (*raw).wr_set_inline_data?(raw, bytes.as_ptr().cast(), bytes.len()),
+            Segments::Sges(sges) => (*raw).wr_set_sge_list?(raw, sges.len(), sges.as_ptr()),
         }
         Some(())
     }
@@ -400,7 +400,7 @@ unsafe fn build(
 pub(in super::super) struct Alone<'a> {
     operation: Operation,
     flags: u32,
-    pieces: Pieces<'a>,
+    segments: Segments<'a>,
 }
 
 impl<'a> Alone<'a> {
@@ -419,12 +419,12 @@ impl<'a> Alone<'a> {
         if !names_nothing || queue_pair.send_ops() & needed(&operation) == 0 {
             return None;
         }
-        let pieces = match data {
-            Data::Inline([piece]) => Pieces::Inline(piece),
-            Data::Sges(sges @ [sge]) if sge.length > 0 => Pieces::Sges(sges),
+        let segments = match data {
+            Data::Inline([piece]) => Segments::Inline(piece),
+            Data::Sges(sges @ [sge]) if sge.length > 0 => Segments::Sges(sges),
             _ => return None,
         };
-        Some(Self { operation, flags: flags.bits(), pieces })
+        Some(Self { operation, flags: flags.bits(), segments })
     }
 }
 

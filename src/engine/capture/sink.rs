@@ -1,4 +1,4 @@
-//! The tap: the link reports every packet to it, and it records them in the running captures.
+//! The sink: the link reports every packet to it, and it records them in the running captures.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -55,11 +55,11 @@ impl Arrival {
 
 /// The running captures of a link.
 #[derive(Default)]
-pub(crate) struct Tap {
+pub(crate) struct CaptureSink {
     captures: Vec<Arc<Capture>>,
 }
 
-impl Tap {
+impl CaptureSink {
     /// Returns whether no capture runs. Called for every datagram.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {

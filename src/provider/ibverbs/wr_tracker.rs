@@ -18,14 +18,14 @@ use crate::types::{CompletionSource, Qpn};
 const PENDING: u64 = 1 << 32;
 
 /// An object that a send request needs until it is finished.
-pub(super) enum Held {
+pub(super) enum Retained {
     /// The adapter may read the address handle when it sends.
     AddressHandle(#[expect(dead_code, reason = "held, not looked at")] Arc<sys::AddressHandle>),
     /// If the bind fails or is not posted, the window keeps its old key and its old binding.
     Bind { window: Arc<Window>, old_rkey: u32, old_lkey: u32 },
 }
 
-impl Held {
+impl Retained {
     /// Undoes the preparation of a request that failed or was not posted.
     fn undo(self) {
         if let Self::Bind { window, old_rkey, old_lkey } = self {
@@ -34,19 +34,19 @@ impl Held {
     }
 }
 
-/// The ledger of a work queue.
-pub(super) enum Ledger {
+/// The tracker of a work queue.
+pub(super) enum WrTracker {
     /// Of requests that finish in the order in which they were posted.
     Ordered(Ordered),
     /// Of receives that any queue pair may take.
     Shared(Shared),
 }
 
-impl Ledger {
+impl WrTracker {
     pub(super) fn number(&self) -> u32 {
         match self {
-            Self::Ordered(ledger) => ledger.number,
-            Self::Shared(ledger) => ledger.number,
+            Self::Ordered(tracker) => tracker.number,
+            Self::Shared(tracker) => tracker.number,
         }
     }
 
@@ -59,7 +59,7 @@ impl Ledger {
 }
 
 /// Ledgers by number.
-pub(super) type Ledgers = HashMap<u32, Arc<Ledger>, BuildHasherDefault<CountedHasher>>;
+pub(super) type Ledgers = HashMap<u32, Arc<WrTracker>, BuildHasherDefault<CountedHasher>>;
 
 /// A hasher for numbers that this crate assigns, so that no one can make them collide. It is cheap: each completion
 /// needs a lookup.
@@ -81,7 +81,7 @@ impl Hasher for CountedHasher {
     }
 }
 
-/// The ledger of a send or receive queue.
+/// The tracker of a send or receive queue.
 pub(super) struct Ordered {
     number: u32,
     pub(super) qpn: Qpn,
@@ -101,7 +101,7 @@ pub(super) struct Ordered {
     /// Completions of requests with a lower index are dropped: RESET came after them.
     floor: AtomicU32,
     /// Objects of requests, in the same slots. Empty if no request of the queue can hold any.
-    held: Mutex<Box<[Option<Held>]>>,
+    held: Mutex<Box<[Option<Retained>]>>,
     /// Whether any request ever held an object. Until then `held` is not searched; most connections never set this.
     holds: AtomicBool,
 }
@@ -129,7 +129,7 @@ impl Ordered {
         index as usize & (self.wr_ids.len() - 1)
     }
 
-    fn held(&self) -> MutexGuard<'_, Box<[Option<Held>]>> {
+    fn held(&self) -> MutexGuard<'_, Box<[Option<Retained>]>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -150,7 +150,7 @@ impl Ordered {
     /// Enters a request that follows `staged` others of its batch, and returns its `wr_id` for the adapter. Only the
     /// thread that holds the queue calls this.
     #[inline]
-    pub(super) fn enter(&self, staged: usize, wr_id: u64, held: Option<Held>) -> u64 {
+    pub(super) fn enter(&self, staged: usize, wr_id: u64, held: Option<Retained>) -> u64 {
         let index = self.posted.load(Ordering::Relaxed).wrapping_add(staged as u32);
         if held.is_some() {
             self.holds.store(true, Ordering::Relaxed);
@@ -179,7 +179,7 @@ impl Ordered {
         let posted = self.posted.load(Ordering::Relaxed);
         for staged in (0..count as u32).rev() {
             let held = self.held().get_mut(self.place(posted.wrapping_add(staged))).and_then(Option::take);
-            held.into_iter().for_each(Held::undo);
+            held.into_iter().for_each(Retained::undo);
         }
     }
 
@@ -230,7 +230,7 @@ impl Ordered {
 /// Maximum number of receives in a shared queue: more than any adapter has.
 const MAX_SHARED: usize = 1 << 22;
 
-/// The ledger of a shared receive queue.
+/// The tracker of a shared receive queue.
 pub(super) struct Shared {
     number: u32,
     places: Mutex<Places>,
@@ -317,87 +317,87 @@ mod tests {
 
     #[test]
     fn indices_lead_back_to_the_programs_numbers() {
-        let ledger = Ordered::new(7, Qpn::new(1), 3, false);
+        let tracker = Ordered::new(7, Qpn::new(1), 3, false);
         for (staged, wr_id) in [10, 20, 30].into_iter().enumerate() {
-            assert!(ledger.has_room(staged));
-            assert_eq!(ledger.enter(staged, wr_id, None), 7 << 32 | staged as u64);
+            assert!(tracker.has_room(staged));
+            assert_eq!(tracker.enter(staged, wr_id, None), 7 << 32 | staged as u64);
         }
-        assert!(!ledger.has_room(3));
-        ledger.note_posted(3);
-        assert_eq!(ledger.complete(1, true), Some((20, 2)));
-        assert!(ledger.has_room(1) && !ledger.has_room(2));
-        assert_eq!(ledger.enter(0, 40, None) as u32, 3);
-        ledger.note_posted(1);
-        assert_eq!(ledger.complete(3, false), Some((40, 4)));
+        assert!(!tracker.has_room(3));
+        tracker.note_posted(3);
+        assert_eq!(tracker.complete(1, true), Some((20, 2)));
+        assert!(tracker.has_room(1) && !tracker.has_room(2));
+        assert_eq!(tracker.enter(0, 40, None) as u32, 3);
+        tracker.note_posted(1);
+        assert_eq!(tracker.complete(3, false), Some((40, 4)));
         // A completion that was overtaken does not move `retired` back.
-        assert_eq!(ledger.complete(2, true), Some((30, 3)));
-        assert!(ledger.has_room(2));
+        assert_eq!(tracker.complete(2, true), Some((30, 3)));
+        assert!(tracker.has_room(2));
         // Reported twice.
-        assert_eq!((ledger.complete(1, true), ledger.complete(3, true)), (None, None));
+        assert_eq!((tracker.complete(1, true), tracker.complete(3, true)), (None, None));
     }
 
     #[test]
     fn reset_forgets_completions_and_goes_on_counting() {
-        let ledger = Ordered::new(1, Qpn::new(1), 2, true);
-        ledger.enter(0, 10, None);
-        ledger.enter(1, 20, None);
-        ledger.note_posted(2);
-        ledger.reset();
-        assert!(ledger.has_room(1));
-        assert_eq!((ledger.complete(0, false), ledger.complete(1, false)), (None, None));
-        assert_eq!(ledger.enter(0, 30, None) as u32, 2);
-        ledger.note_posted(1);
-        assert_eq!(ledger.complete(2, true), Some((30, 3)));
+        let tracker = Ordered::new(1, Qpn::new(1), 2, true);
+        tracker.enter(0, 10, None);
+        tracker.enter(1, 20, None);
+        tracker.note_posted(2);
+        tracker.reset();
+        assert!(tracker.has_room(1));
+        assert_eq!((tracker.complete(0, false), tracker.complete(1, false)), (None, None));
+        assert_eq!(tracker.enter(0, 30, None) as u32, 2);
+        tracker.note_posted(1);
+        assert_eq!(tracker.complete(2, true), Some((30, 3)));
     }
 
     #[test]
     fn indices_wrap() {
-        let ledger = Ordered::new(1, Qpn::new(1), 4, false);
+        let tracker = Ordered::new(1, Qpn::new(1), 4, false);
         for start in [u32::MAX - 1, u32::MAX, 0] {
-            ledger.posted.store(start, Ordering::Relaxed);
-            ledger.retired.store(start, Ordering::Relaxed);
-            ledger.floor.store(start.wrapping_sub(1), Ordering::Relaxed);
-            let numbers: Vec<u32> = (0..4).map(|staged| ledger.enter(staged, staged as u64, None) as u32).collect();
-            ledger.note_posted(4);
-            assert!(!ledger.has_room(0));
+            tracker.posted.store(start, Ordering::Relaxed);
+            tracker.retired.store(start, Ordering::Relaxed);
+            tracker.floor.store(start.wrapping_sub(1), Ordering::Relaxed);
+            let numbers: Vec<u32> = (0..4).map(|staged| tracker.enter(staged, staged as u64, None) as u32).collect();
+            tracker.note_posted(4);
+            assert!(!tracker.has_room(0));
             for (staged, number) in numbers.into_iter().enumerate() {
                 assert_eq!(number, start.wrapping_add(staged as u32));
-                assert_eq!(ledger.complete(number, true), Some((staged as u64, number.wrapping_add(1))));
+                assert_eq!(tracker.complete(number, true), Some((staged as u64, number.wrapping_add(1))));
             }
-            assert!(ledger.has_room(3));
+            assert!(tracker.has_room(3));
         }
     }
 
     #[test]
     fn places_of_a_shared_queue_are_used_again() {
-        let ledger = Shared::new(3);
-        let (first, second) = (ledger.enter(10).unwrap(), ledger.enter(20).unwrap());
+        let tracker = Shared::new(3);
+        let (first, second) = (tracker.enter(10).unwrap(), tracker.enter(20).unwrap());
         assert_eq!((first, second), (3 << 32, 3 << 32 | 1));
-        assert_eq!(ledger.complete(1), Some(20));
-        assert_eq!(ledger.enter(30), Some(second));
-        ledger.withdraw(first);
-        assert_eq!(ledger.enter(40), Some(first));
-        assert_eq!((ledger.complete(0), ledger.complete(1), ledger.complete(2)), (Some(40), Some(30), None));
+        assert_eq!(tracker.complete(1), Some(20));
+        assert_eq!(tracker.enter(30), Some(second));
+        tracker.withdraw(first);
+        assert_eq!(tracker.enter(40), Some(first));
+        assert_eq!((tracker.complete(0), tracker.complete(1), tracker.complete(2)), (Some(40), Some(30), None));
     }
 
     #[test]
     fn a_shared_receive_that_is_told_of_twice_frees_its_place_once() {
-        let ledger = Shared::new(3);
-        ledger.enter(10).unwrap();
-        assert_eq!((ledger.complete(0), ledger.complete(0)), (Some(10), None));
-        let places = [ledger.enter(20).unwrap(), ledger.enter(30).unwrap()];
+        let tracker = Shared::new(3);
+        tracker.enter(10).unwrap();
+        assert_eq!((tracker.complete(0), tracker.complete(0)), (Some(10), None));
+        let places = [tracker.enter(20).unwrap(), tracker.enter(30).unwrap()];
         assert_ne!(places[0], places[1], "two receives in one slot");
-        assert_eq!(ledger.outstanding(), 2);
+        assert_eq!(tracker.outstanding(), 2);
     }
 
     #[test]
     fn reset_keeps_what_an_open_batch_holds() {
-        let ledger = Ordered::new(1, Qpn::new(1), 2, true);
-        assert_eq!(ledger.enter(0, 10, None) as u32, 0);
-        ledger.note_posted(1);
-        ledger.enter(0, 20, None);
-        ledger.reset();
-        ledger.note_posted(1);
-        assert_eq!((ledger.complete(0, true), ledger.complete(1, true)), (None, Some((20, 2))));
+        let tracker = Ordered::new(1, Qpn::new(1), 2, true);
+        assert_eq!(tracker.enter(0, 10, None) as u32, 0);
+        tracker.note_posted(1);
+        tracker.enter(0, 20, None);
+        tracker.reset();
+        tracker.note_posted(1);
+        assert_eq!((tracker.complete(0, true), tracker.complete(1, true)), (None, Some((20, 2))));
     }
 }

@@ -11,7 +11,7 @@ use crate::transport::ReceiveSource;
 use crate::types::{Qpn, QueuePairCapabilities, QueuePairType, SharedReceiveQueueNumber};
 
 /// The queues of a queue pair.
-pub(super) enum Role {
+pub(super) enum ReceiveKind {
     /// A send queue and a receive queue of its own.
     Both,
     /// A send queue; receives come from a shared queue, which it uses until it is destroyed.
@@ -22,7 +22,7 @@ pub(super) enum Role {
     Target { table: Arc<queue::XrcDomain>, _domain: Arc<dyn XrcDomain> },
 }
 
-impl Role {
+impl ReceiveKind {
     /// Returns the role that `init` requests.
     pub(super) fn of(device: &Arc<Device>, init: &QueuePairInit<'_>) -> Result<Self> {
         errors::check_parts(init)?;

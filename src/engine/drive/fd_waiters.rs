@@ -16,7 +16,7 @@ const STAY: Duration = LEASE.saturating_mul(2);
 
 /// The waiters on descriptors, which need the shard's thread to watch the sockets.
 #[derive(Default)]
-pub(super) struct Attendance {
+pub(super) struct FdWaiters {
     /// Completion queues armed for threads that sleep on a descriptor.
     queues: AtomicU32,
     last_armed: AtomicU64,
@@ -24,7 +24,7 @@ pub(super) struct Attendance {
     is_away: AtomicBool,
 }
 
-impl Attendance {
+impl FdWaiters {
     /// Notes that more queues are armed. Returns whether the thread must be woken.
     pub(super) fn need(&self, now: Time, queues: u32) -> bool {
         self.last_armed.store(now.as_nanos(), Ordering::Relaxed);
@@ -73,18 +73,18 @@ mod tests {
 
     #[test]
     fn thread_is_called_once_if_it_is_away_and_stays_for_a_while() {
-        let (attendance, start) = (Attendance::default(), Time::from_nanos(1_000));
-        assert!(!attendance.is_needed(start));
-        assert!(!attendance.need(start, 1), "it is there");
-        assert!(attendance.is_needed(start + STAY) && !attendance.leave());
-        attendance.need_no_more(1);
-        assert!(attendance.is_needed(start) && !attendance.is_needed(start + STAY));
-        assert!(attendance.leave());
-        assert!(attendance.need(start, 1), "it is away");
-        assert!(!attendance.need(start, 1), "it was called");
-        attendance.need_no_more(2);
-        assert!(attendance.leave());
-        attendance.come_back();
-        assert!(!attendance.need(start, 1));
+        let (fd_waiters, start) = (FdWaiters::default(), Time::from_nanos(1_000));
+        assert!(!fd_waiters.is_needed(start));
+        assert!(!fd_waiters.need(start, 1), "it is there");
+        assert!(fd_waiters.is_needed(start + STAY) && !fd_waiters.leave());
+        fd_waiters.need_no_more(1);
+        assert!(fd_waiters.is_needed(start) && !fd_waiters.is_needed(start + STAY));
+        assert!(fd_waiters.leave());
+        assert!(fd_waiters.need(start, 1), "it is away");
+        assert!(!fd_waiters.need(start, 1), "it was called");
+        fd_waiters.need_no_more(2);
+        assert!(fd_waiters.leave());
+        fd_waiters.come_back();
+        assert!(!fd_waiters.need(start, 1));
     }
 }
