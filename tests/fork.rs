@@ -69,7 +69,9 @@ impl Owned {
     /// it for ever.
     fn check_copies(self, buffer: Buffer) -> bool {
         let buffer = match self.qp.post_send(Request::send(buffer)) {
-            Err(refused) if refused.error.to_string().contains("forked") => refused.given.into_request_buffer().into_buffer(),
+            Err(refused) if refused.error.to_string().contains("forked") => {
+                refused.given.into_request_buffer().into_buffer()
+            }
             _ => None,
         };
         let checks = [

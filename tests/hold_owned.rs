@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rdma_verbs::owned::{
-    Buffer, BufferPool, CompletionQueue, Finished, RequestBuffer, QueuePair, Refused, Request, SharedReceiveQueue,
+    Buffer, BufferPool, CompletionQueue, Finished, QueuePair, Refused, Request, RequestBuffer, SharedReceiveQueue,
 };
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, ConnectOptions, Context, MemoryRegion, Payload, ProtectionDomain, QueuePairOptions,
@@ -140,7 +140,9 @@ impl Program {
             0 => std::mem::forget(finished),
             1 => drop(finished),
             _ => {
-                let RequestBuffer::Buffer(buffer) = finished.into_request_buffer() else { unreachable!("only buffers are posted") };
+                let RequestBuffer::Buffer(buffer) = finished.into_request_buffer() else {
+                    unreachable!("only buffers are posted")
+                };
                 // Only messages and peers' writes arrive.
                 assert!(buffer[..received.min(buffer.len())].iter().all(|byte| *byte == FOREIGN), "{buffer:?}");
                 self.hold(buffer);
@@ -148,9 +150,9 @@ impl Program {
         }
     }
 
-    fn refused(&mut self, number: u64, loan: RequestBuffer) {
+    fn refused(&mut self, number: u64, buffer: RequestBuffer) {
         assert!(self.posted.remove(&number));
-        if let RequestBuffer::Buffer(buffer) = loan {
+        if let RequestBuffer::Buffer(buffer) = buffer {
             self.hold(buffer);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_verbs::owned::{Buffer, BufferPool, CompletionQueue, FileBuffer, Finished, RequestBuffer, QueuePair, Request};
+use rdma_verbs::owned::{Buffer, BufferPool, CompletionQueue, FileBuffer, Finished, QueuePair, Request, RequestBuffer};
 use rdma_verbs::verbs::{
     self, AccessFlags, Cause, CompletionOpcode, CompletionStatus, ConnectOptions, Context, ErrorKind, MemoryRegion,
     Notify, ProtectionDomain, QueuePairAttributes, QueuePairOptions, QueuePairState, RemoteMemory, Rkey,
@@ -215,8 +215,8 @@ fn errors_and_flushes_return_buffers_in_order() {
     let _ = a.qp.post_send(Request::read(a.pool.take(8).unwrap(), remote.slice(..8).unwrap()).wr_id(3));
     let _ = a.qp.post_send(a.send(4, b"behind"));
     assert_eq!(*a.succeeds(1), *b"good", "it was done before the failure");
-    let loan = a.fails(2, CompletionStatus::RemoteAccessError);
-    assert_eq!(*loan.into_buffer().unwrap(), *b"bad");
+    let buffer = a.fails(2, CompletionStatus::RemoteAccessError);
+    assert_eq!(*buffer.into_buffer().unwrap(), *b"bad");
     assert_eq!(a.fails(3, CompletionStatus::WorkRequestFlushedError).len(), 0, "nothing was read");
     assert_eq!(a.fails(4, CompletionStatus::WorkRequestFlushedError).len(), 6);
     for id in 10..13 {

@@ -24,7 +24,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sim", &["types", "wire", "memory", "queue", "transport"]),
 ];
 
-/// Layers that the library for C programs may use: the provider tier and its parameter types. It is a sibling of `verbs`.
+/// Layers that the library for C programs may use: the provider tier and its parameter types. It is a sibling of
+/// `verbs`.
 const USED_BY_CAPI: &[&str] = &["types", "memory", "provider"];
 const CAPI_FILE_LINES_LIMIT: usize = 600;
 
@@ -120,6 +121,14 @@ fn imports_never_point_upward() {
     report(problems);
 }
 
+/// The names that a path begins with: several if it is a group in braces.
+fn first_words(path: &str) -> Vec<String> {
+    match path.strip_prefix('{') {
+        Some(group) => group.split(',').map(|entry| first_word(entry.trim())).collect(),
+        None => vec![first_word(path)],
+    }
+}
+
 /// The name that a path begins with.
 fn first_word(path: &str) -> String {
     path.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
@@ -189,15 +198,20 @@ fn parts_import_downward_only() {
                 continue;
             };
             seen += 1;
-            let parent = if below.len() == 1 || below[1] == "mod.rs" { "super::" } else { "super::super::" };
+            let depth = below.len() - usize::from(below.last() == Some(&"mod.rs"));
+            let parent = "super::".repeat(depth);
             let absolute = format!("crate::{}::", folder.replace('/', "::"));
             for (number, line) in production_lines(&text) {
                 let code = code_of(line);
-                for imported in code.split(&absolute).skip(1).chain(code.split(parent).skip(1)) {
-                    let module = first_word(imported);
+                let imports = code.split(&absolute).skip(1).chain(code.split(&parent).skip(1)).flat_map(first_words);
+                for module in imports {
                     if order.iter().position(|part| *part == module).is_some_and(|other| other > own) {
                         problems.push(format!("{file}:{number}: {} imports {module}", order[own]));
                     }
+                }
+                // Through the root's exports, which are for the layers above.
+                if code.split(&absolute).skip(1).any(|imported| imported.starts_with(char::is_uppercase)) {
+                    problems.push(format!("{file}:{number}: imports from the root of {folder}"));
                 }
             }
         }
@@ -337,23 +351,50 @@ const BANNED_BEGINNINGS: &[&str] = &["What ", "Who ", "Whose "];
 #[test]
 fn prose_is_plain() {
     let mut problems = Vec::new();
-    let comments = all_files().into_iter().filter(|(file, _)| file != "tests/tidy.rs").flat_map(|(file, text)| {
-        let prose = text.lines().map(|line| comment_of(line).to_owned()).collect::<Vec<_>>();
-        prose.into_iter().enumerate().map(move |(number, line)| (file.clone(), number + 1, line))
+    let files = all_files().into_iter().chain(rust_files("fuzz")).filter(|(file, _)| file != "tests/tidy.rs");
+    let comments = files.flat_map(|(file, text)| paragraphs(&file, text.lines().map(comment_of)));
+    let documents = documents().into_iter().flat_map(|(file, text)| {
+        let mut is_code = false;
+        let prose = text.lines().map(move |line| {
+            let is_fence = line.trim_start().starts_with("```");
+            is_code ^= is_fence;
+            if is_code || is_fence { "" } else { line }
+        });
+        paragraphs(&file, prose)
     });
-    for (file, number, line) in comments.chain(document_lines()) {
-        let line = without_code(&line);
-        let words: Vec<&str> = line.split(|c: char| !c.is_alphanumeric() && c != '\'').filter(|w| !w.is_empty()).collect();
-        let lower = format!(" {} ", words.join(" ").to_lowercase());
-        let phrases = BANNED_PHRASES.iter().filter(|phrase| lower.contains(&format!(" {phrase} ")));
-        let is_question = line.contains('?');
-        let begins = |start: &str| {
-            line.trim_start().starts_with(start) || [". ", ": "].iter().any(|end| line.contains(&format!("{end}{start}")))
+    for (file, number, paragraph) in comments.chain(documents) {
+        let prose = without_code(&paragraph);
+        let lower = prose.to_lowercase();
+        let phrases = BANNED_PHRASES.iter().filter(|phrase| has_phrase(&lower, phrase));
+        let begins = |start: &&&str| {
+            prose.starts_with(**start) || [". ", ": "].iter().any(|end| prose.contains(&format!("{end}{start}")))
         };
-        let beginnings = BANNED_BEGINNINGS.iter().filter(|start| !is_question && begins(start));
-        problems.extend(phrases.chain(beginnings).map(|found| format!("{file}:{number}: \"{found}\": {}", line.trim())));
+        let beginnings = BANNED_BEGINNINGS.iter().filter(|start| !prose.contains('?') && begins(start));
+        problems.extend(phrases.chain(beginnings).map(|found| format!("{file}:{number}: \"{found}\" in: {prose}")));
     }
     report(problems);
+}
+
+/// The phrase as whole words.
+fn has_phrase(text: &str, phrase: &str) -> bool {
+    let is_apart = |character: Option<char>| !character.is_some_and(char::is_alphanumeric);
+    text.match_indices(phrase)
+        .any(|(at, _)| is_apart(text[..at].chars().next_back()) && is_apart(text[at + phrase.len()..].chars().next()))
+}
+
+/// Consecutive lines that are not empty, as one text each, with the number of their first line.
+fn paragraphs<'a>(file: &str, lines: impl Iterator<Item = &'a str>) -> Vec<(String, usize, String)> {
+    let mut found: Vec<(String, usize, String)> = Vec::new();
+    let mut is_within = false;
+    for (number, line) in (1..).zip(lines.map(str::trim)) {
+        match found.last_mut().filter(|_| is_within) {
+            Some((_, _, text)) if !line.is_empty() => *text = format!("{text} {line}"),
+            _ if !line.is_empty() => found.push((file.to_owned(), number, line.to_owned())),
+            _ => {}
+        }
+        is_within = !line.is_empty();
+    }
+    found
 }
 
 /// The text of a comment in the line; empty if there is none.
@@ -363,8 +404,8 @@ fn comment_of(line: &str) -> &str {
     start.map_or("", |at| line[at..].trim_start_matches(['/', '!']).trim_start())
 }
 
-/// The lines of the documents outside code blocks. The changelog keeps its old entries.
-fn document_lines() -> Vec<(String, usize, String)> {
+/// The documents. The changelog keeps its old entries.
+fn documents() -> Vec<(String, String)> {
     let mut folders = vec![root().join("docs")];
     let mut files: Vec<PathBuf> = ["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|name| root().join(name)).into();
     while let Some(folder) = folders.pop() {
@@ -376,22 +417,13 @@ fn document_lines() -> Vec<(String, usize, String)> {
             }
         }
     }
-    let mut lines = Vec::new();
-    for file in files {
-        let mut is_code = false;
-        for (number, line) in fs::read_to_string(&file).expect("a document").lines().enumerate() {
-            is_code ^= line.starts_with("```");
-            if !is_code {
-                lines.push((relative(&file), number + 1, line.to_owned()));
-            }
-        }
-    }
-    lines
+    assert!(files.len() > 20, "{} documents", files.len());
+    files.iter().map(|file| (relative(file), fs::read_to_string(file).expect("a document"))).collect()
 }
 
 /// The text without what stands in backquotes.
-fn without_code(line: &str) -> String {
-    line.split('`').step_by(2).collect::<Vec<_>>().join(" ")
+fn without_code(text: &str) -> String {
+    text.split('`').step_by(2).collect::<Vec<_>>().join("`")
 }
 
 #[test]
@@ -417,6 +449,9 @@ fn nothing_is_left_unfinished() {
 #[test]
 fn layers_without_input_and_output_say_so() {
     let pure = ["types", "checksum", "wire", "memory", "queue", "transport", "owned", "asynchronous", "sim"];
+    let lists = fs::read_to_string(root().join("clippy.toml")).expect("clippy's settings");
+    let banned = ["Instant::now", "SystemTime::now", "thread::spawn", "thread::sleep", "UdpSocket", "TcpStream"];
+    banned.iter().for_each(|name| assert!(lists.contains(name), "clippy.toml does not ban {name}"));
     let denied = "deny(clippy::disallowed_methods, clippy::disallowed_types)";
     let problems = pure.map(|layer| format!("src/{layer}/mod.rs")).into_iter().filter(|file| {
         let text = fs::read_to_string(root().join(file)).unwrap_or_default();

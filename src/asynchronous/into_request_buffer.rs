@@ -2,27 +2,27 @@
 
 use crate::owned::{Buffer, FileBuffer, RequestBuffer};
 
-/// Memory that moves into a request and comes back as the same type: [`Buffer`], [`FileBuffer`], or [`RequestBuffer`], which may
-/// be either.
+/// Memory that moves into a request and comes back as the same type: [`Buffer`], [`FileBuffer`], or [`RequestBuffer`],
+/// which may be either.
 pub trait IntoRequestBuffer: Into<RequestBuffer> + sealed::Sealed {
     #[doc(hidden)]
-    fn from_loan(buffer: RequestBuffer) -> Self;
+    fn from_request_buffer(buffer: RequestBuffer) -> Self;
 }
 
 impl IntoRequestBuffer for Buffer {
-    fn from_loan(buffer: RequestBuffer) -> Self {
+    fn from_request_buffer(buffer: RequestBuffer) -> Self {
         buffer.into_buffer().expect("a buffer went in, so a buffer comes back")
     }
 }
 
 impl IntoRequestBuffer for FileBuffer {
-    fn from_loan(buffer: RequestBuffer) -> Self {
+    fn from_request_buffer(buffer: RequestBuffer) -> Self {
         buffer.into_file().expect("a file went in, so a file comes back")
     }
 }
 
 impl IntoRequestBuffer for RequestBuffer {
-    fn from_loan(buffer: RequestBuffer) -> Self {
+    fn from_request_buffer(buffer: RequestBuffer) -> Self {
         buffer
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::cells::{Cells, Ticket};
 use super::completion_queue::CompletionQueue;
 use super::{IntoRequestBuffer, Messages, RequestError};
-use crate::owned::{self, BufferPool, Finished, RequestBuffer, Refused, Request};
+use crate::owned::{self, BufferPool, Finished, Refused, Request, RequestBuffer};
 use crate::verbs::{
     CompletionError, ConnectOptions, ConnectionInfo, Counters, ProtectionDomain, Qpn, QueuePairAttributes,
     QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairStatus, RateLimit, RemoteMemory, Result, Success,
@@ -153,16 +153,24 @@ impl QueuePair {
             Ok(ticket) => outcome(ticket.await),
             Err(Refused { error, given, .. }) => (Err(RequestError::Refused(error)), given),
         };
-        (result, B::from_loan(buffer))
+        (result, B::from_request_buffer(buffer))
     }
 
     /// Writes the buffer's filled part to the peer's memory.
-    pub async fn write<B: IntoRequestBuffer>(&self, buffer: B, remote: RemoteMemory) -> (Result<Success, RequestError>, B) {
+    pub async fn write<B: IntoRequestBuffer>(
+        &self,
+        buffer: B,
+        remote: RemoteMemory,
+    ) -> (Result<Success, RequestError>, B) {
         self.typed(Request::write(buffer, remote)).await
     }
 
     /// Reads all of `remote` into the buffer.
-    pub async fn read<B: IntoRequestBuffer>(&self, buffer: B, remote: RemoteMemory) -> (Result<Success, RequestError>, B) {
+    pub async fn read<B: IntoRequestBuffer>(
+        &self,
+        buffer: B,
+        remote: RemoteMemory,
+    ) -> (Result<Success, RequestError>, B) {
         self.typed(Request::read(buffer, remote)).await
     }
 
@@ -200,7 +208,7 @@ impl QueuePair {
 
     async fn typed<B: IntoRequestBuffer>(&self, request: Request) -> (Result<Success, RequestError>, B) {
         let (result, buffer) = self.execute(request).await;
-        (result, B::from_loan(buffer))
+        (result, B::from_request_buffer(buffer))
     }
 
     /// Posts `depth` receives of `len` bytes each, and returns the stream of the messages that arrive, in order.

@@ -26,7 +26,7 @@ use std::thread::JoinHandle;
 pub(crate) use capture::Capture;
 #[cfg(feature = "sim")]
 pub use capture::capture_file;
-pub(crate) use drive::{CqNotifier, Channel, Doorbell, Shard, ShardConfig};
+pub(crate) use drive::{Channel, CqNotifier, Doorbell, Shard, ShardConfig};
 pub(crate) use net::{Capabilities, Group, LinkListener, SocketSizes, probe};
 pub(crate) use share::{QpnBlocks, RegisteredPeer, registered_peer};
 #[cfg(feature = "sim")]

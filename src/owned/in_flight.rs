@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::Refused;
 use super::finished::Finished;
 use super::ledger::{OrderedLedger, UnorderedLedger};
-use super::request::{CompletedLength, RequestBuffer, Request};
+use super::request::{CompletedLength, Request, RequestBuffer};
 use crate::types::{Cause, CompletionSource, CompletionStatus, Qpn, RawCompletion};
 use crate::verbs::{
     Completion, Error, ErrorKind, QueuePair, ReceiveRequest, Result, SharedReceiveQueue, SharedReceiveQueueAttributes,

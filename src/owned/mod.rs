@@ -69,7 +69,7 @@ pub use finished::{Finished, NoBuffer};
 pub use ledger::{OrderedLedger, UnorderedLedger};
 pub use pool::{BufferPool, PoolStats};
 pub use queue_pair::QueuePair;
-pub use request::{RequestBuffer, Request};
+pub use request::{Request, RequestBuffer};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueOptions};
 
 const _: () = {

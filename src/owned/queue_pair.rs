@@ -7,7 +7,7 @@ use super::Refused;
 use super::completion_queue::CompletionQueue;
 use super::finished::Finished;
 use super::in_flight::{Posted, Side};
-use super::request::{RequestBuffer, Request};
+use super::request::{Request, RequestBuffer};
 use super::shared_receive::SharedReceiveQueue;
 use crate::types::CompletionSource;
 use crate::verbs::{

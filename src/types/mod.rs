@@ -49,8 +49,8 @@ pub use queue_pair::{
 };
 pub use rate_limit::RateLimit;
 pub use report::{
-    ErrorCause, FailedRequest, PeerPacketKind, LastPeerPacket, PathError, PeerFault, QueuePairReport, RefusedRequest, RemoteAccess,
-    UnmatchedPackets, LastSuccesses,
+    ErrorCause, FailedRequest, LastPeerPacket, LastSuccesses, PathError, PeerFault, PeerPacketKind, QueuePairReport,
+    RefusedRequest, RemoteAccess, UnmatchedPackets,
 };
 pub use request::{BatchEnd, Data, FlushFlags, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
 pub use route_header::GlobalRouteHeader;

@@ -217,7 +217,7 @@ pub struct QueuePairReport {
     pub last_request: Option<LastPeerPacket>,
     /// The last valid packet from the peer's address to any other queue pair of the device, since this one was
     /// connected.
-    pub heard_elsewhere: Option<LastPeerPacket>,
+    pub packets_elsewhere: Option<LastPeerPacket>,
     /// Whether the peer ever acknowledged a packet.
     pub was_acknowledged: bool,
     /// Whether any request of the peer was executed.
@@ -266,7 +266,7 @@ impl QueuePairReport {
             device: Counters::default(),
             last_response: None,
             last_request: None,
-            heard_elsewhere: None,
+            packets_elsewhere: None,
             was_acknowledged: false,
             was_requested: false,
             error_cause: None,

@@ -43,7 +43,9 @@ pub(super) fn explain(error: &CompletionError, report: Option<&QueuePairReport>)
         Some(ErrorCause::Request(failed)) if (failed.wr_id, failed.status) == (error.wr_id, error.status) => {
             diagnose(&failed, report)
         }
-        Some(ErrorCause::PeerRequest(refused)) if refused.wr_id == Some(error.wr_id) => local::refused(&refused, report),
+        Some(ErrorCause::PeerRequest(refused)) if refused.wr_id == Some(error.wr_id) => {
+            local::refused(&refused, report)
+        }
         _ => Diagnosis::new(
             "the queue pair has been reset or reconnected since, which cleared its records",
             "explain a failure before the next reset",
@@ -93,7 +95,8 @@ fn compose(headline: &str, diagnosis: &Diagnosis, report: &QueuePairReport) -> S
 
 /// Returns whether the queue pair ended because no response came, possibly because of losses on its path.
 fn is_unanswered(report: &QueuePairReport) -> bool {
-    matches!(&report.error_cause, Some(ErrorCause::Request(failed)) if failed.status == CompletionStatus::RetryExceededError)
+    let Some(ErrorCause::Request(failed)) = &report.error_cause else { return false };
+    failed.status == CompletionStatus::RetryExceededError
 }
 
 /// Diagnoses a failed request of this end.

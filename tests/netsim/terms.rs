@@ -122,7 +122,7 @@ impl Terms {
     }
 
     /// Returns whether the hosts know each other as native peers.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub(crate) fn is_native(&self) -> bool {
         self.peer.segmentation_offload
     }
 

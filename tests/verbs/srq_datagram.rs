@@ -111,7 +111,7 @@ impl Datagrams {
 fn sharer(sharing: &Sharing) -> QueuePair {
     let builder = sharing.pd.create_qp(&sharing.cq, &sharing.cq).srq(&sharing.srq).max_inline_data(64);
     let qp = builder.qp_type(QueuePairType::UnreliableDatagram).build().unwrap();
-    activate(&qp);
+    bring_up_ud(&qp);
     qp
 }
 
@@ -244,7 +244,7 @@ fn domain_of_the_queue(world: &World) {
     let other = ends.sharing.context.alloc_pd().unwrap();
     let builder = other.create_qp(&ends.sharing.cq, &ends.sharing.cq).srq(&ends.sharing.srq);
     let qp = builder.qp_type(QueuePairType::UnreliableDatagram).build().unwrap();
-    activate(&qp);
+    bring_up_ud(&qp);
     ends.receivers.push(qp);
     ends.sharing.post([7]);
     ends.send(0, b"across");
@@ -284,7 +284,7 @@ fn receives_stay(world: &World) {
         ends.received(wr_id, 1, b"still there");
     }
     ends.receivers[0].reset().unwrap();
-    activate(&ends.receivers[0]);
+    bring_up_ud(&ends.receivers[0]);
     ends.sharing.post([3]);
     ends.send(0, b"back again");
     ends.received(3, 0, b"back again");

@@ -28,7 +28,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Latency, bandwidth and message rate of RDMA verbs between two processes.
-    Perf(perf::Arguments),
+    Perf(Box<perf::Arguments>),
     /// All devices of all providers: limits, ports, GIDs.
     Devices(devices::Options),
 }

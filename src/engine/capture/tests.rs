@@ -264,7 +264,7 @@ proptest! {
 proptest! {
     /// Any datagram that any host can send, with any outcome.
     #[test]
-    fn any_datagram_passes_the_tap(
+    fn any_datagram_passes_the_sink(
         source in any_address(),
         destination in any_address(),
         source_port: u16,

@@ -22,7 +22,7 @@ impl Shard {
     #[inline]
     pub(crate) fn idle(&self) {
         self.contention.note_poll(thread_token());
-        let is_crowded = self.poll_backoff.is_present(self.lease.last_visit());
+        let is_crowded = self.poll_backoff.is_crowded(self.lease.last_visit());
         if is_crowded || self.contention.spins() {
             let now = self.clock.now();
             if !self.contention.allows_sleep(now) {
@@ -70,14 +70,14 @@ mod tests {
         let shard = shard();
         let start = shard.clock.now();
         shard.poll_backoff.note_yield(start, LONG_YIELD, true);
-        assert!(shard.poll_backoff.is_suspected(start) && !shard.poll_backoff.is_present(start), "once proves nothing");
+        assert!(shard.poll_backoff.is_suspected(start) && !shard.poll_backoff.is_crowded(start), "once proves nothing");
         shard.poll_backoff.note_yield(start, LONG_YIELD, false);
-        assert!(!shard.poll_backoff.is_present(start), "nobody had the core");
+        assert!(!shard.poll_backoff.is_crowded(start), "nobody had the core");
         shard.poll_backoff.note_yield(start, LONG_YIELD, true);
-        assert!(shard.poll_backoff.is_present(start));
+        assert!(shard.poll_backoff.is_crowded(start));
         shard.lease.visit(start);
         shard.idle();
         assert!(shard.clock.now() - start >= NAP);
-        assert!(!shard.poll_backoff.is_present(start + CROWDED));
+        assert!(!shard.poll_backoff.is_crowded(start + CROWDED));
     }
 }

@@ -4,11 +4,11 @@
 //! keeps out of the way, `idle` and `poll_backoff` for the back-off of pollers.
 #![forbid(unsafe_code)]
 
-mod fd_waiters;
 mod channel;
 mod contention;
 mod doorbell;
 mod driver;
+mod fd_waiters;
 mod held_acks;
 mod idle;
 mod lease;
@@ -18,7 +18,7 @@ mod shard_lock;
 mod thread;
 mod wake;
 
-pub(crate) use channel::{CqNotifier, Channel};
+pub(crate) use channel::{Channel, CqNotifier};
 pub(crate) use doorbell::Doorbell;
 pub(crate) use shard::{Shard, ShardConfig};
 pub(super) use thread::{end as end_thread, start as start_thread};

@@ -41,7 +41,7 @@ pub(super) struct PollBackoff {
 impl PollBackoff {
     /// Returns whether yields took long lately.
     #[inline]
-    pub(super) fn is_present(&self, now: Time) -> bool {
+    pub(super) fn is_crowded(&self, now: Time) -> bool {
         now.as_nanos() < self.until.load(Ordering::Relaxed)
     }
 

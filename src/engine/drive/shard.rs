@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::fd_waiters::FdWaiters;
 use super::contention::Contention;
 use super::doorbell::{Doorbell, DoorbellQueue};
+use super::fd_waiters::FdWaiters;
 use super::lease::Lease;
 use super::poll_backoff::PollBackoff;
 use super::shard_lock::ShardLock;
@@ -30,7 +30,8 @@ use crate::memory::{MemoryView, RegionTable};
 use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget, Transmit};
 use crate::types::{
-    AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, UnmatchedPackets, Time,
+    AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, Time,
+    UnmatchedPackets,
 };
 
 /// Most sending sockets without checksums per address: the more, the better networks spread the flows.

@@ -11,7 +11,7 @@ use super::inbound::{Delivery, Inbound};
 use super::multicast::{GroupSocket, GroupSockets};
 use super::path_errors::PathErrors;
 use super::udp::{Checksums, ReceiveSocket, ReportedFields, SendSocket};
-use crate::engine::capture::{Capture, Departure, CaptureSink};
+use crate::engine::capture::{Capture, CaptureSink, Departure};
 use crate::engine::sys::Clock;
 use crate::engine::sys::{self, DEFAULT_HOP_LIMIT, SendOptions};
 use crate::transport::{Datagram, DatagramOutcome, Transmit};

@@ -15,7 +15,7 @@ mod steering;
 pub(super) use mailbox::Recipient;
 #[cfg(feature = "sim")]
 pub use mailbox::inbox_message;
-pub(super) use port_group::{Membership, JoinRequest, Route};
+pub(super) use port_group::{JoinRequest, Membership, Route};
 pub(crate) use port_group::{RegisteredPeer, registered_peer};
 pub(super) use port_holder::{Holder, holders, inode, is_kernel_transport_loaded};
 pub(crate) use qpn_block::QpnBlocks;

@@ -78,7 +78,10 @@ impl QpnBlocks {
 
 impl Drop for QpnBlocks {
     fn drop(&mut self) {
-        let Some(mut leased) = leased().filter(|_| self.generation.is_current()) else { return };
+        if !self.generation.is_current() {
+            return;
+        }
+        let Some(mut leased) = leased() else { return };
         for block in &self.blocks {
             leased.remove(block);
             if let Some(registry) = Registry::of_process() {

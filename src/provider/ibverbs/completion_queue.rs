@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::channel::{Notified, IbverbsChannel};
-use super::device::{Device, KnownLedgers};
+use super::channel::{IbverbsChannel, Notified};
+use super::device::{Device, KnownTrackers};
 use super::errors::{self, check_range};
-use super::wr_tracker::WrTracker;
 use super::sys;
+use super::wr_tracker::WrTracker;
 use crate::provider::{CompletionChannel, CompletionQueue, CompletionQueueInit, Error, ErrorKind, Result};
 use crate::types::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, EventObject, Qpn, RawCompletion};
 
@@ -28,7 +28,7 @@ pub(super) struct IbverbsCompletionQueue {
     empty_polls: AtomicU32,
     /// Held while completions are taken and entered in the trackers, so that both have the same order: a completion
     /// finishes all requests before it, and frees their slots for new ones.
-    order: Mutex<KnownLedgers>,
+    order: Mutex<KnownTrackers>,
     device: Arc<Device>,
 }
 
@@ -204,7 +204,7 @@ impl Drop for IbverbsCompletionQueue {
 
 /// Converts a completion to this crate's form; `None` if its queue pair was destroyed or reset since.
 #[inline]
-fn translate(wc: &sys::Wc, timestamp: u64, device: &Device, known: &mut KnownLedgers) -> Option<RawCompletion> {
+fn translate(wc: &sys::Wc, timestamp: u64, device: &Device, known: &mut KnownTrackers) -> Option<RawCompletion> {
     let status = status(wc.status);
     let (number, index) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
     let tracker = device.tracker(number, known)?;

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use super::events::Events;
-use super::wr_tracker::{WrTracker, Ledgers};
 use super::memory::Window;
 use super::multicast::Memberships;
+use super::wr_tracker::{WrTracker, WrTrackers};
 use super::{convert, errors, sys};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::types::{
@@ -22,10 +22,10 @@ pub(super) struct Device {
     attributes: DeviceAttributes,
     /// Probed on first use, by trying: the adapter does not report it.
     found: OnceLock<Found>,
-    /// Ledgers by work queue number, which is the upper half of the `wr_id`s that the adapter gets.
-    ledgers: RwLock<Ledgers>,
-    /// Number of ledgers removed so far.
-    removed_ledgers: AtomicU64,
+    /// WrTrackers by work queue number, which is the upper half of the `wr_id`s that the adapter gets.
+    trackers: RwLock<WrTrackers>,
+    /// Number of trackers removed so far.
+    removed_trackers: AtomicU64,
     /// Regions by local key, for binding windows and for inline atomics.
     regions: Mutex<HashMap<u32, Weak<sys::MemoryRegion>>>,
     /// Windows by the upper 24 bits of their key.
@@ -47,8 +47,8 @@ impl Device {
             events,
             attributes,
             found: OnceLock::new(),
-            ledgers: RwLock::default(),
-            removed_ledgers: AtomicU64::new(0),
+            trackers: RwLock::default(),
+            removed_trackers: AtomicU64::new(0),
             regions: Mutex::default(),
             windows: Mutex::default(),
             shared_receive_numbers: Mutex::default(),
@@ -155,28 +155,28 @@ impl Device {
         })
     }
 
-    pub(super) fn add_ledger(&self, tracker: &Arc<WrTracker>) {
-        let mut ledgers = self.ledgers.write().unwrap_or_else(PoisonError::into_inner);
-        ledgers.insert(tracker.number(), Arc::clone(tracker));
+    pub(super) fn add_tracker(&self, tracker: &Arc<WrTracker>) {
+        let mut trackers = self.trackers.write().unwrap_or_else(PoisonError::into_inner);
+        trackers.insert(tracker.number(), Arc::clone(tracker));
     }
 
     /// Removes a tracker; its completions are dropped from now on.
-    pub(super) fn remove_ledger(&self, tracker: &WrTracker) {
-        let mut ledgers = self.ledgers.write().unwrap_or_else(PoisonError::into_inner);
-        ledgers.remove(&tracker.number());
-        self.removed_ledgers.fetch_add(1, Ordering::Release);
+    pub(super) fn remove_tracker(&self, tracker: &WrTracker) {
+        let mut trackers = self.trackers.write().unwrap_or_else(PoisonError::into_inner);
+        trackers.remove(&tracker.number());
+        self.removed_trackers.fetch_add(1, Ordering::Release);
     }
 
     /// Returns the tracker of this number; `known` caches those that were looked up before.
     #[inline]
-    pub(super) fn tracker<'a>(&self, number: u32, known: &'a mut KnownLedgers) -> Option<&'a Arc<WrTracker>> {
-        let removed = self.removed_ledgers.load(Ordering::Acquire);
+    pub(super) fn tracker<'a>(&self, number: u32, known: &'a mut KnownTrackers) -> Option<&'a Arc<WrTracker>> {
+        let removed = self.removed_trackers.load(Ordering::Acquire);
         if known.removed != removed {
-            *known = KnownLedgers { removed, ..KnownLedgers::default() };
+            *known = KnownTrackers { removed, ..KnownTrackers::default() };
         }
-        let slot = &mut known.ledgers[number as usize % KNOWN];
+        let slot = &mut known.trackers[number as usize % KNOWN];
         if slot.as_ref().is_none_or(|tracker| tracker.number() != number) {
-            *slot = self.ledgers.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
+            *slot = self.trackers.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
         }
         slot.as_ref()
     }
@@ -248,14 +248,15 @@ impl Device {
     }
 }
 
-/// Number of ledgers that a completion queue caches: for one or two queue pairs, whose queues have consecutive numbers.
+/// Number of trackers that a completion queue caches: for one or two queue pairs, whose queues have consecutive
+/// numbers.
 const KNOWN: usize = 4;
 
 /// Trackers that were looked up recently; dropped when the device removes a tracker.
 #[derive(Default)]
-pub(super) struct KnownLedgers {
+pub(super) struct KnownTrackers {
     removed: u64,
-    ledgers: [Option<Arc<WrTracker>>; KNOWN],
+    trackers: [Option<Arc<WrTracker>>; KNOWN],
 }
 
 /// Capabilities that are probed by creating queue pairs.

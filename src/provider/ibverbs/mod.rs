@@ -38,7 +38,6 @@ mod device;
 mod errors;
 mod events;
 mod gid;
-mod wr_tracker;
 mod memory;
 mod memory_source;
 mod modify;
@@ -49,6 +48,7 @@ mod sides;
 mod sys;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod wr_tracker;
 
 use std::io;
 use std::sync::Arc;

@@ -7,11 +7,11 @@ use super::address_handle::IbverbsAddressHandle;
 use super::completion_queue::own_queue;
 use super::device::Device;
 use super::errors::{self, check_range};
-use super::wr_tracker::{Retained, WrTracker, Ordered};
 use super::memory::{Domain, IbverbsProtectionDomain};
 use super::multicast::Membership;
 use super::shared_receive::{Use, begin_use, own_xrc_domain};
-use super::sides::{Side, PostError};
+use super::sides::{PostError, Side};
+use super::wr_tracker::{Ordered, Retained, WrTracker};
 use super::{convert, gid, sys};
 use crate::provider::{
     CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result, XrcDomain, send_batch_of_one,
@@ -122,8 +122,8 @@ impl IbverbsQueuePair {
         }
         let receives = shared.as_ref().and_then(|shared| shared.source(qpn));
         let sources = [send.source(qpn), receives.unwrap_or_else(|| receive.source(qpn))];
-        device.add_ledger(&send);
-        device.add_ledger(&receive);
+        device.add_tracker(&send);
+        device.add_tracker(&receive);
         Ok(Self {
             sys,
             qpn,
@@ -316,7 +316,7 @@ impl IbverbsQueuePair {
 }
 
 /// Returns the sizes that the adapter gave, or those that were asked for where it reports none. Numbers of requests are
-/// at most `most`, whatever it reports, which bounds the ledgers.
+/// at most `most`, whatever it reports, which bounds the trackers.
 fn actual(given: QueuePairCapabilities, asked: &QueuePairCapabilities, most: u32) -> QueuePairCapabilities {
     let requests = |given: u32, asked: u32| given.min(most).max(asked);
     QueuePairCapabilities {
@@ -522,7 +522,7 @@ impl QueuePair for IbverbsQueuePair {
             return Err(errors::from_errno("destroy_qp", format!("queue pair {}", self.qpn), &error));
         }
         for side in [&self.send.tracker, &self.receive.tracker] {
-            self.device.remove_ledger(side);
+            self.device.remove_tracker(side);
         }
         self.forget_requests();
         if let Some(shared) = self.shared.lock().unwrap_or_else(PoisonError::into_inner).take() {

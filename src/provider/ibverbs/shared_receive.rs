@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::completion_queue::own_queue;
 use super::device::Device;
 use super::errors::{self, check_range};
-use super::wr_tracker::{WrTracker, Shared};
 use super::memory::Domain;
 use super::sides::check_receive;
 use super::sys;
+use super::wr_tracker::{Shared, WrTracker};
 use crate::provider::{
     CompletionQueue, Error, ErrorKind, Result, SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain,
 };
@@ -117,7 +117,7 @@ impl IbverbsSharedReceiveQueue {
         let numbers = &device.shared_receive_numbers;
         numbers.lock().unwrap_or_else(PoisonError::into_inner).insert(number.into(), srq_num);
         let tracker = Arc::new(WrTracker::Shared(Shared::new(number)));
-        device.add_ledger(&tracker);
+        device.add_tracker(&tracker);
         let queue = Self {
             sys: Arc::new(sys),
             number: srq_num,
@@ -351,7 +351,7 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
             errors::from_errno("destroy_srq", format!("shared receive queue {}", self.number), &error)
         })?;
         if destroyed {
-            device.remove_ledger(&self.tracker);
+            device.remove_tracker(&self.tracker);
             let object = AsyncEvent::SharedReceiveQueueLimitReached(self.number).object();
             debug_assert_eq!(object, EventObject::SharedReceiveQueue(self.number));
             device.events.discard(device, object);

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::errors;
-use super::wr_tracker::{Retained, WrTracker, Ordered};
 use super::sys;
+use super::wr_tracker::{Ordered, Retained, WrTracker};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::{ProducerLock, QueueError, check_request};
 use crate::types::{BatchEnd, ReceiveRequest, SendRequest, Sge};
@@ -87,9 +87,9 @@ impl<S: Staging> Side<S> {
         let mut staging = self.staging();
         let count = staging.len();
         let outcome = match end {
-            BatchEnd::Publish if count > 0 => {
-                allowed().map_err(PostError::Refused).and_then(|()| trouble(verb, self.tracker(), count, post(&mut staging)))
-            }
+            BatchEnd::Publish if count > 0 => allowed()
+                .map_err(PostError::Refused)
+                .and_then(|()| post_error(verb, self.tracker(), count, post(&mut staging))),
             _ => Ok(()),
         };
         match (&outcome, end) {
@@ -120,7 +120,7 @@ impl<S: Staging> Side<S> {
 }
 
 /// Converts the result of posting a batch.
-fn trouble(
+fn post_error(
     verb: &'static str,
     tracker: &Ordered,
     count: usize,
@@ -186,7 +186,7 @@ impl Side<sys::SendStaging> {
         let allowed = allowed().and_then(|()| self.check_room("post_send", 0)).map_err(PostError::Refused);
         let outcome = allowed.and_then(|()| {
             let number = self.tracker().enter(0, request.wr_id, None);
-            trouble("post_send", self.tracker(), 1, staging.post_alone(number, alone, queue_pair))
+            post_error("post_send", self.tracker(), 1, staging.post_alone(number, alone, queue_pair))
         });
         if outcome.is_ok() {
             self.tracker().note_posted(1);

@@ -1,5 +1,5 @@
-//! Ledgers of the work queues: they map the adapter's requests to the program's `wr_id`s, and record which requests are
-//! finished.
+//! Trackers of the work queues: they map the adapter's requests to the program's `wr_id`s, and record which requests
+//! are finished.
 //!
 //! Each work queue has a number that is unique in the device, each request its index in the queue, counted from 0 at
 //! the queue's creation and on across RESET. The adapter gets both together as the request's `wr_id`, so a completion
@@ -58,8 +58,8 @@ impl WrTracker {
     }
 }
 
-/// Ledgers by number.
-pub(super) type Ledgers = HashMap<u32, Arc<WrTracker>, BuildHasherDefault<CountedHasher>>;
+/// WrTrackers by number.
+pub(super) type WrTrackers = HashMap<u32, Arc<WrTracker>, BuildHasherDefault<CountedHasher>>;
 
 /// A hasher for numbers that this crate assigns, so that no one can make them collide. It is cheap: each completion
 /// needs a lookup.

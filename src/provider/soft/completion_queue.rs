@@ -9,7 +9,7 @@ use super::channel::SoftChannel;
 use super::device::Device;
 use super::errors;
 use super::limit::{Share, check_range};
-use crate::engine::{CqNotifier, Channel, Shard, timestamp};
+use crate::engine::{Channel, CqNotifier, Shard, timestamp};
 use crate::provider::{CompletionQueue, CompletionQueueInit, Error, ErrorKind, Result};
 use crate::queue::{self, Notify};
 use crate::types::{AsyncEvent, RawCompletion};

@@ -23,7 +23,7 @@ pub(super) enum ReceiveKind {
 }
 
 impl ReceiveKind {
-    /// Returns the role that `init` requests.
+    /// Returns the kind that `init` requests.
     pub(super) fn of(device: &Arc<Device>, init: &QueuePairInit<'_>) -> Result<Self> {
         errors::check_parts(init)?;
         match (init.qp_type, init.srq, init.xrc_domain) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::Endpoint;
-use crate::types::{PathReport, Qpn, QueuePairReport, UnmatchedPackets, Time};
+use crate::types::{PathReport, Qpn, QueuePairReport, Time, UnmatchedPackets};
 
 impl Endpoint {
     /// Returns a queue pair's report on itself and its peer, and when its connection began.
@@ -17,7 +17,7 @@ impl Endpoint {
         let peer = queue_pair.common.peer_address();
         let others = self.all().filter(|other| other.common.qpn != qpn && peer.is_some());
         let same_host = others.filter(|other| other.common.peer_address() == peer);
-        report.heard_elsewhere = same_host
+        report.packets_elsewhere = same_host
             .flat_map(|other| other.common.history.heard())
             .filter(|packet| packet.at >= since)
             .max_by_key(|packet| packet.at)

@@ -216,7 +216,7 @@ impl QueuePair {
         }
         // Before the events of the error state.
         self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
-        self.common.history.note_ending(ErrorCause::CompletionQueueOverflow);
+        self.common.history.note_error_cause(ErrorCause::CompletionQueueOverflow);
         self.enter_error(Cause::CompletionQueueOverflow);
     }
 
@@ -227,7 +227,7 @@ impl QueuePair {
             return false;
         }
         self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
-        self.common.history.note_ending(ErrorCause::Panic);
+        self.common.history.note_error_cause(ErrorCause::Panic);
         self.requester.abandon();
         self.responder.abandon();
         self.enter_error(Cause::Panic);

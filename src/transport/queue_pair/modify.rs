@@ -116,7 +116,7 @@ impl QueuePair {
         match to {
             QueuePairState::Reset => return self.reset(),
             QueuePairState::Error => {
-                self.common.history.note_ending(ErrorCause::Application);
+                self.common.history.note_error_cause(ErrorCause::Application);
                 return self.enter_error(Cause::QueuePairInError);
             }
             _ => {}

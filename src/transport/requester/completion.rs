@@ -93,7 +93,7 @@ impl Requester {
     pub(super) fn fail(&mut self, common: &mut Common, index: u32, RequestFailure { status, cause }: RequestFailure) {
         let header = self.send.header(index);
         let (tries, rnr_tries) = self.recovery.spent();
-        common.history.note_ending(ErrorCause::Request(FailedRequest {
+        common.history.note_error_cause(ErrorCause::Request(FailedRequest {
             wr_id: header.wr_id,
             status,
             cause,

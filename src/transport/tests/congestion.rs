@@ -9,7 +9,7 @@ const MTU: u64 = 1_024;
 
 /// An event that a controller received.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum PeerPacketKind {
+pub(super) enum ControlCall {
     Sent(Sent),
     Acked(Acked),
     Congestion(CongestionEvent),
@@ -22,21 +22,21 @@ pub(super) struct Script {
     rate: Option<u64>,
     /// Whether the rate is what the path carries.
     is_known: bool,
-    heard: Arc<Mutex<Vec<PeerPacketKind>>>,
+    heard: Arc<Mutex<Vec<ControlCall>>>,
     built: Arc<Mutex<Vec<PathFacts>>>,
 }
 
 impl CongestionControl for Script {
     fn on_sent(&mut self, sent: &Sent) {
-        self.heard.lock().unwrap().push(PeerPacketKind::Sent(*sent));
+        self.heard.lock().unwrap().push(ControlCall::Sent(*sent));
     }
 
     fn on_ack(&mut self, ack: &Acked) {
-        self.heard.lock().unwrap().push(PeerPacketKind::Acked(*ack));
+        self.heard.lock().unwrap().push(ControlCall::Acked(*ack));
     }
 
     fn on_congestion(&mut self, event: &CongestionEvent) {
-        self.heard.lock().unwrap().push(PeerPacketKind::Congestion(*event));
+        self.heard.lock().unwrap().push(ControlCall::Congestion(*event));
     }
 
     fn window(&self) -> u64 {
@@ -94,7 +94,7 @@ impl Script {
         self.pair(QueuePairType::ReliableConnection, capabilities)
     }
 
-    pub(super) fn heard(&self) -> Vec<PeerPacketKind> {
+    pub(super) fn heard(&self) -> Vec<ControlCall> {
         self.heard.lock().unwrap().clone()
     }
 
@@ -103,19 +103,19 @@ impl Script {
         let heard = self.heard().into_iter();
         heard
             .filter_map(
-                |heard| if let PeerPacketKind::Sent(Sent { now, bytes, .. }) = heard { Some((now, bytes)) } else { None },
+                |heard| if let ControlCall::Sent(Sent { now, bytes, .. }) = heard { Some((now, bytes)) } else { None },
             )
             .collect()
     }
 
     fn acknowledged(&self) -> Vec<Acked> {
         let heard = self.heard().into_iter();
-        heard.filter_map(|heard| if let PeerPacketKind::Acked(ack) = heard { Some(ack) } else { None }).collect()
+        heard.filter_map(|heard| if let ControlCall::Acked(ack) = heard { Some(ack) } else { None }).collect()
     }
 
     pub(super) fn events(&self) -> Vec<CongestionEvent> {
         let heard = self.heard().into_iter();
-        heard.filter_map(|heard| if let PeerPacketKind::Congestion(event) = heard { Some(event) } else { None }).collect()
+        heard.filter_map(|heard| if let ControlCall::Congestion(event) = heard { Some(event) } else { None }).collect()
     }
 }
 
@@ -165,8 +165,11 @@ fn the_window_bounds_what_is_in_flight_as_the_socket_does() {
         write(&mut pair, 200_000);
         pair.drive(Duration::from_millis(1));
         assert_eq!(pair.most_in_flight, packets, "{window}");
-        let most =
-            script.heard().iter().map(|heard| if let PeerPacketKind::Sent(sent) = heard { sent.in_flight } else { 0 }).max();
+        let most = script
+            .heard()
+            .iter()
+            .map(|heard| if let ControlCall::Sent(sent) = heard { sent.in_flight } else { 0 })
+            .max();
         assert_eq!(most, Some(u64::from(packets) * MTU));
         expect_done(&mut pair, 1);
     }
@@ -307,7 +310,7 @@ fn a_transport_timeout_is_persistent_congestion() {
     // All leave again, and count again as sent; they were in flight already. Only the first is known to be lost.
     let before = script.heard().len();
     end.transmit(pair.now);
-    let again = |lost| PeerPacketKind::Sent(Sent { now: pair.now, bytes: MTU, lost, in_flight: 10 * MTU });
+    let again = |lost| ControlCall::Sent(Sent { now: pair.now, bytes: MTU, lost, in_flight: 10 * MTU });
     let heard = script.heard().split_off(before);
     assert_eq!((heard[0], heard[1..].iter().all(|heard| *heard == again(0))), (again(MTU), true));
     pair.drive(Duration::from_millis(1));

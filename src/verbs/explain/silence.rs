@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::{Diagnosis, time};
-use crate::types::{Counter, DropReason, FailedRequest, PeerPacketKind, LastPeerPacket, Mtu, Operation, PathError, QueuePairReport};
+use crate::types::{
+    Counter, DropReason, FailedRequest, LastPeerPacket, Mtu, Operation, PathError, PeerPacketKind, QueuePairReport,
+};
 
 /// Size of a packet without its payload: IPv4, UDP and the longest transport headers with the ICRC.
 const OVERHEAD_BYTES: u32 = 64;
@@ -318,7 +320,7 @@ fn went_silent(peer: IpAddr, failed: &FailedRequest, heard: LastPeerPacket, repo
 
 /// Returns when the same host was last heard on another queue pair, if that is after it was last heard on this one.
 fn alive_elsewhere(report: &QueuePairReport) -> Option<LastPeerPacket> {
-    let other = report.heard_elsewhere?;
+    let other = report.packets_elsewhere?;
     let later = report.last_packet().is_none_or(|here| other.ago < here.ago);
     later.then_some(other)
 }

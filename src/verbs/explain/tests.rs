@@ -2,8 +2,9 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::types::{
-    AddressVector, ControlReport, Counters, DropReason, Gid, PeerPacketKind, LastPeerPacket, PathError, PathReport, PeerFault, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, RefusedRequest, Rkey,
+    AddressVector, ControlReport, Counters, DropReason, Gid, LastPeerPacket, PathError, PathReport, PeerFault,
+    PeerPacketKind, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
+    RefusedRequest, Rkey,
 };
 
 const NO_ANSWER: FailedRequest = FailedRequest {
@@ -162,7 +163,7 @@ fn every_fault_of_the_peer_has_its_own_words() {
     ];
     let explained = faults.map(|fault| {
         let refused = RefusedRequest { wr_id: Some(3), ..RefusedRequest::new(fault) };
-        let report = QueuePairReport { ending: Some(ErrorCause::PeerRequest(refused)), ..report("10.0.0.2") };
+        let report = QueuePairReport { error_cause: Some(ErrorCause::PeerRequest(refused)), ..report("10.0.0.2") };
         explain(&error(CompletionStatus::RemoteInvalidRequestError, Cause::PeerViolation), Some(&report))
     });
     assert!(explained.iter().all(|text| text.contains("was refused here")), "{explained:?}");
@@ -172,13 +173,13 @@ fn every_fault_of_the_peer_has_its_own_words() {
 #[test]
 fn flushed_requests_name_the_first_failure() {
     let mut flushed = report("10.0.0.2");
-    flushed.ending = Some(ErrorCause::Request(FailedRequest { wr_id: 1, ..NO_ANSWER }));
+    flushed.error_cause = Some(ErrorCause::Request(FailedRequest { wr_id: 1, ..NO_ANSWER }));
     let text = explain(&error(CompletionStatus::WorkRequestFlushedError, Cause::EarlierFailure), Some(&flushed));
     has(&text, &["request 3", "an earlier request 1 (a SEND of 64 bytes)", "10.0.0.2 never answered"]);
-    flushed.ending = Some(ErrorCause::CompletionQueueOverflow);
+    flushed.error_cause = Some(ErrorCause::CompletionQueueOverflow);
     let text = explain(&error(CompletionStatus::WorkRequestFlushedError, Cause::EarlierFailure), Some(&flushed));
     has(&text, &["its completion queue overflowed"]);
-    flushed.ending = Some(ErrorCause::Panic);
+    flushed.error_cause = Some(ErrorCause::Panic);
     let text = explain(&error(CompletionStatus::WorkRequestFlushedError, Cause::Panic), Some(&flushed));
     has(&text, &["a panic in this library", "report it"]);
 }

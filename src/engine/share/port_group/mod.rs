@@ -369,7 +369,13 @@ impl Group {
         Ok(membership)
     }
 
-    fn add(&mut self, slot: u8, socket: Socket, request: JoinRequest<'_>, file: Option<Arc<AddressFile>>) -> Membership {
+    fn add(
+        &mut self,
+        slot: u8,
+        socket: Socket,
+        request: JoinRequest<'_>,
+        file: Option<Arc<AddressFile>>,
+    ) -> Membership {
         let (socket, blocks) = (Arc::new(socket), request.blocks());
         self.members.push(OwnMember { slot, socket: Arc::clone(&socket), blocks: blocks.clone() });
         Membership {

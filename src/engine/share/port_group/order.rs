@@ -30,23 +30,23 @@ impl Group {
         file: &AddressFile,
         _change: &Change<'_>,
         members: &[(u8, Member)],
-        request: Option<&Membership>,
+        joined: Option<&Membership>,
     ) {
         let mut header = file.header();
         let is_there = |slot: &u8| members.iter().any(|(present, _)| present == slot);
         // The previous member in the new one's slot was killed, and no process has noticed yet.
-        let is_replaced = request.is_some_and(|request| header.order.contains(&request.slot));
+        let is_replaced = joined.is_some_and(|joined| header.order.contains(&joined.slot));
         let was_settled = header.is_settled && !is_replaced && header.order.iter().all(is_there);
         let is_doubtful = self.routes.is_doubtful.swap(false, Ordering::Relaxed);
         let is_whole =
             |order: &[u8]| order.len() == members.len() && members.iter().all(|(slot, _)| order.contains(slot));
-        let is_known = request.is_none() && was_settled && !is_doubtful && is_whole(&header.order);
+        let is_known = joined.is_none() && was_settled && !is_doubtful && is_whole(&header.order);
         if is_known && self.answers_fit(file, &header) {
             return self.steer(&header.order, members);
         }
-        if let Some(request) = request.filter(|_| was_settled) {
-            header.order.push(request.slot);
-            if is_whole(&header.order) && (members.len() == 1 || self.is_last(file, &mut header, members, request)) {
+        if let Some(joined) = joined.filter(|_| was_settled) {
+            header.order.push(joined.slot);
+            if is_whole(&header.order) && (members.len() == 1 || self.is_last(file, &mut header, members, joined)) {
                 return self.settle(file, header, members);
             }
         }
@@ -54,7 +54,7 @@ impl Group {
         if !is_whole(&header.order) {
             header.order = members.iter().map(|(slot, _)| *slot).collect();
         }
-        header.order = self.probe_order(file, &mut header, members, request);
+        header.order = self.probe_order(file, &mut header, members, joined);
         self.settle(file, header, members);
     }
 
@@ -76,13 +76,7 @@ impl Group {
     }
 
     /// Returns whether the new member's socket is the last one, as it must be if the order was known.
-    fn is_last(
-        &self,
-        file: &AddressFile,
-        header: &mut Header,
-        members: &[(u8, Member)],
-        request: &Membership,
-    ) -> bool {
+    fn is_last(&self, file: &AddressFile, header: &mut Header, members: &[(u8, Member)], joined: &Membership) -> bool {
         let index = header.order.len() - 1;
         self.steer(&header.order, members);
         let Ok(prober) = self.begin_probing(file, header) else { return false };
@@ -91,8 +85,8 @@ impl Group {
         }
         let end = Instant::now() + OWN_ANSWER_TIME;
         while Instant::now() < end {
-            self.take_probes(request);
-            if let Some(answered) = file.answer(request.slot, &header.nonce) {
+            self.take_probes(joined);
+            if let Some(answered) = file.answer(joined.slot, &header.nonce) {
                 return usize::from(answered) == index;
             }
             std::thread::sleep(ANSWER_PAUSE);
@@ -106,14 +100,14 @@ impl Group {
         file: &AddressFile,
         header: &mut Header,
         members: &[(u8, Member)],
-        request: Option<&Membership>,
+        joined: Option<&Membership>,
     ) -> Vec<u8> {
         let mut found: Vec<Option<u8>> = vec![None; members.len()];
         if members.len() > 1 {
             // Any order works: a probe goes to the socket whose index it carries.
             self.steer(&header.order, members);
             for _ in 0..ROUNDS {
-                match self.probe_round(file, header, members, request) {
+                match self.probe_round(file, header, members, joined) {
                     Ok(answers) => {
                         found = answers;
                         break;
@@ -133,7 +127,7 @@ impl Group {
         file: &AddressFile,
         header: &mut Header,
         members: &[(u8, Member)],
-        request: Option<&Membership>,
+        joined: Option<&Membership>,
     ) -> Result<Vec<Option<u8>>, ()> {
         let prober = self.begin_probing(file, header).map_err(drop)?;
         for index in 0..members.len() {
@@ -141,7 +135,7 @@ impl Group {
         }
         let end = Instant::now() + ANSWER_TIME;
         loop {
-            request.iter().for_each(|request| self.take_probes(request));
+            joined.iter().for_each(|joined| self.take_probes(joined));
             let answers: Vec<(u8, Option<u16>)> =
                 members.iter().map(|(slot, _)| (*slot, file.answer(*slot, &header.nonce))).collect();
             if answers.iter().all(|(_, answer)| answer.is_some()) || Instant::now() >= end {
@@ -176,10 +170,10 @@ impl Group {
 
     /// Receives for a socket that no shard has yet, and answers probes. Other packets that the kernel delivers to it
     /// are lost, or forwarded if they fit.
-    fn take_probes(&self, request: &Membership) {
+    fn take_probes(&self, joined: &Membership) {
         let mut buffer = [0; 256];
         for _ in 0..MOST_TAKEN {
-            let Ok(Some(received)) = receive(request.descriptor(), &mut buffer) else { return };
+            let Ok(Some(received)) = receive(joined.descriptor(), &mut buffer) else { return };
             if received.truncated {
                 continue;
             }
@@ -192,7 +186,7 @@ impl Group {
                 traffic_class: None,
                 payload: &buffer[..received.length],
             };
-            request.route(&datagram);
+            joined.route(&datagram);
         }
     }
 }

@@ -136,11 +136,11 @@ fn a_newcomer_in_the_slot_of_a_killed_member_is_found() {
     drop(killed.socket.take());
     let file = other.file.clone().unwrap();
     file.release(killed.slot);
-    let request = join(address, &[0x402]);
-    assert_eq!(request.slot, killed.slot);
-    assert_eq!(file.header().order, [other.slot, request.slot]);
+    let joined = join(address, &[0x402]);
+    assert_eq!(joined.slot, killed.slot);
+    assert_eq!(file.header().order, [other.slot, joined.slot]);
     [0x401, 0x402].iter().for_each(|block| send_to_block(&sender, address, *block));
-    assert_eq!([&other, &request].map(received), [1, 1]);
+    assert_eq!([&other, &joined].map(received), [1, 1]);
 }
 
 /// Handles the packets of a socket like a shard.

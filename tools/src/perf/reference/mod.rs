@@ -2,7 +2,7 @@
 //!
 //! Both ends run the same function with their [`Role`] and a TCP stream to each other, over which they exchange ports
 //! and wait for each other; the stream is silent during measurements. Nothing here depends on verbs or on the rest of
-//! `perf`, so that benches can use it.
+//! `perf`.
 
 mod datagram_latency;
 mod datagram_stream;
