@@ -1,13 +1,15 @@
-//! ATOMIC WRITE and FLUSH: executed in order, with an empty READ response (`rxe_resp.c`, `send_read_response_ack`).
+//! ATOMIC WRITE and FLUSH: executed in order, with an empty READ response (IBTA A19.4.1 and A19.4.2; `rxe_resp.c`,
+//! `send_read_response_ack`).
 //!
 //! Their responses only confirm execution. So nothing is stored for a repetition: its PSN alone shows that it was
-//! executed before, and it gets the same response.
+//! executed before, and it gets the same response (for FLUSH: IBTA oA19-14 and oA19-15).
 
 use super::{Common, Pass, Responder};
 use crate::types::{AccessFlags, PeerFault};
 use crate::wire::{FlushEth, Opcode, Packet, Reth};
 
-/// Placement types and selectivity levels (`rxe_hdr.h`, `FETH_PLT_MASK` and `FETH_SEL_MASK`).
+/// Placement types and selectivity levels (IBTA A19.4.1.1 and A19.4.1.2; `rxe_hdr.h`, `FETH_PLT_MASK` and
+/// `FETH_SEL_MASK`).
 const TO_VISIBILITY: u8 = 1;
 const TO_PERSISTENCE: u8 = 2;
 const WHOLE_REGION: u8 = 1;

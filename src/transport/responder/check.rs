@@ -1,4 +1,4 @@
-//! The checks of a request packet, in order. The functions named are those of `rxe_resp.c`.
+//! The checks of a request packet, in order (IBTA 9.7.4.1). The functions named are those of `rxe_resp.c`.
 
 use super::{Common, Message, Pass, Responder, WriteInProgress, ack_only, has_explicit_response, needs_receive};
 use crate::types::{AccessFlags, MAX_MESSAGE_BYTES, PeerFault, Rkey};
@@ -52,8 +52,8 @@ impl Responder {
         !needs_receive(packet.headers.bth.opcode) || self.receives.available() > 0 || self.receives.begun().is_some()
     }
 
-    /// Checks the payload's length against its position in the message (`rxe_resp_check_length`), and that of a WRITE
-    /// against its remaining length (`check_rkey`).
+    /// Checks the payload's length against its position in the message (IBTA 9.7.4.1.6; `rxe_resp_check_length`), and
+    /// that of a WRITE against its remaining length (`check_rkey`).
     pub(super) fn check_length(&self, common: &Common, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let opcode = packet.headers.bth.opcode;
         let mtu = common.mtu_bytes() as usize;
@@ -86,8 +86,9 @@ impl Responder {
         Ok(())
     }
 
-    /// Checks key, bounds and access flags (`check_rkey`), for a WRITE of several packets all at once. An atomic needs
-    /// an address that is a multiple of 8 (`atomic_reply`, `atomic_write_reply`).
+    /// Checks key, bounds and access flags (IBTA 9.7.4.1.5; `check_rkey`), for a WRITE of several packets all at once.
+    /// An atomic needs an address that is a multiple of 8 (IBTA 9.4.5 and A19.4.2; `atomic_reply`,
+    /// `atomic_write_reply`).
     pub(super) fn check_key(&self, common: &Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), PeerFault> {
         if let Some(atomic) = packet.headers.atomic {
             if !atomic.va.is_multiple_of(8) {
@@ -97,7 +98,7 @@ impl Responder {
         }
         let Some(reth) = packet.headers.reth else { return Ok(()) };
         if packet.headers.flush.is_some() {
-            return Ok(()); // flushing itself checks, whatever the length
+            return Ok(()); // flushing itself checks, whatever the length (IBTA oA19-13)
         }
         if packet.headers.bth.opcode == Opcode::RC_ATOMIC_WRITE && !reth.va.is_multiple_of(8) {
             return Err(PeerFault::Misaligned);
@@ -110,6 +111,7 @@ impl Responder {
         self.check_range(common, pass, reth.rkey, reth.va, u64::from(reth.length), need)
     }
 
+    /// Checks an access by its key, unless it is to nothing (IBTA C9-88).
     fn check_range(
         &self,
         common: &Common,

@@ -1,5 +1,5 @@
-//! Reception of unreliable datagrams: each fills a receive, after the 40 bytes of its network header (`rxe_resp.c`,
-//! `execute`).
+//! Reception of unreliable datagrams: each fills a receive, after the 40 bytes of its network header (IBTA A17.4.5.2;
+//! `rxe_resp.c`, `execute`).
 
 use super::{Common, Pass, ReceiveError, Responder};
 use crate::transport::datagram::Datagram;
@@ -9,7 +9,7 @@ use crate::wire::{Deth, Flow, Packet, icrc};
 
 /// Hop limit in the network header if the socket does not report it.
 const USUAL_HOP_LIMIT: u8 = 64;
-/// The network header type in a completion: bit 3 means that a UDP header follows.
+/// The network header type in a completion (IBTA A17.4.5.1): bit 3 means that a UDP header follows.
 const IPV4_HEADER: u8 = 0b1010;
 const IPV6_HEADER: u8 = 0b1001;
 
@@ -33,8 +33,8 @@ pub(in crate::transport) fn identify(datagram: &Datagram<'_>) -> Result<Identifi
     }
 }
 
-/// Makes the checks that need no ICRC: the partition key without its membership bit, and the Q_Key (`rxe_recv.c`,
-/// `check_keys`).
+/// Makes the checks that need no ICRC: the partition key without its membership bit (IBTA 10.9.3), and the Q_Key
+/// (`rxe_recv.c`, `check_keys`).
 pub(in crate::transport) fn check_datagram(common: &Common, packet: &Packet<'_>) -> Result<Deth, DropReason> {
     let Some(deth) = packet.headers.deth else { return Err(DropReason::WrongService) };
     if !common.takes_requests() {
@@ -89,9 +89,9 @@ impl Responder {
     }
 }
 
-/// Builds the 40 bytes before the message: an IPv6 header, or an IPv4 header in the last 20. Fields that the socket
-/// does not report have the usual values, and the checksum is right: the kernel distinguishes the two by it
-/// (`ib_get_rdma_header_version`).
+/// Builds the 40 bytes before the message: an IPv6 header, or an IPv4 header in the last 20 (IBTA A17.4.5.2). Fields
+/// that the socket does not report have the usual values, and the checksum is right: the kernel distinguishes the two
+/// by it (`ib_get_rdma_header_version`).
 fn route_header(datagram: &Datagram<'_>, identified: Identified) -> [u8; GlobalRouteHeader::BYTES] {
     GlobalRouteHeader {
         source: datagram.source,

@@ -22,8 +22,8 @@ pub(super) struct RepeatedRead {
 }
 
 impl Responder {
-    /// Handles a packet that was already executed: a SEND or WRITE is acknowledged, a READ is read again, an atomic
-    /// gets its first result (`rxe_resp.c`, `duplicate_request`).
+    /// Handles a packet that was already executed: a SEND or WRITE is acknowledged (IBTA C9-105), a READ is read again,
+    /// an atomic gets its first result (`rxe_resp.c`, `duplicate_request`).
     pub(in crate::transport) fn handle_duplicate(
         &mut self,
         common: &mut Common,
@@ -86,8 +86,8 @@ impl Responder {
     }
 
     /// Repeats the refusal. In the error state only the refused packet gets a response, the same one as before. A READ
-    /// whose response broke off may be requested again from an earlier packet that the peer lacks: then that packet is
-    /// refused.
+    /// whose response broke off may be requested again from an earlier packet that the peer lacks (IBTA 9.4.4): then
+    /// that packet is refused.
     pub(in crate::transport) fn repeat_refusal(
         &mut self,
         common: &Common,

@@ -155,7 +155,7 @@ impl Responder {
         }
     }
 
-    /// Queues a NAK with the PSN of the missing packet (`rxe_resp.c`, `RESPST_ERR_PSN_OUT_OF_SEQ`).
+    /// Queues a NAK with the PSN of the missing packet (IBTA 9.7.5.2.2; `rxe_resp.c`, `RESPST_ERR_PSN_OUT_OF_SEQ`).
     pub(super) fn report_gap(&mut self, common: &Common) {
         self.gap.report_at = None;
         // The NAK already due will contain the state at the time of sending: an early packet adds fewer bytes to it

@@ -84,7 +84,7 @@ impl Responder {
         }
     }
 
-    /// Queues an RNR NAK for this packet, which is expected again after `min_rnr_timer` (`rxe_resp.c`,
+    /// Queues an RNR NAK for this packet, which is expected again after `min_rnr_timer` (IBTA 9.7.5.2.8; `rxe_resp.c`,
     /// `RESPST_ERR_RNR`).
     fn send_receiver_not_ready(&mut self, common: &mut Common, psn: Psn) {
         common.count(Counter::SentRnr);
@@ -127,7 +127,7 @@ impl Responder {
     }
 
     /// Accepts a READ. It takes a PSN for each packet of its response, at least one (`rxe_resp.c`, `rxe_prepare_res`),
-    /// and counts as a message when it is accepted (`execute`).
+    /// and counts as a message when it is accepted (IBTA C9-148; `execute`).
     fn execute_read(&mut self, common: &Common, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let reth = packet.headers.reth.ok_or(PeerFault::OpcodeSequence)?;
         let psn = packet.headers.bth.psn;
@@ -139,7 +139,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Executes an atomic and keeps its result for repetitions (`rxe_resp.c`, `atomic_reply`).
+    /// Executes an atomic and keeps its result for repetitions (IBTA 9.4.5; `rxe_resp.c`, `atomic_reply`).
     fn execute_atomic(
         &mut self,
         common: &Common,

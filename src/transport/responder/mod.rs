@@ -1,10 +1,10 @@
 //! The responder: executes the peer's requests, exactly once and in order.
 //!
 //! A request packet with the expected PSN passes a chain of checks (opcode sequence, operation, resources, length,
-//! key), is executed, completed and acknowledged. A packet with a later PSN waits in the reorder buffer, one with an
-//! earlier PSN is a duplicate: SENDs and WRITEs are acknowledged again, READs are read again, atomics get the stored
-//! result again (`rxe_resp.c`, `check_psn` and `duplicate_request`; rxe keeps no later packet). Unreliable connections
-//! use the same checks, but drop packets that a reliable one refuses.
+//! key), is executed, completed and acknowledged (IBTA 9.7.4.1). A packet with a later PSN waits in the reorder buffer,
+//! one with an earlier PSN is a duplicate: SENDs and WRITEs are acknowledged again (IBTA C9-105), READs are read again,
+//! atomics get the stored result again (`rxe_resp.c`, `check_psn` and `duplicate_request`; rxe keeps no later packet).
+//! Unreliable connections use the same checks, but drop packets that a reliable one refuses.
 
 mod ack_only;
 mod check;
@@ -194,7 +194,7 @@ impl Responder {
         }
     }
 
-    /// Refuses a packet, which ends the connection: queues the NAK (`rxe_resp.c`, `do_class_ac_error`).
+    /// Refuses a packet, which ends the connection: queues the NAK (IBTA 9.9.3; `rxe_resp.c`, `do_class_ac_error`).
     pub(super) fn refuse(&mut self, common: &mut Common, packet: &Packet<'_>, fault: PeerFault) {
         let psn = packet.headers.bth.psn;
         common.count(Counter::SentNak);
@@ -255,7 +255,7 @@ impl Responder {
     }
 }
 
-/// Whether a packet of this kind needs a posted receive (`rxe_resp.c`, `check_resource`).
+/// Whether a packet of this kind needs a posted receive (IBTA 10.7.2.2; `rxe_resp.c`, `check_resource`).
 fn needs_receive(opcode: Opcode) -> bool {
     let begins_send = opcode.is_send() && (opcode.is_first() || opcode.is_only());
     begins_send || (opcode.is_write() && opcode.has_immediate())

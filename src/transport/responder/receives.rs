@@ -111,7 +111,8 @@ impl Receives {
         self.begun.is_some()
     }
 
-    /// Begins the oldest receive if `needed` bytes fit into it: a datagram that does not fit must not consume it.
+    /// Begins the oldest receive if `needed` bytes fit into it: a datagram that does not fit must not consume it (IBTA
+    /// 9.8.3.2.2).
     pub(super) fn begin_with_room(&mut self, needed: u64) -> Result<(), DropReason> {
         let entries = &mut self.entries;
         let taken = match &mut self.source {
@@ -207,7 +208,7 @@ impl Receives {
     }
 
     /// Completes the receives of its own queue as flushed. Those of a shared one remain for the other queue pairs
-    /// (IBTA, queue pair states).
+    /// (IBTA 10.3.1).
     pub(super) fn flush(&mut self, common: &mut Common, cause: Cause) {
         let ReceiveSource::Own(queue) = &self.source else { return };
         // Those that are there now: what other threads post meanwhile has a doorbell of its own.
@@ -290,7 +291,7 @@ impl Receives {
         self.select_number(number, opcode.is_first() || opcode.is_only())
     }
 
-    /// Selects a message's queue, which each of its packets names (IBTA, annex Extended Reliable Connected).
+    /// Selects a message's queue, which each of its packets names (IBTA A14).
     fn select_number(&mut self, number: SharedReceiveQueueNumber, begins: bool) -> Result<(), PeerFault> {
         let ReceiveSource::Named(domain) = &self.source else { return Ok(()) };
         if begins {

@@ -8,7 +8,7 @@ use crate::transport::burst::{AckRequests, Burst, BurstWriter, NoPayload, Payloa
 use crate::types::{AccessFlags, Accessor, Counter, PeerFault, Rkey, Time};
 use crate::wire::{Aeth, Bth, GapRun, Headers, NakCode, Opcode, Syndrome, packet_bytes};
 
-/// Acknowledgements carry no credits: "unlimited" (`rxe_hdr.h`, `AETH_ACK_UNLIMITED`).
+/// Acknowledgements carry no credits: "unlimited" (IBTA 9.7.7.2; `rxe_hdr.h`, `AETH_ACK_UNLIMITED`).
 const NO_CREDIT: Syndrome = Syndrome::Ack { credit: 0x1f };
 
 /// A response packet that may leave now.
@@ -236,9 +236,9 @@ impl Responder {
         true
     }
 
-    /// Refuses a READ whose region was deregistered between request and response (`rxe_resp.c`, `rxe_recheck_mr`). A
-    /// repetition may be a late one, whose READ the peer completed long ago, before the key was revoked: then the peer
-    /// ignores the refusal, and it must not end the connection here either.
+    /// Refuses a READ whose region was deregistered between request and response (IBTA 9.7.5.2.4; `rxe_resp.c`,
+    /// `rxe_recheck_mr`). A repetition may be a late one, whose READ the peer completed long ago, before the key was
+    /// revoked: then the peer ignores the refusal, and it must not end the connection here either.
     fn refuse_read(&mut self, common: &mut Common, resource: &Resource, next: u32) -> Result<(), PeerFault> {
         common.count(Counter::SentNak);
         let (psn, code) = (resource.first.plus(next), NakCode::RemoteAccess);

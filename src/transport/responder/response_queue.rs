@@ -1,7 +1,7 @@
 //! Responses due to the peer, in order: acknowledgements, READ responses, results of atomics, NAKs.
 //!
 //! No acknowledgement overtakes the response of an earlier READ or atomic, because the peer would conclude that the
-//! response is lost (`rxe_comp.c`, `check_psn`). READs and atomics stay in a ring of *resources* as long as a
+//! response is lost (IBTA 9.5; `rxe_comp.c`, `check_psn`). READs and atomics stay in a ring of *resources* as long as a
 //! repetition may come.
 
 use std::collections::VecDeque;
@@ -332,7 +332,7 @@ impl ResponseQueue {
         }
     }
 
-    /// Acknowledges the last executed packet again, at once (`rxe_resp.c`, `duplicate_request`).
+    /// Acknowledges the last executed packet again, at once (IBTA C9-105; `rxe_resp.c`, `duplicate_request`).
     pub(super) fn acknowledge_again(&mut self, message_count: u32, now: Time) {
         if self.is_crowded() || !self.spend(SHORT_RESPONSE_BYTES) {
             return;
@@ -401,7 +401,7 @@ impl ResponseQueue {
     }
 
     /// Responds to a repeated READ request from its first packet on. `in_parts`: and with exactly the part that it
-    /// requests. False if the READ is unknown (any more), if the request reaches beyond it (`rxe_resp.c`,
+    /// requests. False if the READ is unknown (any more), if the request reaches beyond it (IBTA 9.4.4; `rxe_resp.c`,
     /// `duplicate_request`), or if it repeats too soon.
     pub(super) fn repeat_read(
         &mut self,

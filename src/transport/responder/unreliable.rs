@@ -1,8 +1,9 @@
-//! Requests of an unreliable connection: a message counts only as a whole. A gap, or a packet that does not continue
-//! the previous one, drops the message in progress, and the next first (or only) packet starts clean (`rxe_resp.c`,
-//! `check_psn`, `check_op_seq`, `do_class_d1e_error`). Data that a dropped WRITE has written stays; a receive that a
-//! dropped SEND had begun to fill is used for the next message. rxe differs in two points: it completes such a receive
-//! of a shared queue with an error, and takes each first packet however far back its PSN lies.
+//! Requests of an unreliable connection: a message counts only as a whole (IBTA 9.8.2.2.7). A gap, or a packet that
+//! does not continue the previous one, drops the message in progress, and the next first (or only) packet starts clean
+//! (IBTA 9.8.2.2.1 and C9-167; `rxe_resp.c`, `check_psn`, `check_op_seq`, `do_class_d1e_error`). Data that a dropped
+//! WRITE has written stays; a receive that a dropped SEND had begun to fill is used for the next message. rxe differs
+//! in two points: it completes such a receive of a shared queue with an error, and takes each first packet however far
+//! back its PSN lies.
 
 use super::{Common, Message, Pass, Responder};
 use crate::types::{Counter, DropReason, PeerFault};
@@ -60,7 +61,7 @@ impl Responder {
     }
 
     /// Checks and executes a packet. A fault of the peer drops its message; an invalid receive ends the queue pair
-    /// (IBTA, queue pair states: a local error of a receive is fatal).
+    /// (IBTA 10.3.1: a local error of a receive is fatal).
     fn check_and_execute(
         &mut self,
         common: &mut Common,
