@@ -43,7 +43,8 @@ impl Requester {
         self.restart_at(self.send.retired());
     }
 
-    /// Retires the send request `index` and, if it is signaled or failed, completes it (`rxe_comp.c`, `do_complete`).
+    /// Retires the send request `index` and, if it is signaled or failed, completes it (IBTA 10.7.3.1; `rxe_comp.c`,
+    /// `do_complete`).
     #[inline]
     pub(super) fn complete(&mut self, common: &mut Common, index: u32, status: CompletionStatus, cause: Cause) {
         let header = self.send.header(index);

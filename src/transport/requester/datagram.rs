@@ -1,4 +1,4 @@
-//! Sending of unreliable datagrams: a message is one packet, and it is complete when it has left.
+//! Sending of unreliable datagrams: a message is one packet, and it is complete when it has left (IBTA 9.8).
 
 use super::{Common, Pass, RequestFailure, Requester};
 use crate::transport::burst::{Burst, BurstWriter, Envelope, Sending};
@@ -127,7 +127,7 @@ impl Requester {
             psn: self.cursor,
             ..Bth::with_payload(opcode, header.length)
         };
-        // The queue pair's own if the high bit is set (IBTA, Q_Keys; rxe lacks this rule).
+        // The queue pair's own if the high bit is set (IBTA 3.5.3; rxe lacks this rule).
         let qkey = effective_qkey(destination.qkey, common.attributes.qkey.unwrap_or_default());
         Headers { bth, deth: Some(Deth { qkey, source: common.qpn }), immediate, ..Headers::default() }
     }

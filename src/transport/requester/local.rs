@@ -1,7 +1,8 @@
 //! Requests without packets: binding a memory window, invalidating a key of this host.
 //!
-//! Such a request begins when all requests before it are complete, and is complete before the next one begins. So a
-//! retransmission of an earlier request still finds its key, and a failure needs no position among those in progress.
+//! Such a request begins when all requests before it are complete, and is complete before the next one begins (IBTA
+//! 10.6.5.1). So a retransmission of an earlier request still finds its key, and a failure needs no position among
+//! those in progress.
 
 use super::{Common, Pass, RequestFailure, Requester};
 use crate::memory::{BindError, WindowBind};

@@ -56,7 +56,7 @@ pub(in crate::transport) struct InProgress {
     /// Sequence numbers that it takes.
     packets: u32,
     /// For a READ: packets that one READ request packet requests. Fixed for the request's life, because a repeated
-    /// request packet must lie within the original one.
+    /// request packet must lie within the original one (IBTA 9.4.4).
     chunk: u32,
     is_read: bool,
     is_atomic: bool,

@@ -258,8 +258,8 @@ impl Requester {
         Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, turn })
     }
 
-    /// Returns whether fewer than `max_rd_atomic` are outstanding (`rxe_req.c`, `check_init_depth`; rxe does not count
-    /// FLUSHes).
+    /// Returns whether fewer than `max_rd_atomic` are outstanding (IBTA 9.4.4; `rxe_req.c`, `check_init_depth`; rxe
+    /// does not count FLUSHes).
     fn read_credit_left(&self, common: &Common, turn: Turn) -> bool {
         // Packets that are sent again are counted already.
         if turn != Turn::Cursor {

@@ -1,9 +1,9 @@
 //! Recovery when responses do not arrive: timers, probes, NAKs, and going back.
 //!
 //! Three clocks run for the sending half. The *transport timer* has the standard's meaning: each expiry without
-//! progress spends one of `retry_cnt`. The *probe timer* is shorter, follows the measured round trip and spends
-//! nothing: it repeats the last packet, and if that gets no response either, goes back to the oldest unacknowledged
-//! one. The *receiver-not-ready timer* is the wait that the peer requested.
+//! progress spends one of `retry_cnt` (IBTA 9.7.6.1.3). The *probe timer* is shorter, follows the measured round trip
+//! and spends nothing: it repeats the last packet, and if that gets no response either, goes back to the oldest
+//! unacknowledged one. The *receiver-not-ready timer* is the wait that the peer requested (IBTA 9.7.5.2.8).
 
 use std::time::Duration;
 
@@ -160,7 +160,7 @@ impl Requester {
         Time::earliest([resume, clocks])
     }
 
-    /// Starts the clocks, because something is in flight.
+    /// Starts the clocks, because something is in flight (IBTA o9-85).
     pub(super) fn arm_timers(&mut self, common: &Common, now: Time) {
         let timeout = self.transport_timeout(common);
         let probe_wait = self.round_trip.probe_wait();
@@ -287,7 +287,7 @@ impl Requester {
         let last_sent = self.limit.minus(1);
         let tail = self.request_with(last_sent).map(|index| *self.request(index));
         // A READ is repeated from its first missing packet to the end of its request packet: a shorter repetition would
-        // change what the peer remembers of it, and a later one would not be found.
+        // change what the peer remembers of it, and a later one would not be found (IBTA 9.4.4).
         match tail {
             Some(_) if self.is_selective() => {
                 self.recovery.send_probe(self.probe_in_turn(self.recovery.probes));
@@ -349,8 +349,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Handles an RNR NAK: the peer has no receive posted for this packet, and drops those behind it. Before it, only
-    /// responses are missing.
+    /// Handles an RNR NAK (IBTA 9.7.5.2.8): the peer has no receive posted for this packet, and drops those behind it.
+    /// Before it, only responses are missing.
     pub(super) fn receiver_not_ready(
         &mut self,
         common: &mut Common,

@@ -96,7 +96,7 @@ impl Requester {
                     self.receiver_not_ready(common, pass.now, psn, timer)?;
                 }
             }
-            // It acknowledges everything before its number (`rxe_comp.c`, `check_ack`).
+            // It acknowledges everything before its number (IBTA 9.7.5.1.2; `rxe_comp.c`, `check_ack`).
             Syndrome::Nak(NakCode::SequenceError) => {
                 let runs = gap_runs(common, packet.payload)?;
                 let is_complete = self.acknowledge_before(common, pass, psn, psn)?;
@@ -392,7 +392,7 @@ fn gap_runs<'a>(common: &Common, payload: &'a [u8]) -> Result<Option<GapRuns<'a>
     runs.ok_or(DropReason::BadLength).map(Some)
 }
 
-/// Returns the failure of a request that the peer refused (`rxe_comp.c`, `check_ack`).
+/// Returns the failure of a request that the peer refused (IBTA 9.7.5.2.2; `rxe_comp.c`, `check_ack`).
 fn refusal(code: NakCode) -> RequestFailure {
     let (status, cause) = match code {
         NakCode::InvalidRequest => (CompletionStatus::RemoteInvalidRequestError, Cause::RefusedInvalid),

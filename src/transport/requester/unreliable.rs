@@ -1,5 +1,5 @@
 //! The sending half of unreliable connections: nothing is acknowledged, nothing is sent again. A request is finished
-//! when its last packet has left.
+//! when its last packet has left (IBTA 9.8).
 
 use std::time::Duration;
 
