@@ -94,7 +94,7 @@ impl Common {
     }
 
     /// Whether packets with this opcode are valid for queue pairs of this service (`rxe_recv.c`, `check_type_state`):
-    /// an XRC initiator takes only responses, a target only requests (IBTA, annex Extended Reliable Connected).
+    /// an XRC initiator takes only responses, a target only requests (IBTA A14).
     #[inline]
     pub(super) fn speaks(&self, opcode: Opcode) -> bool {
         let is_wrong_direction = match self.service {
@@ -167,7 +167,7 @@ impl Common {
         self.path.as_ref().is_some_and(Path::takes_gap_runs)
     }
 
-    /// Whether both addresses are those of the connection (`rxe_recv.c`, `check_addr`).
+    /// Whether both addresses are those of the connection (IBTA 9.6.1.2.3; `rxe_recv.c`, `check_addr`).
     pub(super) fn is_from_peer(&self, source: IpAddr, destination: IpAddr) -> bool {
         self.path.as_ref().is_some_and(|path| path.peer_address == source && path.source.address == destination)
     }

@@ -9,7 +9,7 @@ use crate::wire::Flow;
 /// Longest payload of an unreliable datagram that any port carries.
 pub(super) const LONGEST_DATAGRAM: u32 = Mtu::Mtu4096.bytes();
 
-/// A datagram that arrived on port 4791 (`ib_verbs.h`, `ROCE_V2_UDP_DPORT`).
+/// A datagram that arrived on port 4791 (IBTA A17.3.2.2; `ib_verbs.h`, `ROCE_V2_UDP_DPORT`).
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
     /// The sender's address.

@@ -1,10 +1,11 @@
 //! Explicit congestion notification (ECN, RFC 3168): a queue on the path marks packets of connections that support it,
 //! instead of dropping them.
 //!
-//! Packets of reliable connections on a path with a controller are sent as ECT(0), as adapters do. A native peer echoes
-//! a mark in the BECN bit of its next acknowledgement; a standard peer sends a congestion notification packet (CNP,
-//! IBTA A17.9.3), and gets one for its marked packets. Linux does neither, so packets to a standard peer are ECT only
-//! if the application requests it in the lower two bits of `traffic_class`, which the device controls otherwise.
+//! Packets of reliable connections on a path with a controller are sent as ECT(0), as adapters do (IBTA A17.3.1.1.3 and
+//! A17.3.1.2.2). A native peer echoes a mark in the BECN bit of its next acknowledgement; a standard peer sends a
+//! congestion notification packet (CNP, IBTA A17.9.3), and gets one for its marked packets. Linux does neither, so
+//! packets to a standard peer are ECT only if the application requests it in the lower two bits of `traffic_class`,
+//! which the device controls otherwise.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ const MARKED: u8 = 0b11;
 const NOTIFICATION_INTERVAL: Duration = Duration::from_micros(50);
 /// The traffic class of CNPs: DSCP 48, the default of adapters (`CNP_DSCP`).
 pub(super) const NOTIFICATION_CLASS: u8 = 48 << 2;
-/// Reserved bytes of a CNP.
+/// Reserved bytes of a CNP (IBTA A17.9.3).
 pub(super) const NOTIFICATION_BYTES: u32 = 16;
 
 /// Returns the traffic class with the ECN field cleared.

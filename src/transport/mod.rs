@@ -1,11 +1,12 @@
 //! The RoCE transport without I/O: time and datagrams are arguments, output is polled.
 //!
 //! Each rule of the protocol cites its source in a comment: *IBTA* is volume 1 of the InfiniBand architecture
-//! specification, by clause or by the title of the chapter; `rxe_*.c` and `rxe_*.h` are Linux's software RoCE driver
-//! (`drivers/infiniband/sw/rxe`, as in 6.12), with the function that implements the rule; `verbs.c`, `ib_verbs.h` and
-//! `ib_pack.h` are Linux's RDMA core (`drivers/infiniband/core`, `include/rdma`), where `ib_modify_qp_is_ok` and
-//! `ib_get_rdma_header_version` are; `inet_gso_segment` is in its IPv4 stack; names like `ibv_modify_qp(3)` are manual
-//! pages of rdma-core; RFCs are those of the IETF. Where this crate differs from the source, the comment says so.
+//! specification, by clause (`9.7.5.2.8`; those of annexes begin with `A`), by compliance statement (`C9-88`) or by the
+//! title of the chapter; `rxe_*.c` and `rxe_*.h` are Linux's software RoCE driver (`drivers/infiniband/sw/rxe`, as in
+//! 6.12), with the function that implements the rule; `verbs.c`, `ib_verbs.h` and `ib_pack.h` are Linux's RDMA core
+//! (`drivers/infiniband/core`, `include/rdma`), where `ib_modify_qp_is_ok` and `ib_get_rdma_header_version` are;
+//! `inet_gso_segment` is in its IPv4 stack; names like `ibv_modify_qp(3)` are manual pages of rdma-core; RFCs are those
+//! of the IETF. Where this crate differs from the source, the comment says so.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 

@@ -12,7 +12,8 @@ use crate::wire::{CheckMasks, ICRC_BYTES, Opcode, PsnSequence};
 /// Maximum number of segments in one send.
 pub(super) const LARGEST_SEGMENT_INDEX: u16 = 128;
 /// Byte 8 of the base transport header, after the acknowledgement request: seven bits that the standard reserves
-/// (`rxe_hdr.h`, `BTH_RESV7_MASK`), covers by the ICRC (`rxe_icrc.c`, `rxe_icrc_hdr`), and has receivers ignore.
+/// (IBTA 9.2; `rxe_hdr.h`, `BTH_RESV7_MASK`), covers by the ICRC (`rxe_icrc.c`, `rxe_icrc_hdr`), and has receivers
+/// ignore.
 const RESERVED_BYTE: usize = 8;
 /// Bit of an offer: the sender has the connection's key.
 const OFFER: u8 = 1;

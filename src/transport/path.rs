@@ -38,15 +38,17 @@ pub(super) const MOST_DOUBTS: u8 = 3;
 /// Number of consecutive executed packets with the usual hidden fields after which nothing else is expected.
 const USUAL_IN_A_ROW: u8 = 16;
 
-/// The IPv4 header fields of a standard peer that its ICRCs cover and a socket does not report: identification and
-/// "don't fragment" (`rxe_net.c`, `prepare_ipv4_hdr`). If several values are allowed, the ICRC misses some flipped
-/// bits: 1 or 2 of those of a longer packet. So the values are narrowed down as far as the peer's packets permit.
+/// The IPv4 header fields of a standard peer that its ICRCs cover (IBTA A17.3.3) and a socket does not report:
+/// identification and "don't fragment" (`rxe_net.c`, `prepare_ipv4_hdr`). If several values are allowed, the ICRC
+/// misses some flipped bits: 1 or 2 of those of a longer packet. So the values are narrowed down as far as the peer's
+/// packets permit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum HiddenFields {
     /// No packet was executed yet: any values are allowed.
     #[default]
     Unknown,
-    /// Identification 0 and "don't fragment". `doubts` counts consecutive plausible packets with others.
+    /// Identification 0 and "don't fragment" (IBTA A17.3.1.1.5). `doubts` counts consecutive plausible packets with
+    /// others.
     Usual { doubts: u8 },
     /// Any identification. `usual` counts consecutive executed packets that had the usual fields nevertheless.
     Changing { dont_fragment: bool, usual: u8 },

@@ -1,5 +1,5 @@
 //! Faults of the peer's requests, and their mapping to the NAK on the wire, the completion of a receive in progress,
-//! and the event.
+//! and the event (IBTA 9.9.3).
 
 use crate::memory::AccessError;
 use crate::types::{AsyncEvent, Cause, CompletionStatus, PeerFault, Qpn};
@@ -26,13 +26,13 @@ impl PeerFault {
         Self::ReceiveMemory(local_cause(error))
     }
 
-    /// Whether the remote key, its bounds or its access flags are wrong.
+    /// Whether the remote key, its bounds or its access flags are wrong (IBTA 9.7.5.2.4).
     pub(super) fn is_access(self) -> bool {
         use PeerFault::{MemoryFault, NoPermission, OutOfBounds, UnknownKey, WrongDomain, WrongQueuePair};
         matches!(self, UnknownKey | WrongDomain | OutOfBounds | NoPermission | MemoryFault | WrongQueuePair)
     }
 
-    /// Returns the NAK to the peer: that of rxe (`rxe_resp.c`, `do_class_ac_error`) unless noted.
+    /// Returns the NAK to the peer (IBTA 9.7.5.2.2): that of rxe (`rxe_resp.c`, `do_class_ac_error`) unless noted.
     pub(super) fn nak(self) -> NakCode {
         match self {
             Self::OpcodeSequence

@@ -70,7 +70,8 @@ impl QueuePair {
         }
     }
 
-    /// Checks the partition key without its membership bit (`rxe_recv.c`, `check_keys`), and the addresses.
+    /// Checks the partition key without its membership bit (IBTA 10.9.3; `rxe_recv.c`, `check_keys`), and the addresses
+    /// (IBTA A17.4.4.2).
     #[inline]
     pub(in crate::transport) fn check_addressing(&self, datagram: &Datagram<'_>, bth: &Bth) -> Result<(), DropReason> {
         if bth.pkey & 0x7fff != 0x7fff {
@@ -82,7 +83,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Checks the source port: a native peer keeps its port; a standard peer may use many.
+    /// Checks the source port: a native peer keeps its port; a standard peer may use many (IBTA A17.3.2.1).
     pub(in crate::transport) fn check_source_port(&self, port: u16) -> Result<(), DropReason> {
         let Some(path) = &self.common.path else { return Err(DropReason::WrongState) };
         if path.peer.is_native() && path.peer_port.is_some_and(|pinned| pinned != port) {

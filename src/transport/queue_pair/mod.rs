@@ -124,7 +124,7 @@ impl QueuePair {
     }
 
     /// Enters the error state, at the application's request or after a failure: flushes everything outstanding, in
-    /// order (IBTA, queue pair states).
+    /// order (IBTA 10.3.1).
     pub(super) fn enter_error(&mut self, cause: Cause) {
         if self.common.state == QueuePairState::Reset {
             return;
@@ -164,7 +164,7 @@ impl QueuePair {
     }
 
     /// Enters SQE: a local error of an unreliable service ends only the send queue. The rest of it is flushed, receives
-    /// go on (IBTA, queue pair states: SQE).
+    /// go on (IBTA 10.3.1).
     pub(super) fn enter_send_queue_error(&mut self) {
         self.common.state = QueuePairState::SendQueueError;
         self.requester.forget_all();
@@ -256,7 +256,7 @@ impl QueuePair {
     }
 
     /// Reports that the last receive of a queue pair in the error state has completed, if it has a shared receive queue
-    /// (ibv_get_async_event(3)).
+    /// (IBTA 10.3.1; ibv_get_async_event(3)).
     fn announce_last_receive(&self) {
         if self.responder.has_shared_receives() {
             self.common.announce(AsyncEvent::LastWorkQueueElementReached(self.common.qpn));

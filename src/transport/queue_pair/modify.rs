@@ -61,7 +61,7 @@ pub enum ModifyError {
         /// Names of the attributes that are not allowed.
         extra: String,
     },
-    /// In SQD, attributes may change only after the send queue has drained.
+    /// In SQD, attributes may change only after the send queue has drained (IBTA 10.3.1).
     #[error("the send queue is still draining; change {names} after SQ_DRAINED or when query_qp shows it drained")]
     StillDraining {
         /// The attributes given.
@@ -228,7 +228,8 @@ impl QueuePair {
     }
 }
 
-/// Checks a change from this state against the standard's table (`ib_modify_qp_is_ok`). Returns the new state.
+/// Checks a change from this state against the standard's table (IBTA 11.2.5.2; `ib_modify_qp_is_ok`). Returns the new
+/// state.
 pub(crate) fn check_transition(
     from: QueuePairState,
     service: QueuePairType,

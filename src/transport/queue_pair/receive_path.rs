@@ -1,5 +1,5 @@
 //! The receive path of a queue pair: the checks of every packet, then the half that takes it. A packet that fails a
-//! check is dropped without a response (`rxe_recv.c`, `hdr_check`).
+//! check is dropped without a response (IBTA 9.6; `rxe_recv.c`, `hdr_check`).
 
 use super::QueuePair;
 use crate::transport::common::Pass;

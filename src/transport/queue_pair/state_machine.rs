@@ -7,9 +7,9 @@
 //!            (again)        (again)  SQE -> RTS (unreliable services)
 //! ```
 //!
-//! Source: the table of the InfiniBand specification as Linux implements it (`verbs.c`, `ib_modify_qp_is_ok`;
-//! ibv_modify_qp(3) lists the required attributes), without alternate paths: there is no path migration. RESET to ERR
-//! is no transition.
+//! Source: the table of the InfiniBand specification (IBTA 11.2.5.2) as Linux implements it (`verbs.c`,
+//! `ib_modify_qp_is_ok`; ibv_modify_qp(3) lists the required attributes), without alternate paths: there is no path
+//! migration. RESET to ERR is no transition.
 
 use crate::types::{QueuePairAttributes, QueuePairState, QueuePairType};
 
