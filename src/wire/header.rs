@@ -7,7 +7,7 @@ use super::opcode::Opcode;
 /// Bytes of the base transport header.
 pub const BTH_BYTES: usize = 12;
 
-/// Base transport header (`rxe_bth`).
+/// Base transport header (IBTA 9.2; `rxe_bth`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bth {
     /// The operation code.
@@ -19,7 +19,7 @@ pub struct Bth {
     pub migrated: bool,
     /// Padding bytes after the payload, 0 to 3.
     pub pad_count: u8,
-    /// Partition key.
+    /// Partition key (IBTA 10.9.1.2).
     pub pkey: u16,
     /// Forward congestion mark.
     pub fecn: bool,
@@ -86,7 +86,7 @@ impl Bth {
     }
 }
 
-/// RDMA extended transport header (`rxe_reth`): the target of a WRITE or READ.
+/// RDMA extended transport header (IBTA 9.3.3; `rxe_reth`): the target of a WRITE or READ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reth {
     /// First address.
@@ -109,12 +109,13 @@ impl Reth {
     }
 }
 
-/// FLUSH extended transport header (`FETH_SEL_MASK`, `FETH_PLT_MASK`): what is to be flushed, and how far.
+/// FLUSH extended transport header (IBTA A19.4.1; `FETH_SEL_MASK`, `FETH_PLT_MASK`): what is to be flushed, and how
+/// far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FlushEth {
-    /// 0: the range of the RETH; 1: the whole region; 2 and 3 are reserved.
+    /// 0: the range of the RETH; 1: the whole region; 2 and 3 are reserved (IBTA A19.4.1.2).
     pub selectivity: u8,
-    /// Bit 0: to global visibility; bit 1: to persistence; bits 2 and 3 are reserved.
+    /// Bit 0: to global visibility; bit 1: to persistence; bits 2 and 3 are reserved (IBTA A19.4.1.1).
     pub placement: u8,
 }
 
@@ -131,7 +132,7 @@ impl FlushEth {
 /// Extended transport header of atomics (`rxe_atmeth`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AtomicEth {
-    /// Address, a multiple of eight.
+    /// Address, a multiple of eight (IBTA 9.4.5).
     pub va: u64,
     /// Key.
     pub rkey: Rkey,
@@ -164,12 +165,12 @@ impl AtomicEth {
 /// The syndrome of an acknowledgement (`enum aeth_syndrome`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// Acknowledged, with a credit code for the posted receives (31, `AETH_ACK_UNLIMITED`: not reported).
+    /// Acknowledged, with a credit code for the posted receives (IBTA 9.7.7.2; 31, `AETH_ACK_UNLIMITED`: not reported).
     Ack {
         /// Credit code, 0 to 31.
         credit: u8,
     },
-    /// No receive is posted; try again after the time with this code.
+    /// No receive is posted; try again after the time with this code (IBTA 9.7.5.2.8).
     ReceiverNotReady {
         /// Timer code, 0 to 31.
         timer: u8,
@@ -180,14 +181,14 @@ pub enum Syndrome {
     Reserved(u8),
 }
 
-/// Why a request was refused.
+/// Why a request was refused (IBTA 9.7.5.2.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NakCode {
     /// A packet before this one is missing (`AETH_NAK_PSN_SEQ_ERROR`).
     SequenceError,
     /// The request is not valid (`AETH_NAK_INVALID_REQ`).
     InvalidRequest,
-    /// Key, bounds or access flags do not allow it (`AETH_NAK_REM_ACC_ERR`).
+    /// Key, bounds or access flags do not allow it (IBTA 9.7.5.2.4; `AETH_NAK_REM_ACC_ERR`).
     RemoteAccess,
     /// It could not be executed (`AETH_NAK_REM_OP_ERR`).
     RemoteOperational,
@@ -259,7 +260,7 @@ impl Aeth {
 /// Datagram extended transport header (`rxe_deth`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Deth {
-    /// Queue key of the receiving queue pair.
+    /// Queue key of the receiving queue pair (IBTA 3.5.3).
     pub qkey: Qkey,
     /// Source queue pair.
     pub source: Qpn,

@@ -14,7 +14,8 @@ use super::packet::ICRC_BYTES;
 use crate::checksum;
 use crate::types::ROCE_PORT;
 
-/// Addresses of a datagram that the ICRC covers. The destination port is always 4791 (`ROCE_V2_UDP_DPORT`).
+/// Addresses of a datagram that the ICRC covers. The destination port is always 4791 (IBTA A17.3.2.2;
+/// `ROCE_V2_UDP_DPORT`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
     /// Sender.
@@ -32,7 +33,7 @@ pub struct Verify {
     pub first_identification: u16,
     /// Whether to solve for the identification if that does not fit (IPv4 only).
     pub solve: bool,
-    /// Whether the sender is expected to set "don't fragment"; the other value is tried second.
+    /// Whether the sender is expected to set "don't fragment" (IBTA A17.3.1.1.5); the other value is tried second.
     pub expected_df: bool,
 }
 
@@ -59,8 +60,8 @@ const BTH_BYTES: usize = 12;
 /// 8 bytes in place of the link header, an IPv6 and a UDP header, and the base transport header.
 const LARGEST_PREFIX: usize = 8 + 40 + 8 + BTH_BYTES;
 
-/// The masked headers, up to and including the base transport header (`rxe_icrc_hdr`): ones in place of the link
-/// header, traffic class, time to live, flow label, both checksums, and byte 4 of the base transport header.
+/// The masked headers, up to and including the base transport header (IBTA A17.3.3; `rxe_icrc_hdr`): ones in place of
+/// the link header, traffic class, time to live, flow label, both checksums, and byte 4 of the base transport header.
 fn prefix(
     flow: &Flow,
     identification: u16,
@@ -110,8 +111,8 @@ fn to_v6(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Computes the ICRC of a packet, given from its base transport header to the end of its padding. On the wire the least
-/// significant byte comes first (`rxe_icrc_generate`).
+/// Computes the ICRC of a packet (IBTA 7.8.1), given from its base transport header to the end of its padding. On the
+/// wire the least significant byte comes first (`rxe_icrc_generate`).
 ///
 /// # Panics
 /// If the packet is shorter than a base transport header.

@@ -1,7 +1,8 @@
-//! Operation codes: one row per code, with the kind of packet and the headers that it carries (`rxe_opcode.c`).
+//! Operation codes: one row per code, with the kind of packet and the headers that it carries (IBTA 9.2;
+//! `rxe_opcode.c`).
 //!
 //! The codes of RC, UC and UD are those of `ib_pack.h`. Those of XRC are the codes of RC under another prefix, and its
-//! requests have one header more (IBTA, annex Extended Reliable Connected).
+//! requests have one header more (IBTA A14).
 
 use std::fmt;
 
@@ -24,7 +25,7 @@ pub enum Service {
     UnreliableDatagram = 0x60,
     /// Extended reliable connection.
     ExtendedReliableConnection = 0xa0,
-    /// Congestion notification, which belongs to no service.
+    /// Congestion notification, which belongs to no service (IBTA A10.3.2).
     CongestionNotification = 0x80,
 }
 
@@ -120,9 +121,9 @@ opcodes! {
     RC_SEND_LAST_INVALIDATE = 0x16, "RC SEND_LAST_INV", [LAST | SEND | PAYLOAD | INVALIDATE];
     /// A SEND of one packet that invalidates a key.
     RC_SEND_ONLY_INVALIDATE = 0x17, "RC SEND_ONLY_INV", [ONLY | SEND | PAYLOAD | INVALIDATE];
-    /// Flush of the peer's memory (`IB_OPCODE_FLUSH`).
+    /// Flush of the peer's memory (IBTA A19.4.1; `IB_OPCODE_FLUSH`).
     RC_FLUSH = 0x1c, "RC FLUSH", [ONLY | FLUSH | RETH];
-    /// Atomic write of eight bytes (`IB_OPCODE_ATOMIC_WRITE`).
+    /// Atomic write of eight bytes (IBTA A19.4.2; `IB_OPCODE_ATOMIC_WRITE`).
     RC_ATOMIC_WRITE = 0x1d, "RC ATOMIC_WRITE", [ONLY | RETH | PAYLOAD];
     /// First packet of an unreliable SEND.
     UC_SEND_FIRST = 0x20, "UC SEND_FIRST", [FIRST | SEND | PAYLOAD];

@@ -7,7 +7,7 @@ use crate::types::{DropReason, Rkey, SharedReceiveQueueNumber};
 use super::header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, FlushEth, Reth};
 use super::opcode::{Opcode, Traits};
 
-/// Bytes of the invariant CRC at the end of a packet.
+/// Bytes of the invariant CRC at the end of a packet (IBTA 7.8.1).
 pub const ICRC_BYTES: usize = 4;
 /// Bytes of an acknowledgement's extended header.
 const AETH_BYTES: usize = 4;
@@ -17,7 +17,7 @@ const AETH_BYTES: usize = 4;
 pub struct Headers {
     /// Base transport header.
     pub bth: Bth,
-    /// The shared receive queue that an extended connection's request is for (IBTA, annex Extended Reliable Connected).
+    /// The shared receive queue that an extended connection's request is for (IBTA A14).
     pub xrc_srq: Option<SharedReceiveQueueNumber>,
     /// Datagram header.
     pub deth: Option<Deth>,
@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
 
 impl<'a> Packet<'a> {
     /// Parses a datagram's payload, from the base transport header to the ICRC. Checks lengths, version and opcode
-    /// (`rxe_recv.c`, `rxe_rcv` and `hdr_check`), not the ICRC; the error says why a packet must be dropped.
+    /// (IBTA 9.6; `rxe_recv.c`, `rxe_rcv` and `hdr_check`), not the ICRC; the error says why a packet must be dropped.
     pub fn parse(udp_payload: &'a [u8]) -> Result<Self, DropReason> {
         if udp_payload.len() < BTH_BYTES + ICRC_BYTES {
             return Err(DropReason::Truncated);
