@@ -20,14 +20,14 @@ pub enum AccessError {
     /// The region was registered without an access flag that the access needs.
     #[error("the memory region was registered without the needed access flag")]
     NoPermission,
-    /// A word is not aligned to its size in host memory.
+    /// A word is not aligned to its size in host memory (for atomics: IBTA 9.4.5).
     #[error("the word is not aligned to its size")]
     Misaligned,
     /// The memory is no longer mapped, or its protection changed. Part of a write may have been placed.
     #[error("the memory is no longer mapped")]
     Fault,
     /// The key cannot be invalidated: its region was not registered as invalidatable, windows are bound to the region,
-    /// or it is the key of a type 1 window.
+    /// or it is the key of a type 1 window (IBTA o10-37.2.26).
     #[error("the key may not be invalidated")]
     NotInvalidatable,
     /// The window is bound to another queue pair.
@@ -45,16 +45,17 @@ pub enum BindError {
     /// No window of this protection domain has this key.
     #[error("no memory window of this protection domain has this key")]
     UnknownWindow,
-    /// A type 2 window must be invalidated before it is bound again.
+    /// A type 2 window must be invalidated before it is bound again (IBTA o10-37.2.30).
     #[error("the memory window of type 2 is bound already")]
     AlreadyBound,
-    /// An access flag that windows cannot have, or a type 2 window of 0 bytes.
+    /// An access flag that windows cannot have, or a type 2 window of 0 bytes (IBTA o10-37.2.40).
     #[error("a memory window cannot be bound with these access flags or this length")]
     Arguments,
-    /// The region's key, domain or bounds are wrong.
+    /// The region's key, domain or bounds are wrong (IBTA C10-72 and C10-75).
     #[error("{0}")]
     Region(AccessError),
-    /// The region was registered without MEMORY_WINDOW_BIND, or without a flag that the window needs.
+    /// The region was registered without MEMORY_WINDOW_BIND, or without a flag that the window needs (IBTA C10-73
+    /// and C10-74).
     #[error("the memory region does not allow windows to be bound, or not with these access flags")]
     NotBindable,
 }
@@ -198,7 +199,7 @@ pub enum RegisterError {
         /// The device's limit.
         limit: usize,
     },
-    /// The region has bound windows.
+    /// The region has bound windows (IBTA 10.6.7.2.6).
     #[error("the memory region has {windows} bound memory windows; unbind or invalidate them first")]
     Bound {
         /// Number of windows bound to it.

@@ -1,7 +1,8 @@
 //! Owners of bound type 2 windows, so that bindings end with their queue pair.
 //!
 //! A binding names its queue pair by number, and numbers are reused. Destroying a queue pair therefore ends its
-//! bindings: no other queue pair could end them, and the next one with the same number must not inherit them.
+//! bindings (IBTA o10-2.2.5 lets it be destroyed with windows bound): no other queue pair could end them, and the next
+//! one with the same number must not inherit them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::PoisonError;

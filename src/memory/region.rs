@@ -144,7 +144,7 @@ impl Region {
         self.access
     }
 
-    /// The key for local requests.
+    /// The key for local requests (IBTA 10.6.3.3).
     pub fn lkey(&self) -> Lkey {
         Lkey(self.key)
     }

@@ -174,7 +174,7 @@ impl RegionTable {
         Ok(region)
     }
 
-    /// As [`RegionTable::deregister`], unless windows are bound to the region.
+    /// As [`RegionTable::deregister`], unless windows are bound to the region (IBTA 10.6.7.2.6).
     ///
     /// # Errors
     /// [`RegisterError::Bound`]; the region is unchanged.
@@ -295,7 +295,8 @@ impl Payloads<'_> {
 /// deregistered.
 ///
 /// Every access checks, in this order: the key, tag and validity included; the protection domain; the access flags; the
-/// bounds; the alignment of an atomic. Addresses are those of requests: they count from the region's `iova`.
+/// bounds; the alignment of an atomic (IBTA 9.3.3.2 and 9.4.5). Addresses are those of requests: they count from the
+/// region's `iova`.
 pub struct MemoryView<'a> {
     entries: RwLockReadGuard<'a, Entries>,
 }
@@ -387,9 +388,9 @@ impl MemoryView<'_> {
         found.region.memory().write(found.offset, data)
     }
 
-    /// Executes a peer's compare and swap on the 8 bytes at `addr`, in this host's byte order: replaces them with
-    /// `swap` if they equal `compare`. Returns the previous value. Atomic with respect to every other atomic access,
-    /// including the processor's.
+    /// Executes a peer's compare and swap (IBTA 9.4.5) on the 8 bytes at `addr`, in this host's byte order: replaces
+    /// them with `swap` if they equal `compare`. Returns the previous value. Atomic with respect to every other atomic
+    /// access, including the processor's.
     ///
     /// # Errors
     /// As [`MemoryView::write`]; the required flag is [`AccessFlags::REMOTE_ATOMIC`]. [`AccessError::Misaligned`] if
@@ -406,7 +407,7 @@ impl MemoryView<'_> {
         found.region.memory().compare_exchange_u64(found.offset, compare, swap)
     }
 
-    /// Executes a peer's fetch and add on the 8 bytes at `addr`, modulo 2^64. Returns the previous value.
+    /// Executes a peer's fetch and add (IBTA 9.4.5) on the 8 bytes at `addr`, modulo 2^64. Returns the previous value.
     ///
     /// # Errors
     /// As [`MemoryView::compare_and_swap`].
@@ -440,7 +441,7 @@ impl MemoryView<'_> {
         region.invalidate()
     }
 
-    /// Executes a peer's ATOMIC WRITE to the 8 bytes at `addr`, in one store.
+    /// Executes a peer's ATOMIC WRITE to the 8 bytes at `addr`, in one store (IBTA A19.4.2).
     ///
     /// # Errors
     /// As [`MemoryView::compare_and_swap`].
@@ -456,8 +457,8 @@ impl MemoryView<'_> {
         found.region.memory().store_in_place_u64(found.offset, u64::from_ne_bytes(data))
     }
 
-    /// Executes a peer's FLUSH. `range` is a first address, in the region's or window's addresses, and a length; `None`
-    /// is all of it.
+    /// Executes a peer's FLUSH (IBTA A19.4.1). `range` is a first address, in the region's or window's addresses, and a
+    /// length; `None` is all of it.
     ///
     /// # Errors
     /// As [`MemoryView::check`]; [`AccessError::Fault`] if the file's storage fails.

@@ -196,7 +196,8 @@ impl MemoryView<'_> {
         Ok(())
     }
 
-    /// Checks the new binding, and counts it at its region. `None` unbinds.
+    /// Checks the new binding (IBTA C10-72 to C10-75; only type 2 may be zero-based: o10-36.2.2), and counts it at its
+    /// region. `None` unbinds.
     fn plan_binding(
         &self,
         window: &Window,
@@ -233,7 +234,7 @@ impl MemoryView<'_> {
         }))
     }
 
-    /// Ends the binding of a type 2 window by its key.
+    /// Ends the binding of a type 2 window by its key; windows of type 1 are not invalidated (IBTA o10-37.2.26).
     pub(super) fn invalidate_window(&self, key: u32, accessor: Accessor) -> Result<(), AccessError> {
         let window = self.window(key).ok_or(AccessError::UnknownKey)?;
         if window.domain != accessor.domain {
@@ -274,7 +275,7 @@ impl MemoryView<'_> {
     }
 }
 
-/// Returns the access flags that a region needs for a window with these flags.
+/// Returns the access flags that a region needs for a window with these flags (IBTA C10-73 and C10-74).
 fn needed_of_region(access: AccessFlags) -> AccessFlags {
     let mut needed = AccessFlags::MEMORY_WINDOW_BIND | access & AccessFlags::FLUSH;
     if access.intersects(AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC) {
