@@ -113,7 +113,7 @@ pub enum QueueError {
         /// Bytes allowed.
         limit: u32,
     },
-    /// The message is longer than the protocol allows.
+    /// The message is longer than the protocol allows (IBTA C9-94).
     #[error("a message of {given} bytes; at most {limit} are allowed")]
     MessageTooLong {
         /// Bytes given.

@@ -1,4 +1,4 @@
-//! The shared receive queue: buffers waiting for the messages of several queue pairs.
+//! The shared receive queue: buffers waiting for the messages of several queue pairs (IBTA 10.2.9).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::Qpn;
 
-/// How a work request ended. The numbers are those of `ibv_wc_status`.
+/// How a work request ended (IBTA 11.6.2). The numbers are those of `ibv_wc_status`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -22,7 +22,7 @@ pub enum CompletionStatus {
     MemoryWindowBindError = 6,
     /// The peer's response violated the protocol.
     BadResponseError = 7,
-    /// The memory that an arriving WRITE with immediate data names failed the access check.
+    /// The memory that an arriving WRITE with immediate data names failed the access check (IBTA 11.6.2).
     LocalAccessError = 8,
     /// The peer refused the request as invalid.
     RemoteInvalidRequestError = 9,
@@ -206,8 +206,8 @@ pub struct RawCompletion {
     pub retired: u32,
     /// The sender's LID (datagrams in a subnet of InfiniBand only).
     pub source_lid: u16,
-    /// Service level of the message. A RoCEv2 datagram has none; the field then gives the type of its network header,
-    /// as adapters number it: 10 for IPv4, 9 for IPv6.
+    /// Service level of the message. A RoCEv2 datagram has none; the field then gives the type of its network header
+    /// (IBTA A17.4.5.1), as adapters number it: 10 for IPv4, 9 for IPv6.
     pub sl: u8,
     /// Time when it was added to the queue, in nanoseconds of the device's clock; 0 if the queue was created without
     /// timestamps.

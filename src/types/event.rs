@@ -14,7 +14,7 @@ pub enum AsyncEvent {
     QueuePairAccessError(Qpn),
     /// The first packet arrived on a queue pair that is ready to receive but not yet to send.
     CommunicationEstablished(Qpn),
-    /// The send queue has drained.
+    /// The send queue has drained (IBTA 10.3.1).
     SendQueueDrained(Qpn),
     /// A queue pair with a shared receive queue went to the error state: it takes no more receives, and all that it
     /// took have completed.

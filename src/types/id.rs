@@ -163,7 +163,7 @@ impl From<DomainId> for Accessor {
     }
 }
 
-/// Global identifier of a port: an IPv6 address, or an IPv4 address mapped into one (`::ffff:a.b.c.d`).
+/// Global identifier of a port: an IPv6 address, or an IPv4 address mapped into one (`::ffff:a.b.c.d`; IBTA A17.4.1.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[repr(transparent)]
 pub struct Gid([u8; 16]);

@@ -58,9 +58,9 @@ pub use shared_receive::{SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
 pub use time::Time;
 pub use window::MemoryWindowType;
 
-/// UDP port of RoCEv2.
+/// UDP port of RoCEv2 (IBTA A17.3.2.2).
 pub const ROCE_PORT: u16 = 4791;
-/// The only P_Key: the default partition, full member.
+/// The only P_Key: the default partition, full member (IBTA 10.9.1.2).
 pub const DEFAULT_PKEY: u16 = 0xffff;
-/// Longest message: 2^31 bytes.
+/// Longest message: 2^31 bytes (IBTA C9-94).
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Payload bytes of a full packet, with the standard's code as its discriminant.
+/// Payload bytes of a full packet (IBTA 5.2.13), with the standard's code as its discriminant.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum Mtu {

@@ -52,7 +52,7 @@ impl QueuePairType {
     }
 }
 
-/// State of a queue pair. The numbers are those of `ibv_qp_state`.
+/// State of a queue pair (IBTA 10.3.1). The numbers are those of `ibv_qp_state`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(u32)]
 pub enum QueuePairState {
@@ -149,7 +149,8 @@ impl AddressVector {
     }
 }
 
-/// Attributes for a state change; those that are `None` are not given. Names and units are those of `ibv_qp_attr`.
+/// Attributes for a state change (IBTA 11.2.5.2); those that are `None` are not given. Names and units are those of
+/// `ibv_qp_attr`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QueuePairAttributes {
     /// The new state.
@@ -178,10 +179,10 @@ pub struct QueuePairAttributes {
     pub max_dest_rd_atomic: Option<u8>,
     /// Maximum number of READs and atomics that this side may have outstanding at the peer.
     pub max_rd_atomic: Option<u8>,
-    /// Code (0 to 31) of the time that a peer waits when no receive is posted here.
+    /// Code (0 to 31) of the time that a peer waits when no receive is posted here (IBTA 9.7.5.2.8).
     pub min_rnr_timer: Option<u8>,
-    /// Code (0 to 31) of the time to wait for a response: 4.096 µs × 2^timeout, up to four times as long on a path
-    /// whose round trip takes more than a sixth of it; 0: forever.
+    /// Code (0 to 31) of the time to wait for a response: 4.096 µs × 2^timeout (IBTA 9.7.6.1.3), up to four times as
+    /// long on a path whose round trip takes more than a sixth of it; 0: forever.
     pub timeout: Option<u8>,
     /// Number of retries without a response, 0 to 7. 7 means seven.
     pub retry_cnt: Option<u8>,
@@ -195,7 +196,7 @@ pub struct QueuePairAttributes {
     pub peer_key: Option<PeerKey>,
 }
 
-/// The state and all attributes of a queue pair, as set or defaulted.
+/// The state and all attributes of a queue pair, as set or defaulted (IBTA 11.2.5.3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueuePairStatus {
     /// Transport service, as created.
@@ -212,7 +213,7 @@ pub struct QueuePairStatus {
     pub cap: QueuePairCapabilities,
 }
 
-/// The standard's delay after an RNR NAK, by its 5-bit code, in microseconds.
+/// The standard's delay after an RNR NAK, by its 5-bit code, in microseconds (IBTA 9.7.5.2.8).
 pub const RNR_TIMER_MICROSECONDS: [u32; 32] = [
     655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1_280, 1_920, 2_560, 3_840, 5_120, 7_680,
     10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760, 327_680, 491_520,

@@ -23,7 +23,7 @@ bitflags::bitflags! {
     pub struct SendFlags: u32 {
         /// Waits for all earlier READs and atomics of this queue pair.
         const FENCE = 1;
-        /// Generates a completion on success too (failures always generate one).
+        /// Generates a completion on success too (failures always generate one; IBTA 10.7.3.1).
         const SIGNALED = 2;
         /// Makes the peer's receive completion wake a channel that is armed for solicited events only.
         const SOLICITED = 4;
@@ -36,7 +36,7 @@ bitflags::bitflags! {
 pub enum Operation {
     /// Fills the peer's next posted receive.
     Send,
-    /// As `Send`, and delivers four bytes of immediate data with the peer's completion.
+    /// As `Send`, and delivers four bytes of immediate data with the peer's completion (IBTA 9.4.1).
     SendWithImmediate(u32),
     /// As `Send`, and invalidates a key at the peer.
     SendWithInvalidate(Rkey),
@@ -47,7 +47,8 @@ pub enum Operation {
         /// Key of the peer's region or window.
         rkey: Rkey,
     },
-    /// Writes the peer's memory, then completes its next posted receive with four bytes of immediate data.
+    /// Writes the peer's memory, then completes its next posted receive with four bytes of immediate data (IBTA
+    /// 10.7.2.2).
     WriteWithImmediate {
         /// Start address, in the address range of the peer's region.
         remote_addr: u64,
@@ -83,14 +84,14 @@ pub enum Operation {
         /// Addend, modulo 2^64.
         add: u64,
     },
-    /// Writes eight bytes at the peer atomically.
+    /// Writes eight bytes at the peer atomically (IBTA A19.4.2).
     AtomicWrite {
         /// Address, a multiple of eight.
         remote_addr: u64,
         /// Key of the peer's region or window.
         rkey: Rkey,
     },
-    /// Makes earlier writes to the peer's memory globally visible or persistent.
+    /// Makes earlier writes to the peer's memory globally visible or persistent (IBTA A19.4.1).
     Flush {
         /// Start address, in the address range of the peer's region; meaningless if the whole region is flushed.
         remote_addr: u64,
@@ -119,7 +120,8 @@ pub enum Operation {
 }
 
 bitflags::bitflags! {
-    /// Placement type and selectivity of a FLUSH. The lower bits are those of `ibv_placement_type`.
+    /// Placement type and selectivity of a FLUSH (IBTA A19.4.1.1 and A19.4.1.2). The lower bits are those of
+    /// `ibv_placement_type`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct FlushFlags: u8 {
         /// Makes earlier writes visible to every observer at the peer.

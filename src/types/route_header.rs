@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The first 40 bytes of a received datagram (`ibv_grh`).
+/// The first 40 bytes of a received datagram (IBTA A17.4.5.2; `ibv_grh`).
 ///
 /// Over IPv4 they are 20 zero bytes and an IPv4 header, over IPv6 an IPv6 header.
 ///
