@@ -38,7 +38,7 @@ function check_row(key,    words, name, used, part) {
   name = words[1] " " words[2] " " words[3]
   demand(name ": " failed[key] " streams failed", failed[key] == 0)
   used = median("sum", key) / ceiling(words[3])
-  if (words[1] != "many") demand(name ": " used " of the link is used", used >= 0.6)
+  if (words[1] != "many") demand(name ": " used " of the link is used", used >= 0.9)
   if (words[1] == "four") demand(name ": " again_percent(key) " % sent again", again_percent(key) < 2)
   part = median("part", key)
   if (words[1] == "beside") demand(name ": the part of both is " part, part >= 0.2 && part <= 0.8)
