@@ -150,9 +150,9 @@ fn repetitions_are_marked() {
     let capture = left.capture("repetitions");
     // No peer exists there.
     let gid = "127.91.2.2".parse::<IpAddr>().unwrap().into();
-    let nobody = ConnectionInfo::standard_peer(Qpn::new(0x77), Psn::new(5), gid, Mtu::Mtu1024);
+    let absent = ConnectionInfo::standard_peer(Qpn::new(0x77), Psn::new(5), gid, Mtu::Mtu1024);
     let options = ConnectOptions::default().timeout(12).retry_cnt(3);
-    left.qp.connect_with(&nobody, &options).unwrap();
+    left.qp.connect_with(&absent, &options).unwrap();
     left.qp.post_send(&[SendRequest::send(Payload::inline(&[b'?'; 40])).wr_id(1).signaled()]).unwrap();
     left.completes(1, CompletionStatus::RetryExceededError);
 

@@ -72,7 +72,7 @@ mod tests {
         shard.poll_backoff.note_yield(start, LONG_YIELD, true);
         assert!(shard.poll_backoff.is_suspected(start) && !shard.poll_backoff.is_crowded(start), "once proves nothing");
         shard.poll_backoff.note_yield(start, LONG_YIELD, false);
-        assert!(!shard.poll_backoff.is_crowded(start), "nobody had the core");
+        assert!(!shard.poll_backoff.is_crowded(start), "no other thread had the core");
         shard.poll_backoff.note_yield(start, LONG_YIELD, true);
         assert!(shard.poll_backoff.is_crowded(start));
         shard.lease.visit(start);

@@ -273,7 +273,7 @@ impl Shard {
         let blocks = self.blocks.blocks();
         let request = JoinRequest { address, blocks, capabilities: self.capabilities };
         let socket = ReceiveSocket::open(request, &self.sizes)?;
-        socket.membership.add_recipient(blocks, self);
+        socket.membership.add_recipient(self);
         let watched = self.sockets.add(socket.membership.descriptor(), Interest::Readable);
         watched.map_err(cannot_watch)?;
         self.command(|core, _| core.link.add_receiver(socket));

@@ -48,7 +48,7 @@ impl Wake {
 
     /// Calls the thread to make a pass now. Any thread may use this. Returns false if the call cannot reach it, so that
     /// it may sleep for ever.
-    pub(crate) fn call(&self) -> bool {
+    pub(super) fn call(&self) -> bool {
         self.wakes_at.store(0, Ordering::SeqCst);
         self.event.signal()
     }

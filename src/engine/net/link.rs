@@ -12,8 +12,7 @@ use super::multicast::{GroupSocket, GroupSockets};
 use super::path_errors::PathErrors;
 use super::udp::{Checksums, ReceiveSocket, ReportedFields, SendSocket};
 use crate::engine::capture::{Capture, CaptureSink, Departure};
-use crate::engine::sys::Clock;
-use crate::engine::sys::{self, DEFAULT_HOP_LIMIT, SendOptions};
+use crate::engine::sys::{self, Clock, DEFAULT_HOP_LIMIT, SendOptions};
 use crate::transport::{Datagram, DatagramOutcome, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
 

@@ -152,12 +152,12 @@ impl Mailbox {
     }
 
     /// Packets to this address and these blocks that others pass on go to this recipient.
-    pub(super) fn add_recipient(&self, address: IpAddr, blocks: &[u32], recipient: &Arc<impl Recipient + 'static>) {
+    pub(super) fn add_recipient(&self, address: IpAddr, blocks: &[u16], recipient: &Arc<impl Recipient + 'static>) {
         let mut recipients = lock(&self.shared.recipients);
         // Those of devices that were closed: at most as many stay as there are sockets and blocks for each.
         recipients.retain(|_, recipient| recipient.strong_count() > 0);
         let recipient: Weak<dyn Recipient> = Arc::downgrade(recipient) as _;
-        recipients.extend(blocks.iter().map(|block| ((address, *block as u16), Weak::clone(&recipient))));
+        recipients.extend(blocks.iter().map(|block| ((address, *block), Weak::clone(&recipient))));
     }
 
     /// Requests a check of an address's group. Without `urgent` it may be delayed, because any host can trigger it with

@@ -131,9 +131,9 @@ impl Membership {
     }
 
     /// Packets for this socket that other processes receive and pass on go to this recipient.
-    pub(crate) fn add_recipient(&self, blocks: &[u32], recipient: &Arc<impl Recipient + 'static>) {
+    pub(crate) fn add_recipient(&self, recipient: &Arc<impl Recipient + 'static>) {
         if let Some(mailbox) = &self.routes.mailbox {
-            mailbox.add_recipient(self.address, blocks, recipient);
+            mailbox.add_recipient(self.address, &self.blocks, recipient);
         }
     }
 
