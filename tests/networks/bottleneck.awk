@@ -32,7 +32,7 @@ function check_row(key,    words, name, used, part) {
   split(key, words, SUBSEP)
   if (words[3] == "tcp") return
   if (words[1] == "incast") {
-    demand(words[3] " incast " words[2] ": the last byte comes after " times_ideal("median", key), times_ideal("median", key) <= 2)
+    demand(words[3] " incast " words[2] ": the last byte comes after " times_ideal("median", key), times_ideal("median", key) <= 1.5)
     return
   }
   name = words[1] " " words[2] " " words[3]
