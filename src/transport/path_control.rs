@@ -24,6 +24,10 @@ const READ_TIME: Duration = Duration::from_millis(1);
 /// Maximum number of bytes in flight to a native peer, whose reorder buffer keeps four times as many behind a gap.
 pub(super) const MOST_IN_FLIGHT: u64 = 16 << 20;
 
+/// A reduction of a controller's window: its number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Reduction(u64);
+
 /// A path's controller with its pacing account and measurements.
 pub(super) struct PathControl {
     controller: Box<dyn CongestionControl>,
@@ -132,10 +136,20 @@ impl PathControl {
         self.controller.on_ack(ack);
     }
 
-    pub(super) fn note_congestion(&mut self, event: &CongestionEvent) {
+    /// Handles a congestion event. Returns the reduction of the window that it caused.
+    pub(super) fn note_congestion(&mut self, event: &CongestionEvent) -> Option<Reduction> {
         let before = self.controller.report();
         self.controller.on_congestion(event);
-        self.measures.note_congestion(event.kind, &before, &self.controller.report());
+        let after = self.controller.report();
+        self.measures.note_congestion(event.kind, &before, &after);
+        (after.congestion_events > before.congestion_events).then_some(Reduction(after.congestion_events))
+    }
+
+    /// Undoes a reduction that was unnecessary, unless another one followed.
+    pub(super) fn take_back(&mut self, reduction: Reduction) {
+        if self.controller.report().congestion_events == reduction.0 {
+            self.controller.on_spurious_reduction();
+        }
     }
 
     /// Returns the packets that may leave in one send.

@@ -48,14 +48,14 @@ fn hot_structures_stay_small() {
             Seed: 8,
             Path: 96,
             // With the consuming end of the send queue, its share of the window, and the pointers to a controller's
-            // samples and to a rate limit.
-            Requester: 408,
+            // samples, to a rate limit and to a loss event.
+            Requester: 416,
             // With the pointer to the pace of READ responses on a path with a controller.
             ResponseQueue: 160,
             // With the receives and the scatter list of the one in progress, and the pointer to a repeated READ.
             Responder: 376,
             // With the arrived marks and three counters of them, and six counters of losses and waits.
-            QueuePair: 1_696,
+            QueuePair: 1_704,
         }[..],
         // One for each region, behind the table's pointer.
         &bounds! {

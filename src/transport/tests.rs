@@ -15,6 +15,7 @@ mod pacing;
 mod panics;
 mod path_report;
 mod paths_agree;
+mod read_losses;
 mod recovery;
 mod repair;
 mod revoked;

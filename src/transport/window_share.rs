@@ -92,12 +92,11 @@ impl WindowShare {
 
     /// Runs `tell` on the controller, if there is one.
     #[cold]
-    pub(super) fn tell(&self, tell: impl FnOnce(&mut PathControl)) {
+    pub(super) fn tell<T>(&self, tell: impl FnOnce(&mut PathControl) -> T) -> Option<T> {
         let mut control = self.lock();
-        if let Some(control) = control.as_mut() {
-            tell(control);
-        }
+        let told = control.as_mut().map(tell);
         self.renew_window(control.as_ref());
+        told
     }
 
     /// Returns when a queue pair with this lot may send next, and how many packets may leave in one send.

@@ -36,6 +36,10 @@ impl CongestionControl for Capped {
         self.control.on_congestion(event);
     }
 
+    fn on_spurious_reduction(&mut self) {
+        self.control.on_spurious_reduction();
+    }
+
     fn window(&self) -> u64 {
         self.control.window()
     }

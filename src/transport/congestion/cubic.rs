@@ -87,6 +87,8 @@ pub struct Cubic {
     /// Bytes left to acknowledge of those in flight when a loss was noticed: further losses among them belong to the
     /// same event (RFC 9438, 4.6).
     recovery_left: u64,
+    /// Whether there were such losses, of other queue pairs.
+    has_more_losses: bool,
     /// Whether nothing was acknowledged since the last persistent congestion.
     is_silent: bool,
     /// Until then, another mark belongs to the same round trip as the last one. A time, because possibly nothing is in
@@ -118,6 +120,7 @@ impl Cubic {
             most_in_flight: 0,
             round_left: 0,
             recovery_left: 0,
+            has_more_losses: false,
             is_silent: false,
             marked_until: Time::ZERO,
             events: 0,
@@ -217,7 +220,7 @@ impl Cubic {
         self.threshold = (self.window * part).max(self.least_window);
         self.window = self.threshold;
         self.curve = None;
-        self.recovery_left = in_flight;
+        (self.recovery_left, self.has_more_losses) = (in_flight, false);
     }
 }
 
@@ -250,7 +253,7 @@ impl CongestionControl for Cubic {
 
     fn on_congestion(&mut self, event: &CongestionEvent) {
         match event.kind {
-            CongestionKind::Loss if self.recovery_left > 0 => {}
+            CongestionKind::Loss if self.recovery_left > 0 => self.has_more_losses = true,
             CongestionKind::Loss => {
                 if self.losses.judge(self.is_in_slow_start()) == Verdict::Congestion {
                     self.reduce(BETA, event.in_flight);
@@ -276,6 +279,13 @@ impl CongestionControl for Cubic {
                 self.plateau = 0.0;
                 self.window = segments(self.packet) * RESTART_PACKETS;
             }
+        }
+    }
+
+    fn on_spurious_reduction(&mut self) {
+        if !self.has_more_losses {
+            self.take_back();
+            self.recovery_left = 0;
         }
     }
 
@@ -410,6 +420,20 @@ mod tests {
         cubic.on_ack(&Acked { bytes: PACKET, ..ack });
         lose(&mut cubic, CongestionKind::Loss, 20 * PACKET);
         assert!(cubic.window() < reduced);
+    }
+
+    #[test]
+    fn a_reduction_is_undone_if_nothing_was_lost() {
+        let mut cubic = Cubic { window: 1_000.0, ..cubic() };
+        lose(&mut cubic, CongestionKind::Loss, 10 * PACKET);
+        assert_eq!(cubic.window, 700.0);
+        cubic.on_spurious_reduction();
+        let report = cubic.report();
+        assert_eq!((cubic.window, cubic.is_in_slow_start(), report.undone_events), (1_000.0, true, 1));
+        // Another queue pair of the path has lost packets as well.
+        (0..2).for_each(|_| lose(&mut cubic, CongestionKind::Loss, 10 * PACKET));
+        cubic.on_spurious_reduction();
+        assert_eq!((cubic.window, cubic.report().undone_events), (700.0, 1));
     }
 
     #[test]

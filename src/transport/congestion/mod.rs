@@ -138,6 +138,10 @@ pub trait CongestionControl: Send {
     /// Called when packets seem lost, or a queue fills.
     fn on_congestion(&mut self, event: &CongestionEvent);
 
+    /// Called when all packets whose loss caused the latest reduction turn out to have been late: it was unnecessary.
+    /// The default is to do nothing.
+    fn on_spurious_reduction(&mut self) {}
+
     /// Returns the bytes that may be in flight; a fraction of a packet does not count. It is used as far as the peer's
     /// socket holds it. One packet, or one READ request, may be in flight however small it is. Read after each of the
     /// calls above.

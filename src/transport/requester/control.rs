@@ -10,6 +10,7 @@ use crate::transport::congestion::{
 };
 use crate::transport::marks::Marking;
 use crate::transport::path::Path;
+use crate::transport::path_control::Reduction;
 use crate::transport::path_measures::Blocked;
 use crate::types::{Counter, Psn, QueuePairState, RateLimit, Time};
 
@@ -63,11 +64,12 @@ impl Requester {
         allowance_on(common, path, now).map(|(paid_at, _)| paid_at)
     }
 
-    /// Returns the packets of this plan that repeat lost ones. When going back, only the first one is known to be lost.
+    /// Returns the packets of this plan that repeat lost ones. When going back, or probing, only the first one is known
+    /// to be lost: if all responses of a READ request counted when that was lost, they would seem too many for chance.
     pub(super) fn lost_packets_of(&self, plan: &RequestPlan) -> u32 {
         match plan.turn {
-            Turn::Missing => plan.covers,
-            Turn::Request => 1,
+            Turn::Missing if !self.recovery.is_probing() => plan.covers,
+            Turn::Missing | Turn::Request => 1,
             Turn::Probe => 0,
             Turn::Cursor => u32::from(plan.psn == self.unacknowledged && plan.psn.is_before(self.limit)),
         }
@@ -149,17 +151,17 @@ impl Requester {
         self.delays = None;
     }
 
-    /// Reports that packets seem lost, and are about to be sent again.
+    /// Reports that packets seem lost, and are about to be sent again. Returns the reduction of the path's window.
     #[cold]
-    pub(super) fn tell_congestion(&mut self, common: &Common, now: Time, kind: CongestionKind) {
-        let Some(path) = &common.path else { return };
+    pub(super) fn tell_congestion(&mut self, common: &Common, now: Time, kind: CongestionKind) -> Option<Reduction> {
+        let path = common.path.as_ref()?;
         if kind == CongestionKind::Persistent {
             path.note_marking(Marking::note_silence);
         }
         let event = CongestionEvent { now, kind, in_flight: self.in_flight_on(common, path) };
         self.window.note_congestion(&event);
         self.renew_window(&path.facts());
-        path.window_share.tell(|control| control.note_congestion(&event));
+        path.window_share.tell(|control| control.note_congestion(&event)).flatten()
     }
 
     /// Reports that a queue on the path marked a packet: it will overflow soon.
@@ -181,7 +183,9 @@ impl Requester {
         let packets = u64::from(self.reordering.take_spurious());
         if packets > 0 {
             common.counters.add(Counter::SpuriousRetransmits, packets);
-            common.path.iter().for_each(|path| path.window_share.tell(|control| control.note_spurious(packets)));
+            if let Some(path) = &common.path {
+                path.window_share.tell(|control| control.note_spurious(packets));
+            }
         }
     }
 

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::missing::{LossDetection, Missing, MissingPackets, Range, Repetition};
+use super::missing::{LossDetection, Missing, MissingPackets, NewLosses, Range, Repetition};
 use crate::types::{Psn, Time};
 
 /// The packets behind the oldest unacknowledged number, of requests or of responses.
@@ -119,18 +119,18 @@ impl Gaps {
     }
 
     /// Finds lost packets after the packet before `end` has arrived: packets leave in order, so those that left much
-    /// sooner are lost. Returns whether that is a congestion event, which lasts to `limit`.
-    pub(super) fn judge(&mut self, end: Psn, limit: Psn, detection: LossDetection) -> bool {
+    /// sooner are lost. Returns those, and whether that is a congestion event, which lasts to `limit`.
+    pub(super) fn judge(&mut self, end: Psn, limit: Psn, detection: LossDetection) -> (NewLosses, bool) {
         let lost_before = self.missing.lost();
         let is_lost_again = |repetition| detection.is_lost_again(repetition, end);
         if !self.missing.may_be_lost(is_lost_again) {
-            return false;
+            return Default::default();
         }
-        self.missing.judge(|range| {
+        let losses = self.missing.judge(|range| {
             let is_lost = detection.is_far_behind(range.end(), end);
             range.missing.still(is_lost, is_lost_again)
         });
-        self.note_losses(lost_before, limit)
+        (losses, self.note_losses(lost_before, limit))
     }
 
     /// Returns whether more packets are lost than before, and none of them in a known congestion event.
@@ -144,11 +144,15 @@ impl Gaps {
     }
 
     /// Declares packets before `end` lost: those that may have been late, and those that were sent again and are
-    /// overdue.
-    pub(super) fn give_up_before(&mut self, end: Psn, is_overdue: impl Fn(Repetition) -> bool) {
-        let is_due = |range: &Range| range.first.is_before(end);
-        self.missing.judge(|range| if is_due(range) { range.missing.still(true, &is_overdue) } else { range.missing });
+    /// overdue. Returns those packets.
+    pub(super) fn give_up_before(&mut self, end: Psn, is_overdue: impl Fn(Repetition) -> bool) -> NewLosses {
+        let judge = |range: &Range| match range.first.is_before(end) {
+            true => range.missing.still(true, &is_overdue),
+            false => range.missing,
+        };
+        let losses = self.missing.judge(judge);
         self.recount();
+        losses
     }
 
     /// Notes that the first packets of [`MissingPackets::first_lost`] were sent again, or requested again.
@@ -196,7 +200,7 @@ mod tests {
             assert!(self.0.remove(psn).is_some(), "{place} came twice");
             let detection =
                 LossDetection { now, packet_threshold: LOSS_EVIDENCE, time_threshold: Duration::from_millis(1) };
-            self.0.judge(psn.plus(1), LIMIT, detection)
+            self.0.judge(psn.plus(1), LIMIT, detection).1
         }
 
         fn ask_again(&mut self, now: Time) -> Vec<(i32, u32)> {

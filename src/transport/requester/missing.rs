@@ -89,6 +89,25 @@ impl Range {
     }
 }
 
+/// Packets that turned out to be lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct NewLosses {
+    /// Packets that were not sent again before.
+    pub(super) first: u32,
+    /// Packets that were.
+    pub(super) again: u32,
+}
+
+impl NewLosses {
+    fn count(&mut self, before: Missing, range: &Range) {
+        match (before, range.missing) {
+            (Missing::Late, Missing::Lost { .. }) => self.first += range.packets,
+            (Missing::Sent { .. }, Missing::Lost { .. }) => self.again += range.packets,
+            _ => {}
+        }
+    }
+}
+
 /// The missing packets, in order. No range is empty.
 #[derive(Clone, Default, Debug)]
 pub(super) struct MissingPackets {
@@ -271,15 +290,19 @@ impl MissingPackets {
         self.ranges.splice(place..=place, parts.into_iter().filter(|part| part.packets > 0));
     }
 
-    /// Sets the state of each range.
-    pub(super) fn judge(&mut self, judge: impl Fn(&Range) -> Missing) {
+    /// Sets the state of each range. Returns the packets that are lost now and were not before.
+    pub(super) fn judge(&mut self, judge: impl Fn(&Range) -> Missing) -> NewLosses {
         let mut ranges = std::mem::take(&mut self.ranges);
         *self = Self::default();
+        let mut losses = NewLosses::default();
         for range in &mut ranges {
+            let before = range.missing;
             range.missing = judge(range);
+            losses.count(before, range);
             self.count(range.missing, range.packets);
         }
         self.ranges = ranges;
+        losses
     }
 
     #[cfg(test)]

@@ -35,22 +35,35 @@ impl Requester {
     /// Notes a response that arrived early, and whose bytes are placed.
     pub(super) fn note_early_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
         self.note_executed(psn.plus(1));
-        self.remove_missing_response(common, now, psn);
+        self.remove_missing_response(common, psn);
         self.note_sign_of_life(common, now);
         self.judge_missing(common, now, psn.plus(1));
     }
 
     /// Removes the response of this number, which has arrived, from the missing ones.
-    pub(super) fn remove_missing_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
-        let too_short = self.round_trip.too_short();
+    pub(super) fn remove_missing_response(&mut self, common: &mut Common, psn: Psn) {
         let Some(early) = self.early_mut() else { return };
-        let was_late = match early.remove(psn) {
-            Some(Missing::Sent { repetition, again: false }) => now.saturating_since(repetition.at) < too_short,
-            _ => false,
-        };
-        if was_late {
-            self.reordering.note_late();
-            self.count_spurious(common);
+        if early.remove(psn) == Some(Missing::Lost { again: false }) {
+            self.note_late(common, psn, false);
+        }
+    }
+
+    /// Counts a response that has arrived before. Behind a loss, it or the other one was the answer to a request that
+    /// was not necessary.
+    #[cold]
+    pub(super) fn note_duplicate_response(&mut self, common: &mut Common, psn: Psn) {
+        common.count(Counter::DuplicateResponse);
+        if self.places_early {
+            self.note_late(common, psn, true);
+        }
+    }
+
+    /// Notes that a response that counted as lost was late.
+    fn note_late(&mut self, common: &mut Common, psn: Psn, was_repeated: bool) {
+        let reduction = self.reordering.note_late(psn, was_repeated);
+        self.count_spurious(common);
+        if let (Some(reduction), Some(path)) = (reduction, &common.path) {
+            path.window_share.tell(|control| control.take_back(reduction));
         }
     }
 
@@ -103,14 +116,15 @@ impl Requester {
         let Some(early) = self.repair.as_mut().and_then(|repair| repair.early.as_mut()) else { return };
         self.round_trip.note_gaps(early, now);
         let measured = self.delays.as_mut().and_then(|delays| delays.end_arrived(early, now));
-        let is_event = early.judge(end, limit, detection);
+        let (losses, is_event) = early.judge(end, limit, detection);
         self.tell_arrived(common, now, measured, true);
         self.arm_repair(now);
         if is_event {
             common.count(Counter::ReadRepair);
-            self.reordering.note_loss_event();
-            self.tell_congestion(common, now, CongestionKind::Loss);
+            let reduction = self.tell_congestion(common, now, CongestionKind::Loss);
+            self.reordering.begin_event(self.unacknowledged, reduction);
         }
+        self.reordering.note_lost(losses, limit);
         self.note_in_flight(common);
     }
 
@@ -123,7 +137,8 @@ impl Requester {
         self.expect_responses_before(end);
         let patience = self.patience();
         if let Some(early) = self.early_mut() {
-            early.give_up_before(end, |repetition| patience.is_over(repetition, now));
+            let losses = early.give_up_before(end, |repetition| patience.is_over(repetition, now));
+            self.reordering.note_lost(losses, self.limit);
         }
     }
 

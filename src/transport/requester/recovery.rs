@@ -70,6 +70,11 @@ impl Recovery {
         (self.retries_spent, self.rnr_retries_spent)
     }
 
+    /// Returns whether it probes: nothing was heard since the last probe.
+    pub(super) fn is_probing(&self) -> bool {
+        self.probes > 0
+    }
+
     /// Returns the probes and tries since the last progress.
     pub(super) fn rounds(&self) -> u32 {
         self.probes + u32::from(self.retries_spent)
@@ -163,7 +168,7 @@ impl Requester {
     /// Starts the clocks, because something is in flight (IBTA o9-85).
     pub(super) fn arm_timers(&mut self, common: &Common, now: Time) {
         let timeout = self.transport_timeout(common);
-        let probe_wait = self.round_trip.probe_wait();
+        let probe_wait = self.probe_wait(common);
         let recovery = &mut self.recovery;
         if recovery.timeout_at.is_none() {
             recovery.timeout_at = timeout.map(|timeout| now + wait_of_a_try(timeout, probe_wait));
@@ -172,6 +177,13 @@ impl Requester {
         let wait = if self.waits_unasked() { self.round_trip.response_wait() } else { probe_wait };
         let wait = if is_first { wait } else { self.wait_for_later_probe(common, wait, timeout) };
         self.recovery.probe_at = Some(now + wait);
+    }
+
+    /// Returns the wait before the first probe.
+    #[inline]
+    fn probe_wait(&self, common: &Common) -> Duration {
+        let is_prompt = self.places_early && self.awaits_data() && common.is_controlled();
+        if is_prompt { self.round_trip.prompt_probe_wait() } else { self.round_trip.probe_wait() }
     }
 
     /// Returns the wait before a probe other than the first one, which waits for `first`.

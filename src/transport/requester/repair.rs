@@ -1,7 +1,7 @@
 //! The missing packets among those in flight, as long as there are some.
 
 use super::gaps::Gaps;
-use super::missing::MissingPackets;
+use super::missing::{MissingPackets, NewLosses};
 use super::missing_requests::MissingRequests;
 use super::scoreboard::Scoreboard;
 use super::selective::Patience;
@@ -47,14 +47,16 @@ impl Repair {
     }
 
     /// Declares packets before `limit` lost: those that were late, and those that were sent again and are overdue.
-    pub(super) fn give_up(&mut self, limit: Psn, patience: Patience, now: Time) {
-        let requests = self.scoreboard.as_mut().map(Scoreboard::gaps_mut);
-        for gaps in requests.into_iter().chain(&mut self.early) {
-            gaps.give_up_before(limit, |repetition| patience.is_over(repetition, now));
+    /// Returns the lost responses.
+    pub(super) fn give_up(&mut self, limit: Psn, patience: Patience, now: Time) -> NewLosses {
+        let is_overdue = |repetition| patience.is_over(repetition, now);
+        if let Some(board) = &mut self.scoreboard {
+            board.gaps_mut().give_up_before(limit, is_overdue);
         }
         if let Some(requests) = &mut self.requests {
-            requests.give_up(|repetition| patience.is_over(repetition, now));
+            requests.give_up(is_overdue);
         }
+        self.early.as_mut().map_or_else(NewLosses::default, |early| early.give_up_before(limit, is_overdue))
     }
 
     /// Returns the packets that have arrived behind a gap.

@@ -5,7 +5,7 @@ use super::{Common, Pass, RequestFailure, Requester};
 use crate::memory::AccessError;
 use crate::transport::segments::scatter;
 use crate::types::{Cause, CompletionStatus, Counter, DropReason, Operation, Psn, Time};
-use crate::wire::{GapRuns, NakCode, Opcode, Packet, Syndrome};
+use crate::wire::{Bth, GapRuns, NakCode, Opcode, Packet, Syndrome};
 
 /// The consequences of a response other than progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +57,7 @@ impl Requester {
         }
         let psn = packet.headers.bth.psn;
         if !psn.is_within(self.unacknowledged, self.packets_in_flight()) {
-            return Err(self.stale_or_unknown(common, psn).into());
+            return Err(self.stale_or_unknown(common, packet).into());
         }
         match packet.headers.bth.opcode {
             Opcode::RC_ACKNOWLEDGE => self.handle_acknowledge(common, pass, packet),
@@ -66,9 +66,12 @@ impl Requester {
         }
     }
 
-    fn stale_or_unknown(&mut self, common: &mut Common, psn: Psn) -> DropReason {
-        if psn.is_before(self.unacknowledged) {
-            common.count(Counter::DuplicateResponse);
+    fn stale_or_unknown(&mut self, common: &mut Common, packet: &Packet<'_>) -> DropReason {
+        let Bth { psn, opcode, .. } = packet.headers.bth;
+        match psn.is_before(self.unacknowledged) {
+            true if opcode == Opcode::RC_ACKNOWLEDGE => common.count(Counter::DuplicateResponse),
+            true => self.note_duplicate_response(common, psn),
+            false => {}
         }
         DropReason::BadPsn
     }
@@ -229,7 +232,7 @@ impl Requester {
                 Err(DropReason::OutOfOrderResponse.into())
             }
             Position::Duplicate => {
-                common.count(Counter::DuplicateResponse);
+                self.note_duplicate_response(common, psn);
                 Err(DropReason::BadPsn.into())
             }
             Position::Unknown => Err(DropReason::BadPsn.into()),
@@ -288,7 +291,7 @@ impl Requester {
         }
         let index = self.request_with(psn).filter(|index| self.request(*index).needs_response());
         if self.has_come_early(psn) {
-            common.count(Counter::DuplicateResponse);
+            self.note_duplicate_response(common, psn);
             return Err(DropReason::BadPsn.into());
         }
         index.map(|index| (index, true)).ok_or(DropReason::BadPsn.into())
@@ -352,15 +355,15 @@ impl Requester {
         psn: Psn,
         scattered: Result<(), AccessError>,
     ) -> Result<(), ResponseError> {
-        let done = if scattered.is_ok() { self.complete_from(common, pass.now, psn) } else { psn };
+        let done = if scattered.is_ok() { self.complete_from(common, psn) } else { psn };
         self.advance(common, pass, done)?;
         scattered.map_err(|error| RequestFailure::from(error).into())
     }
 
     /// Notes that the response of this number has arrived in order. Returns the number up to which everything has
     /// arrived with it.
-    fn complete_from(&mut self, common: &mut Common, now: Time, psn: Psn) -> Psn {
-        self.remove_missing_response(common, now, psn);
+    fn complete_from(&mut self, common: &mut Common, psn: Psn) -> Psn {
+        self.remove_missing_response(common, psn);
         let Some(early) = self.early() else { return psn.plus(1) };
         let complete = early.complete_before();
         if psn.is_before(complete) { complete } else { psn.plus(1) }

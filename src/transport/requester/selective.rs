@@ -131,7 +131,8 @@ impl Requester {
     pub(super) fn give_up_missing(&mut self, common: &Common, now: Time) {
         let (limit, patience) = (self.limit, self.patience());
         if let Some(repair) = &mut self.repair {
-            repair.give_up(limit, patience, now);
+            let losses = repair.give_up(limit, patience, now);
+            self.reordering.note_lost(losses, limit);
         }
         self.arm_repair(now);
         self.note_in_flight(common);

@@ -9,7 +9,7 @@ const GAP_RUNS: PeerCapabilities = PeerCapabilities { extensions: PeerCapabiliti
 const ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// Connects native peers. The first has a controller of this kind.
-fn controlled(factory: impl CongestionFactory + 'static) -> Pair {
+pub(super) fn controlled(factory: impl CongestionFactory + 'static) -> Pair {
     let service = QueuePairType::ReliableConnection;
     let config = EndpointConfig { congestion: Some(Arc::new(factory)), ..EndpointConfig::default() };
     let first = End::configured(service, "192.0.2.1", 1, None, config);

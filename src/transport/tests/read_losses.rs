@@ -1,0 +1,126 @@
+//! READs whose responses are late or lost, on a path with a controller. A late response that counts as lost reduces the
+//! window; the reduction is undone.
+
+use super::path_report::controlled;
+use super::recovery::{MTU, Sent, keyed};
+use super::*;
+use crate::types::ControlReport;
+
+/// A controller with a constant window, which counts its reductions.
+#[derive(Clone, Copy, Default)]
+struct Counting {
+    events: u64,
+    undone: u64,
+}
+
+impl CongestionControl for Counting {
+    fn on_sent(&mut self, _: &crate::transport::Sent) {}
+
+    fn on_ack(&mut self, _: &Acked) {}
+
+    fn on_congestion(&mut self, _: &CongestionEvent) {
+        self.events += 1;
+    }
+
+    fn on_spurious_reduction(&mut self) {
+        self.undone += 1;
+    }
+
+    fn window(&self) -> u64 {
+        1 << 20
+    }
+
+    fn pacing_rate(&self) -> Option<u64> {
+        None
+    }
+
+    fn report(&self) -> ControlReport {
+        ControlReport { congestion_events: self.events, undone_events: self.undone, ..ControlReport::new("counting") }
+    }
+}
+
+impl CongestionFactory for Counting {
+    fn build(&self, _: &PathFacts) -> Option<Box<dyn CongestionControl>> {
+        Some(Box::new(*self))
+    }
+}
+
+/// Reads 40 packets. `handle` gets the responses, which have not arrived, and the rest arrives without losses. Returns
+/// the number of reductions, of those undone, and of packets requested again without need.
+fn read(handle: impl FnOnce(&mut Pair, &[Sent])) -> (u64, u64, u64) {
+    let mut pair = controlled(Counting::default());
+    pair.begin_read(40 * MTU);
+    let requests = pair.catch(0);
+    requests.iter().for_each(|request| pair.deliver(request));
+    let responses = pair.catch(1);
+    assert_eq!(responses.len(), 40);
+    handle(&mut pair, &responses);
+    pair.run(Duration::from_millis(50), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success]);
+    let report = &pair.ends[0].endpoint.path_reports(pair.now)[0];
+    let control = report.control.expect("it is controlled");
+    (control.congestion_events, control.undone_events, report.total.spurious)
+}
+
+/// Delivers all responses but these.
+fn deliver_without(pair: &mut Pair, responses: &[Sent], missing: &[usize]) {
+    let arrives = |place: &usize| !missing.contains(place);
+    (0..responses.len()).filter(arrives).for_each(|place| pair.deliver(&responses[place]));
+}
+
+#[test]
+fn a_response_that_arrives_before_it_is_requested_again_was_late() {
+    let late = read(|pair, responses| {
+        deliver_without(pair, responses, &[3]);
+        pair.deliver(&responses[3]);
+        assert!(pair.catch(0).iter().all(|sent| !sent.is_read_request()), "it is requested again");
+    });
+    assert_eq!(late, (1, 1, 0));
+}
+
+#[test]
+fn a_response_that_arrives_twice_was_late() {
+    let late = read(|pair, responses| {
+        deliver_without(pair, &responses[..30], &[3, 4]);
+        let again = pair.catch(0);
+        assert_eq!(again.iter().map(Sent::packets).sum::<u32>(), 2);
+        [3, 4].iter().for_each(|place| pair.deliver(&responses[*place]));
+        again.iter().for_each(|request| pair.deliver(request));
+        deliver_without(pair, &responses[30..], &[]);
+    });
+    assert_eq!(late, (1, 1, 2));
+}
+
+#[test]
+fn a_lost_response_is_a_reason_for_the_reduction() {
+    let lost = read(|pair, responses| deliver_without(pair, responses, &[3]));
+    assert_eq!(lost, (1, 0, 0));
+    let one_of_two = read(|pair, responses| {
+        deliver_without(pair, responses, &[3, 8]);
+        pair.deliver(&responses[3]);
+    });
+    assert_eq!(one_of_two, (1, 0, 0));
+}
+
+/// Reads 40 packets, of which no response arrives. Returns when the first request is repeated, and the lost packets.
+fn read_in_silence(mut pair: Pair) -> (Duration, u64) {
+    // A round trip is known.
+    pair.begin_read(MTU);
+    pair.run(Duration::from_millis(1), |_| false);
+    pair.begin_read(40 * MTU);
+    let (begin, requests) = (pair.now, pair.catch(0));
+    let sent = pair.run(Duration::from_millis(3), |sent| sent.from == 1);
+    let again = sent.iter().find(|sent| sent.from == 0 && sent.headers.bth.psn == requests[0].headers.bth.psn);
+    let lost = pair.ends[0].endpoint.counters().get(Counter::LostPackets);
+    (again.expect("it is repeated").at.saturating_since(begin), lost)
+}
+
+/// All that was in flight behind a lost request waits for the probe if the peer's report of it is lost, too.
+#[test]
+fn a_silent_read_is_probed_soon_where_packets_may_be_lost() {
+    let (wait, lost) = read_in_silence(controlled(Counting::default()));
+    assert!(wait < Duration::from_micros(600), "{wait:?}");
+    assert!(lost <= 3, "{lost} packets for 3 probes: the request may be lost, and not all responses");
+    let (wait, _) = read_in_silence(keyed());
+    assert!(wait >= Duration::from_millis(2), "{wait:?} within a host");
+}
