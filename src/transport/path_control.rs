@@ -24,7 +24,7 @@ const READ_TIME: Duration = Duration::from_millis(1);
 /// Maximum number of bytes in flight to a native peer, whose reorder buffer keeps four times as many behind a gap.
 pub(super) const MOST_IN_FLIGHT: u64 = 16 << 20;
 
-/// A reduction of a controller's window: its number.
+/// A reduction of a path's window: its number, among those of all its controllers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Reduction(u64);
 
@@ -38,6 +38,8 @@ pub(super) struct PathControl {
     /// Duration of the latest send at its rate.
     cost: Duration,
     measures: PathMeasures,
+    /// Reductions by the path's previous controllers.
+    reductions_before: u64,
     /// When SENDs or WRITEs of this end were last acknowledged; `reads_at`: READs.
     data_at: Option<Time>,
     reads_at: Option<Time>,
@@ -53,6 +55,7 @@ impl PathControl {
             account: Account::default(),
             cost: Duration::ZERO,
             measures: PathMeasures::default(),
+            reductions_before: 0,
             data_at: None,
             reads_at: None,
         })
@@ -136,20 +139,24 @@ impl PathControl {
         self.controller.on_ack(ack);
     }
 
-    /// Handles a congestion event. Returns the reduction of the window that it caused.
+    /// Handles a congestion event. Returns the reduction of the window, if it caused one.
     pub(super) fn note_congestion(&mut self, event: &CongestionEvent) -> Option<Reduction> {
         let before = self.controller.report();
         self.controller.on_congestion(event);
         let after = self.controller.report();
         self.measures.note_congestion(event.kind, &before, &after);
-        (after.congestion_events > before.congestion_events).then_some(Reduction(after.congestion_events))
+        (after.congestion_events > before.congestion_events).then(|| self.latest_reduction())
     }
 
     /// Undoes a reduction that was unnecessary, unless another one followed.
     pub(super) fn take_back(&mut self, reduction: Reduction) {
-        if self.controller.report().congestion_events == reduction.0 {
+        if self.latest_reduction() == reduction {
             self.controller.on_spurious_reduction();
         }
+    }
+
+    fn latest_reduction(&self) -> Reduction {
+        Reduction(self.reductions_before + self.controller.report().congestion_events)
     }
 
     /// Returns the packets that may leave in one send.
@@ -198,7 +205,10 @@ impl PathControl {
 impl PathControl {
     /// Takes over the measurements of the path's previous controller.
     pub(super) fn after(mut self, before: Option<Self>) -> Self {
-        if let Some(Self { controller, measures, .. }) = before {
+        if let Some(before) = before {
+            // Beyond the latest: its reduction is not this controller's.
+            self.reductions_before = before.latest_reduction().0 + 1;
+            let Self { controller, measures, .. } = before;
             self.measures = measures;
             self.measures.end_controller(&controller.report());
         }

@@ -27,7 +27,8 @@ const LINGER: Duration = Duration::from_micros(50);
 const SHORTEST_BACKOFF: Duration = Duration::from_millis(1);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
 /// Least time after its last work before it sleeps without a time limit. A posted request needs the thread when its
-/// response is overdue, which is later than this (2 ms at the earliest): so a busy connection's posts never wake it.
+/// response is overdue, which is later than this (2 ms at the earliest, unless READs lose packets): so a busy
+/// connection's posts do not wake it.
 const LIGHT_SLEEP: Duration = Duration::from_millis(1);
 
 /// Starts the thread of a shard; signals stay with the application's threads.

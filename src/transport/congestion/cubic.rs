@@ -87,8 +87,8 @@ pub struct Cubic {
     /// Bytes left to acknowledge of those in flight when a loss was noticed: further losses among them belong to the
     /// same event (RFC 9438, 4.6).
     recovery_left: u64,
-    /// Whether there were such losses, of other queue pairs.
-    has_more_losses: bool,
+    /// Whether there were such losses, or marks: the reduction was necessary, whatever becomes of the first loss.
+    is_confirmed: bool,
     /// Whether nothing was acknowledged since the last persistent congestion.
     is_silent: bool,
     /// Until then, another mark belongs to the same round trip as the last one. A time, because possibly nothing is in
@@ -120,7 +120,7 @@ impl Cubic {
             most_in_flight: 0,
             round_left: 0,
             recovery_left: 0,
-            has_more_losses: false,
+            is_confirmed: false,
             is_silent: false,
             marked_until: Time::ZERO,
             events: 0,
@@ -220,7 +220,7 @@ impl Cubic {
         self.threshold = (self.window * part).max(self.least_window);
         self.window = self.threshold;
         self.curve = None;
-        (self.recovery_left, self.has_more_losses) = (in_flight, false);
+        (self.recovery_left, self.is_confirmed) = (in_flight, false);
     }
 }
 
@@ -253,7 +253,7 @@ impl CongestionControl for Cubic {
 
     fn on_congestion(&mut self, event: &CongestionEvent) {
         match event.kind {
-            CongestionKind::Loss if self.recovery_left > 0 => self.has_more_losses = true,
+            CongestionKind::Loss if self.recovery_left > 0 => self.is_confirmed = true,
             CongestionKind::Loss => {
                 if self.losses.judge(self.is_in_slow_start()) == Verdict::Congestion {
                     self.reduce(BETA, event.in_flight);
@@ -265,6 +265,7 @@ impl CongestionControl for Cubic {
                 // After a long silence, acknowledged packets may be old, but the mark is not.
                 let is_recovering = self.recovery_left > 0 && !self.is_in_slow_start();
                 let is_new = !is_recovering && event.now >= self.marked_until;
+                self.is_confirmed |= is_recovering;
                 if is_new && self.window > least {
                     self.marked_until = event.now + self.smoothed.unwrap_or_default();
                     self.reduce(MARKED.max(least / self.window), event.in_flight);
@@ -283,9 +284,10 @@ impl CongestionControl for Cubic {
     }
 
     fn on_spurious_reduction(&mut self) {
-        if !self.has_more_losses {
+        if !self.is_confirmed {
             self.take_back();
             self.recovery_left = 0;
+            self.losses.begin_count();
         }
     }
 

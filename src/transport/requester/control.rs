@@ -64,12 +64,14 @@ impl Requester {
         allowance_on(common, path, now).map(|(paid_at, _)| paid_at)
     }
 
-    /// Returns the packets of this plan that repeat lost ones. When going back, or probing, only the first one is known
-    /// to be lost: if all responses of a READ request counted when that was lost, they would seem too many for chance.
+    /// Returns the packets of this plan that repeat lost ones. When going back, only the first one is known to be lost.
+    /// If a probe repeats a READ request of which no response arrived, that may be all that was lost: its responses
+    /// would seem too many for chance.
     pub(super) fn lost_packets_of(&self, plan: &RequestPlan) -> u32 {
         match plan.turn {
-            Turn::Missing if !self.recovery.is_probing() => plan.covers,
-            Turn::Missing | Turn::Request => 1,
+            Turn::Missing if self.recovery.is_probing() && self.repeats_request_packet(plan) => 1,
+            Turn::Missing => plan.covers,
+            Turn::Request => 1,
             Turn::Probe => 0,
             Turn::Cursor => u32::from(plan.psn == self.unacknowledged && plan.psn.is_before(self.limit)),
         }

@@ -119,18 +119,18 @@ impl Gaps {
     }
 
     /// Finds lost packets after the packet before `end` has arrived: packets leave in order, so those that left much
-    /// sooner are lost. Returns those, and whether that is a congestion event, which lasts to `limit`.
-    pub(super) fn judge(&mut self, end: Psn, limit: Psn, detection: LossDetection) -> (NewLosses, bool) {
-        let lost_before = self.missing.lost();
+    /// sooner are lost. Returns those.
+    pub(super) fn judge(&mut self, end: Psn, detection: LossDetection) -> NewLosses {
         let is_lost_again = |repetition| detection.is_lost_again(repetition, end);
         if !self.missing.may_be_lost(is_lost_again) {
-            return Default::default();
+            return NewLosses::default();
         }
         let losses = self.missing.judge(|range| {
             let is_lost = detection.is_far_behind(range.end(), end);
             range.missing.still(is_lost, is_lost_again)
         });
-        (losses, self.note_losses(lost_before, limit))
+        self.recount();
+        losses
     }
 
     /// Returns whether more packets are lost than before, and none of them in a known congestion event.
@@ -200,7 +200,7 @@ mod tests {
             assert!(self.0.remove(psn).is_some(), "{place} came twice");
             let detection =
                 LossDetection { now, packet_threshold: LOSS_EVIDENCE, time_threshold: Duration::from_millis(1) };
-            self.0.judge(psn.plus(1), LIMIT, detection).1
+            !self.0.judge(psn.plus(1), detection).is_empty()
         }
 
         fn ask_again(&mut self, now: Time) -> Vec<(i32, u32)> {

@@ -90,19 +90,24 @@ impl Range {
 }
 
 /// Packets that turned out to be lost.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct NewLosses {
-    /// Packets that were not sent again before.
-    pub(super) first: u32,
-    /// Packets that were.
-    pub(super) again: u32,
+    /// Those that were not sent again before.
+    pub(super) first: Vec<Range>,
+    /// Whether there are others: retransmissions.
+    pub(super) has_again: bool,
 }
 
 impl NewLosses {
-    fn count(&mut self, before: Missing, range: &Range) {
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_empty() && !self.has_again
+    }
+
+    /// Adds packets, which had this state before.
+    fn add(&mut self, before: Missing, range: &Range) {
         match (before, range.missing) {
-            (Missing::Late, Missing::Lost { .. }) => self.first += range.packets,
-            (Missing::Sent { .. }, Missing::Lost { .. }) => self.again += range.packets,
+            (Missing::Late, Missing::Lost { .. }) => self.first.push(*range),
+            (Missing::Sent { .. }, Missing::Lost { .. }) => self.has_again = true,
             _ => {}
         }
     }
@@ -140,12 +145,15 @@ impl MissingPackets {
         self.count(missing, range.packets);
     }
 
-    /// Adds packets behind all others, as a range of their own because they are not sent together with those.
-    pub(super) fn push_apart(&mut self, range: Range) {
-        if self.ranges.len() < MOST_RANGES {
+    /// Adds packets behind all others, as a range of their own because they are not sent together with those. Returns
+    /// whether there is room.
+    pub(super) fn push_apart(&mut self, range: Range) -> bool {
+        let has_room = self.ranges.len() < MOST_RANGES;
+        if has_room {
             self.ranges.push(range);
             self.count(range.missing, range.packets);
         }
+        has_room
     }
 
     fn count(&mut self, missing: Missing, packets: u32) {
@@ -298,7 +306,7 @@ impl MissingPackets {
         for range in &mut ranges {
             let before = range.missing;
             range.missing = judge(range);
-            losses.count(before, range);
+            losses.add(before, range);
             self.count(range.missing, range.packets);
         }
         self.ranges = ranges;

@@ -1,7 +1,7 @@
 //! Repair of READs whose responses are lost: which are requested again, and when.
 
 use super::gaps::Gaps;
-use super::missing::{Missing, Range};
+use super::missing::{Missing, NewLosses, Range};
 use super::plan::Turn;
 use super::{Common, RequestPlan, Requester};
 use crate::transport::congestion::CongestionKind;
@@ -35,16 +35,22 @@ impl Requester {
     /// Notes a response that arrived early, and whose bytes are placed.
     pub(super) fn note_early_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
         self.note_executed(psn.plus(1));
-        self.remove_missing_response(common, psn);
+        self.remove_missing_response(common, now, psn);
         self.note_sign_of_life(common, now);
         self.judge_missing(common, now, psn.plus(1));
     }
 
     /// Removes the response of this number, which has arrived, from the missing ones.
-    pub(super) fn remove_missing_response(&mut self, common: &mut Common, psn: Psn) {
+    pub(super) fn remove_missing_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
+        let too_short = self.round_trip.too_short();
         let Some(early) = self.early_mut() else { return };
-        if early.remove(psn) == Some(Missing::Lost { again: false }) {
-            self.note_late(common, psn, false);
+        match early.remove(psn) {
+            Some(Missing::Lost { again: false }) => self.note_late(common, psn, false),
+            // The other copy will show that it was requested again without need.
+            Some(Missing::Sent { repetition, again: false }) if now.saturating_since(repetition.at) < too_short => {
+                self.reordering.note_late_copy();
+            }
+            _ => {}
         }
     }
 
@@ -112,25 +118,30 @@ impl Requester {
     }
 
     fn judge_missing(&mut self, common: &mut Common, now: Time, end: Psn) {
-        let (limit, detection) = (self.limit, self.loss_detection(now));
+        let detection = self.loss_detection(now);
         let Some(early) = self.repair.as_mut().and_then(|repair| repair.early.as_mut()) else { return };
         self.round_trip.note_gaps(early, now);
         let measured = self.delays.as_mut().and_then(|delays| delays.end_arrived(early, now));
-        let (losses, is_event) = early.judge(end, limit, detection);
+        let losses = early.judge(end, detection);
         self.tell_arrived(common, now, measured, true);
         self.arm_repair(now);
-        if is_event {
+        self.note_lost_responses(common, now, &losses);
+        self.note_in_flight(common);
+    }
+
+    /// Notes that responses count as lost: a congestion event, unless they belong to the latest one.
+    fn note_lost_responses(&mut self, common: &mut Common, now: Time, losses: &NewLosses) {
+        if !losses.is_empty() && !self.reordering.is_in_event(now, self.unacknowledged) {
             common.count(Counter::ReadRepair);
             let reduction = self.tell_congestion(common, now, CongestionKind::Loss);
-            self.reordering.begin_event(self.unacknowledged, reduction);
+            self.reordering.begin_event(now, self.limit, reduction);
         }
-        self.reordering.note_lost(losses, limit);
-        self.note_in_flight(common);
+        self.reordering.note_lost(losses);
     }
 
     /// Gives up waiting for the oldest response: its request is made once more, a READ without the responses that have
     /// arrived.
-    pub(super) fn give_up_oldest_response(&mut self, now: Time) {
+    pub(super) fn give_up_oldest_response(&mut self, common: &mut Common, now: Time) {
         let request = *self.request(self.oldest);
         let offset = self.unacknowledged.packets_since(request.first);
         let end = request.first.plus(request.end_of_chunk(offset));
@@ -138,8 +149,16 @@ impl Requester {
         let patience = self.patience();
         if let Some(early) = self.early_mut() {
             let losses = early.give_up_before(end, |repetition| patience.is_over(repetition, now));
-            self.reordering.note_lost(losses, self.limit);
+            self.note_lost_responses(common, now, &losses);
         }
+    }
+
+    /// Returns whether a READ request is repeated with all of its responses.
+    pub(super) fn repeats_request_packet(&self, plan: &RequestPlan) -> bool {
+        let request = self.request(plan.index);
+        request.is_read
+            && plan.offset.is_multiple_of(request.chunk.max(1))
+            && plan.offset + plan.covers == request.end_of_chunk(plan.offset)
     }
 
     /// Returns the first missing responses.

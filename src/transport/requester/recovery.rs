@@ -168,22 +168,26 @@ impl Requester {
     /// Starts the clocks, because something is in flight (IBTA o9-85).
     pub(super) fn arm_timers(&mut self, common: &Common, now: Time) {
         let timeout = self.transport_timeout(common);
-        let probe_wait = self.probe_wait(common);
+        let probe_wait = self.round_trip.probe_wait();
         let recovery = &mut self.recovery;
         if recovery.timeout_at.is_none() {
             recovery.timeout_at = timeout.map(|timeout| now + wait_of_a_try(timeout, probe_wait));
         }
         let is_first = recovery.probes == 0;
-        let wait = if self.waits_unasked() { self.round_trip.response_wait() } else { probe_wait };
+        let wait = match self.waits_unasked() {
+            true => self.round_trip.response_wait(),
+            false if self.is_probed_soon(common, now) => self.round_trip.prompt_probe_wait(),
+            false => probe_wait,
+        };
         let wait = if is_first { wait } else { self.wait_for_later_probe(common, wait, timeout) };
         self.recovery.probe_at = Some(now + wait);
     }
 
-    /// Returns the wait before the first probe.
+    /// Returns whether the probe comes soon: the path lost packets lately, and the next response is one that a native
+    /// peer does not hold back.
     #[inline]
-    fn probe_wait(&self, common: &Common) -> Duration {
-        let is_prompt = self.places_early && self.awaits_data() && common.is_controlled();
-        if is_prompt { self.round_trip.prompt_probe_wait() } else { self.round_trip.probe_wait() }
+    fn is_probed_soon(&self, common: &Common, now: Time) -> bool {
+        self.reordering.is_lossy(now) && common.is_controlled() && self.request(self.oldest).needs_response()
     }
 
     /// Returns the wait before a probe other than the first one, which waits for `first`.
@@ -306,7 +310,7 @@ impl Requester {
             }
             Some(_) if self.places_early() && self.request(self.oldest).needs_response() => {
                 match self.recovery.probes % 2 {
-                    1 => self.give_up_oldest_response(now),
+                    1 => self.give_up_oldest_response(common, now),
                     _ => self.recovery.send_probe(last_sent),
                 }
             }

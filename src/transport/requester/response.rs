@@ -355,15 +355,15 @@ impl Requester {
         psn: Psn,
         scattered: Result<(), AccessError>,
     ) -> Result<(), ResponseError> {
-        let done = if scattered.is_ok() { self.complete_from(common, psn) } else { psn };
+        let done = if scattered.is_ok() { self.complete_from(common, pass.now, psn) } else { psn };
         self.advance(common, pass, done)?;
         scattered.map_err(|error| RequestFailure::from(error).into())
     }
 
     /// Notes that the response of this number has arrived in order. Returns the number up to which everything has
     /// arrived with it.
-    fn complete_from(&mut self, common: &mut Common, psn: Psn) -> Psn {
-        self.remove_missing_response(common, psn);
+    fn complete_from(&mut self, common: &mut Common, now: Time, psn: Psn) -> Psn {
+        self.remove_missing_response(common, now, psn);
         let Some(early) = self.early() else { return psn.plus(1) };
         let complete = early.complete_before();
         if psn.is_before(complete) { complete } else { psn.plus(1) }

@@ -11,9 +11,9 @@ const INITIAL_PROBE: u64 = 10_000_000;
 const SHORTEST_REORDER_WAIT: u64 = 100_000;
 /// Shortest wait of the probe. A standard peer may hold its acknowledgements for 1 ms; the rest may take as long.
 const SHORTEST_PROBE: u64 = 2_000_000;
-/// The same for the response to a READ, which a native peer does not hold back. READs over veth that lose 10 % of the
-/// packets wait for a probe a hundred times a second: with 2 ms they keep 0.36 of their rate, with this 0.5, with 100
-/// packets in a million requested twice. Hosts that take turns on a processor add as much to a round trip.
+/// The same for the response to a READ, which a native peer does not hold back, on a path that loses packets. READs
+/// over veth that lose 10 % of the packets wait for a probe a hundred times a second: they keep 0.36 of their rate with
+/// 2 ms, and 0.5 with this. Hosts that take turns on a processor add as much to a round trip.
 const SHORTEST_PROMPT_PROBE: u64 = 500_000;
 /// Maximum factor by which a doubtful sample makes the probe's wait longer: it may be a loss.
 const LONGEST_DOUBT: u64 = 4;
@@ -140,7 +140,7 @@ impl RoundTrip {
         Duration::from_nanos(self.known_wait().max(self.possible * 2))
     }
 
-    /// Returns how long the probe waits for a response that a native peer on another host does not hold back.
+    /// Returns how long the probe waits on a path that loses packets, for a response that the peer does not hold back.
     pub(super) fn prompt_probe_wait(&self) -> Duration {
         if self.smoothed == 0 {
             return self.probe_wait();

@@ -132,7 +132,7 @@ impl Requester {
         let (limit, patience) = (self.limit, self.patience());
         if let Some(repair) = &mut self.repair {
             let losses = repair.give_up(limit, patience, now);
-            self.reordering.note_lost(losses, limit);
+            self.reordering.note_lost(&losses);
         }
         self.arm_repair(now);
         self.note_in_flight(common);
