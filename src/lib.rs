@@ -30,10 +30,22 @@
 #[macro_use]
 mod recoverable;
 
+/// Declares modules that are open with the feature `sim` only.
+macro_rules! inner_modules {
+    ($($name:ident)*) => { $(
+        #[cfg(feature = "sim")]
+        #[doc(hidden)]
+        pub mod $name;
+        #[cfg(not(feature = "sim"))]
+        #[allow(unreachable_pub)]
+        mod $name;
+    )* };
+}
+
+inner_modules! { checksum queue transport wire }
+
 #[cfg(all(feature = "tokio", not(loom)))]
 pub mod asynchronous;
-#[doc(hidden)]
-pub mod checksum;
 mod engine;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
@@ -41,17 +53,11 @@ pub use engine::{inbox_message, registry_file};
 pub mod memory;
 pub mod owned;
 pub mod provider;
-#[doc(hidden)]
-pub mod queue;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
-#[doc(hidden)]
-pub mod transport;
 pub mod types;
 pub mod verbs;
-#[doc(hidden)]
-pub mod wire;
 
 #[cfg(feature = "sim")]
 #[doc(hidden)]

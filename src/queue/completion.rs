@@ -101,6 +101,7 @@ pub struct CompletionQueue {
 impl CompletionQueue {
     /// Creates a queue of `capacity` entries. `notify` is called with `id` when the queue was armed and gets a
     /// completion.
+    #[cfg(feature = "sim")]
     pub fn new(id: u32, capacity: u32, notify: Option<Arc<dyn Notify>>) -> Arc<Self> {
         Arc::new(Self::unshared(id, capacity, notify))
     }

@@ -115,6 +115,7 @@ impl AsyncEventQueue {
     }
 
     /// Number of events lost because the queue was full.
+    #[cfg(feature = "sim")]
     pub fn lost(&self) -> u64 {
         lock(&self.state).lost
     }

@@ -54,7 +54,9 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-pub use completion::{CompletionQueue, Overflow, TooSmall};
+#[cfg(feature = "sim")]
+pub use completion::TooSmall;
+pub use completion::{CompletionQueue, Overflow};
 pub use event::AsyncEventQueue;
 #[cfg(feature = "ibverbs")]
 pub(crate) use producer_lock::ProducerLock;

@@ -83,11 +83,13 @@ impl ReceiveQueue {
     }
 
     /// Number of published requests that the endpoint has not taken.
+    #[cfg(feature = "sim")]
     pub fn pending(&self) -> u32 {
         self.ring.outstanding()
     }
 
     /// Number of requests that fit.
+    #[cfg(feature = "sim")]
     pub fn max_wr(&self) -> u32 {
         self.ring.layout().limit
     }
@@ -133,6 +135,7 @@ impl ReceiveConsumer {
     }
 
     /// Number of the next request to be taken.
+    #[cfg(feature = "sim")]
     #[inline]
     pub fn taken(&self) -> u32 {
         self.ring.retired()

@@ -202,6 +202,7 @@ impl SendQueue {
     }
 
     /// Number of requests that fit.
+    #[cfg(feature = "sim")]
     pub fn max_wr(&self) -> u32 {
         self.ring.layout().limit
     }

@@ -131,6 +131,7 @@ pub struct Transmit {
 
 impl Transmit {
     /// Returns the number of datagrams in the send.
+    #[cfg(feature = "sim")]
     pub fn segments(&self) -> usize {
         self.segment_size.map_or(1, |size| self.length.div_ceil(size.max(1)))
     }

@@ -36,18 +36,21 @@ mod sizes;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use burst::{AckRequests, Burst, BurstSink, BurstWriter, Envelope, PayloadSource, Sending};
-pub use congestion::{
-    Acked, Capped, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, ConstantWindow, Cubic,
-    CubicFactory, PathFacts, Sent,
-};
-pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, ModifyLimits, Repeats, SourceAddress, Transmit};
+pub use burst::Sending;
 #[cfg(feature = "sim")]
-#[doc(hidden)]
+pub use burst::{AckRequests, Burst, BurstSink, BurstWriter, Envelope, PayloadSource};
+#[cfg(feature = "sim")]
+pub use congestion::{Acked, CongestionEvent, CongestionKind, CubicFactory, Sent};
+pub use congestion::{Capped, CongestionControl, CongestionFactory, ConstantWindow, Cubic, PathFacts};
+#[cfg(feature = "sim")]
+pub use datagram::Repeats;
+pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, ModifyLimits, SourceAddress, Transmit};
+#[cfg(feature = "sim")]
 pub use endpoint::Deadlines;
 pub use endpoint::{CreateError, Endpoint, EndpointConfig};
 pub use queue_pair::{ModifyError, QueuePairInit};
 #[cfg(feature = "ibverbs")]
 pub(crate) use queue_pair::{check_ranges, check_transition};
 pub use responder::{ReceiveSource, ReorderBudget};
+#[cfg(feature = "sim")]
 pub use udp_sink::UdpSink;

@@ -65,6 +65,7 @@ macro_rules! opcodes {
             $($(#[$doc])* pub const $name: Opcode = Opcode($code);)*
 
             /// All known operation codes.
+            #[cfg(feature = "sim")]
             pub const ALL: &'static [Opcode] = &[$(Opcode::$name,)*];
         }
 

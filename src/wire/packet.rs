@@ -142,6 +142,7 @@ impl Writer<'_> {
 
 impl Headers {
     /// Bytes from the base transport header to the payload.
+    #[cfg(feature = "sim")]
     pub fn length(&self) -> usize {
         header_bytes(self.bth.opcode)
     }

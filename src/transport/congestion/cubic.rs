@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::curve::{BETA, Curve, plateau_after};
 use super::loss_test::{LossTest, Verdict};
 use super::slow_start::SlowStart;
-use super::{Acked, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, PathFacts, Sent};
+use super::{Acked, CongestionControl, CongestionEvent, CongestionKind, PathFacts, Sent};
 use crate::types::{ControlReport, Time};
 
 /// Segment size of TCP on Ethernet, in which CUBIC counts whatever the path MTU: otherwise a connection with large
@@ -52,9 +52,11 @@ const LONGEST_DATA_AGE: Duration = Duration::from_secs(1);
 /// assert!(config.congestion.is_some());
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg(feature = "sim")]
 pub struct CubicFactory;
 
-impl CongestionFactory for CubicFactory {
+#[cfg(feature = "sim")]
+impl super::CongestionFactory for CubicFactory {
     fn build(&self, path: &PathFacts) -> Option<Box<dyn CongestionControl>> {
         Some(Box::new(Cubic::new(path)))
     }

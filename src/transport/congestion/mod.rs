@@ -21,7 +21,9 @@ use std::time::Duration;
 use crate::types::{ControlReport, Mtu, Time};
 
 pub use capped::Capped;
-pub use cubic::{Cubic, CubicFactory};
+pub use cubic::Cubic;
+#[cfg(feature = "sim")]
+pub use cubic::CubicFactory;
 use go_back::GoBackWindow;
 pub(super) use round_trips::ShortestRoundTrip;
 

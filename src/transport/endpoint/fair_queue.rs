@@ -5,7 +5,6 @@
 //! Without grants, a thousand queue pairs would take whatever room they find and all send single packets.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Endpoint;
@@ -51,7 +50,8 @@ impl Paths {
         path.is_controlled().then(|| Arc::clone(path))
     }
 
-    pub(in crate::transport) fn packets_in_flight(&self, peer: IpAddr) -> u32 {
+    #[cfg(feature = "sim")]
+    pub(in crate::transport) fn packets_in_flight(&self, peer: std::net::IpAddr) -> u32 {
         let to_peer = self.by_key.iter().filter(|(key, _)| key.peer == peer);
         to_peer.map(|(_, path)| path.window_share.in_flight()).sum()
     }

@@ -12,7 +12,6 @@ mod transmit;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -302,11 +301,6 @@ impl Endpoint {
         sum
     }
 
-    /// Returns the counters that belong to no queue pair, for the engine to add to.
-    pub fn counters_mut(&mut self) -> &mut Counters {
-        &mut self.counters
-    }
-
     /// Returns the counters of a queue pair.
     pub fn queue_pair_counters(&self, qpn: Qpn) -> Option<&Counters> {
         self.find(qpn).map(|queue_pair| &queue_pair.common.counters)
@@ -318,12 +312,14 @@ impl Endpoint {
     }
 
     /// Returns the bytes in the device's reorder buffers.
+    #[cfg(feature = "sim")]
     pub fn reorder_bytes(&self) -> usize {
         self.config.reorder_budget.held()
     }
 
     /// Returns the packets that all queue pairs together have in flight to an address.
-    pub fn packets_in_flight(&self, peer: IpAddr) -> u32 {
+    #[cfg(feature = "sim")]
+    pub fn packets_in_flight(&self, peer: std::net::IpAddr) -> u32 {
         self.paths.packets_in_flight(peer)
     }
 

@@ -46,6 +46,7 @@ impl Endpoint {
     }
 
     /// Returns the number of queue pairs that a panic has ended.
+    #[cfg(feature = "sim")]
     pub fn panics(&self) -> u64 {
         self.panics
     }

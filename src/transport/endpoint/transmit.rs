@@ -52,6 +52,7 @@ impl Endpoint {
     }
 
     /// Gives the sink the next send, if there is one.
+    #[cfg(feature = "sim")]
     pub fn poll_transmit_into(
         &mut self,
         now: Time,

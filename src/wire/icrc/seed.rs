@@ -113,6 +113,7 @@ impl Seed {
     }
 
     /// Whether the ICRC at the end of a datagram's payload fits exactly. If not, [`super::verify`] says more.
+    #[cfg(feature = "sim")]
     #[inline]
     pub fn fits(&self, identification: u16, udp_payload: &[u8]) -> bool {
         self.identification_of(identification, udp_payload) == Some(identification)
