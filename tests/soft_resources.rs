@@ -47,7 +47,7 @@ fn switches() -> u64 {
 }
 
 fn exchange() {
-    let (a, b) = pair("127.78.7.1", "127.78.7.2", 1 << 16, Acquaintance::Ours);
+    let (a, b) = pair("127.78.7.1", "127.78.7.2", 1 << 16, PeerKind::Native);
     b.post_recv(1, &[b.sge(0, 1 << 16)]).unwrap();
     a.post_send(2, Operation::Send, Data::Sges(&[a.sge(0, 1 << 16)])).unwrap();
     b.success(1);
@@ -71,7 +71,7 @@ fn process_has_and_does_no_more_than_it_needs() {
     assert_eq!(descriptors(), after_first, "descriptors leak");
     assert!(after_first <= before.1 + 1, "{after_first} descriptors after {}", before.1);
 
-    let (a, b) = pair("127.78.7.3", "127.78.7.4", 64, Acquaintance::Ours);
+    let (a, b) = pair("127.78.7.3", "127.78.7.4", 64, PeerKind::Native);
     // One per device, and one for all devices that share addresses with other processes.
     assert!(threads_become(before.0 + 3), "{} threads after {}", threads(), before.0);
     a.post_send(1, Operation::Write { remote_addr: BASE, rkey: b.mr.rkey() }, Data::Inline(&[b"x"])).unwrap();

@@ -11,8 +11,8 @@ use crate::types::{
 };
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Packet, Syndrome};
 
-/// Maximum number of kinds of stray packets remembered.
-const MOST_STRAYS: usize = 16;
+/// Maximum number of kinds of unmatched packets remembered.
+const MOST_UNMATCHED: usize = 16;
 
 /// A valid packet of the peer.
 #[derive(Clone, Copy)]
@@ -182,9 +182,9 @@ impl History {
 
 /// Packets that belong to no queue pair, by source and drop reason.
 #[derive(Default)]
-pub(super) struct Strays(Vec<StrayPacket>);
+pub(super) struct UnmatchedHistory(Vec<UnmatchedKind>);
 
-struct StrayPacket {
+struct UnmatchedKind {
     source: IpAddr,
     qpn: Option<Qpn>,
     reason: DropReason,
@@ -192,32 +192,32 @@ struct StrayPacket {
     at: Time,
 }
 
-impl Strays {
+impl UnmatchedHistory {
     /// Returns the packets from `source` since `since`.
     pub(super) fn report(&self, now: Time, source: IpAddr, since: Time) -> Vec<UnmatchedPackets> {
-        let fits = |stray: &&StrayPacket| stray.source == source && stray.at >= since;
-        let report = |stray: &StrayPacket| UnmatchedPackets {
-            qpn: stray.qpn,
-            reason: stray.reason,
-            count: stray.count,
-            ago: now.saturating_since(stray.at),
+        let fits = |kind: &&UnmatchedKind| kind.source == source && kind.at >= since;
+        let report = |kind: &UnmatchedKind| UnmatchedPackets {
+            qpn: kind.qpn,
+            reason: kind.reason,
+            count: kind.count,
+            ago: now.saturating_since(kind.at),
         };
         self.0.iter().filter(fits).map(report).collect()
     }
 
     /// Counts a packet. A new kind replaces the one seen longest ago.
     pub(super) fn note(&mut self, now: Time, source: IpAddr, qpn: Option<Qpn>, reason: DropReason) {
-        let same = |stray: &&mut StrayPacket| (stray.source, stray.qpn, stray.reason) == (source, qpn, reason);
-        if let Some(stray) = self.0.iter_mut().find(same) {
-            stray.count += 1;
-            stray.at = now;
+        let same = |kind: &&mut UnmatchedKind| (kind.source, kind.qpn, kind.reason) == (source, qpn, reason);
+        if let Some(kind) = self.0.iter_mut().find(same) {
+            kind.count += 1;
+            kind.at = now;
             return;
         }
-        let stray = StrayPacket { source, qpn, reason, count: 1, at: now };
-        if self.0.len() < MOST_STRAYS {
-            self.0.push(stray);
-        } else if let Some(oldest) = self.0.iter_mut().min_by_key(|stray| stray.at) {
-            *oldest = stray;
+        let kind = UnmatchedKind { source, qpn, reason, count: 1, at: now };
+        if self.0.len() < MOST_UNMATCHED {
+            self.0.push(kind);
+        } else if let Some(oldest) = self.0.iter_mut().min_by_key(|kind| kind.at) {
+            *oldest = kind;
         }
     }
 }
@@ -227,18 +227,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strays_are_few_and_the_oldest_goes() {
-        let mut strays = Strays::default();
+    fn unmatched_packets_are_few_and_the_oldest_goes() {
+        let mut history = UnmatchedHistory::default();
         let source: IpAddr = "10.0.0.2".parse().unwrap();
         for number in 0..100 {
             let time = Time::from_nanos(u64::from(number));
-            strays.note(time, source, Some(Qpn::new(number)), DropReason::UnknownQueuePair);
+            history.note(time, source, Some(Qpn::new(number)), DropReason::UnknownQueuePair);
         }
-        strays.note(Time::from_nanos(200), source, Some(Qpn::new(99)), DropReason::UnknownQueuePair);
-        assert_eq!(strays.0.len(), MOST_STRAYS);
-        let last = strays.0.iter().find(|stray| stray.qpn == Some(Qpn::new(99))).unwrap();
+        history.note(Time::from_nanos(200), source, Some(Qpn::new(99)), DropReason::UnknownQueuePair);
+        assert_eq!(history.0.len(), MOST_UNMATCHED);
+        let last = history.0.iter().find(|kind| kind.qpn == Some(Qpn::new(99))).unwrap();
         assert_eq!((last.count, last.at), (2, Time::from_nanos(200)));
-        assert!(strays.0.iter().all(|stray| stray.qpn.is_some_and(|qpn| qpn.value() >= 84)));
+        assert!(history.0.iter().all(|kind| kind.qpn.is_some_and(|qpn| qpn.value() >= 84)));
     }
 
     #[test]

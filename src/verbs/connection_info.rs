@@ -353,9 +353,9 @@ mod tests {
             receive_buffer_bytes: 0x0003_4000,
             extensions: 0x8000_0001,
         };
-        let stranger = ConnectionInfo::standard_peer(Qpn::new(0x01_0203), Psn::new(0xfe_dcba), gid, Mtu::Mtu4096);
+        let standard = ConnectionInfo::standard_peer(Qpn::new(0x01_0203), Psn::new(0xfe_dcba), gid, Mtu::Mtu4096);
         let key = Some(KeyShare::new(*b"sixteen bytes of"));
-        ConnectionInfo { peer, max_dest_rd_atomic: 16, lid: 0x1234, key, ..stranger }
+        ConnectionInfo { peer, max_dest_rd_atomic: 16, lid: 0x1234, key, ..standard }
     }
 
     proptest! {

@@ -71,21 +71,21 @@ pub(crate) fn remove(path: &std::path::Path) {
 
 /// Connection data that each end has of the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Acquaintance {
-    Ours,
-    Strangers,
+pub(crate) enum PeerKind {
+    Native,
+    Standard,
 }
 
 pub(crate) fn options() -> ConnectOptions {
     ConnectOptions::default().path_mtu(Mtu::Mtu256).hop_limit(17).traffic_class(0x28).min_rnr_timer(1).max_rd_atomic(1)
 }
 
-pub(crate) fn connect(left: &QueuePair, right: &QueuePair, acquaintance: Acquaintance) {
+pub(crate) fn connect(left: &QueuePair, right: &QueuePair, peer_kind: PeerKind) {
     let told = |qp: &QueuePair| {
         let info = qp.connection_info().unwrap();
-        match acquaintance {
-            Acquaintance::Ours => info,
-            Acquaintance::Strangers => ConnectionInfo::standard_peer(info.qpn, info.psn, info.gid, info.path_mtu),
+        match peer_kind {
+            PeerKind::Native => info,
+            PeerKind::Standard => ConnectionInfo::standard_peer(info.qpn, info.psn, info.gid, info.path_mtu),
         }
     };
     let (left_info, right_info) = (told(left), told(right));

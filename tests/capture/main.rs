@@ -18,7 +18,7 @@ use rdma_verbs::verbs::{
 };
 use rdma_verbs::wire::{Flow, ICRC_BYTES, NakCode, Opcode, Syndrome, icrc};
 
-use crate::ends::{Acquaintance, End, connect, every_operation, file, refused_invalidation, remove, settle};
+use crate::ends::{End, PeerKind, connect, every_operation, file, refused_invalidation, remove, settle};
 use crate::file::{CaptureFile, Captured};
 
 /// All operation codes of the reliable service.
@@ -49,14 +49,14 @@ const OPCODES: [Opcode; 23] = [
 ];
 
 /// Runs the traffic of all operations, captured at both ends.
-fn capture_all(name: &str, left: &str, right: &str, acquaintance: Acquaintance) {
+fn capture_all(name: &str, left: &str, right: &str, peer_kind: PeerKind) {
     let begun = now();
     let (left, right) = (End::open(left), End::open(right));
     let other = [&left, &right].map(|end| end.pd.create_qp(&end.cq, &end.cq).build().unwrap());
     // One capture starts before its sockets are opened, one after.
     let left_capture = left.capture(&format!("{name}-left"));
-    connect(&left.qp, &right.qp, acquaintance);
-    connect(&other[0], &other[1], acquaintance);
+    connect(&left.qp, &right.qp, peer_kind);
+    connect(&other[0], &other[1], peer_kind);
     let right_capture = right.capture(&format!("{name}-right"));
     every_operation(&left, &right);
     refused_invalidation(&left, &right, &other[0], &other[1], 1_000);
@@ -68,7 +68,7 @@ fn capture_all(name: &str, left: &str, right: &str, acquaintance: Acquaintance) 
     for ((end, file), summary) in [&left, &right].into_iter().zip(&files).zip(summaries) {
         assert_eq!((file.device.as_str(), file.lost), (end.context.name(), 0));
         assert_eq!((summary.packets, summary.lost), (file.packets.len() as u64, 0));
-        check_packets(file, begun, acquaintance);
+        check_packets(file, begun, peer_kind);
         let counts = (file.outbound().count() as u64, file.inbound().count() as u64);
         assert_eq!(counts, (end.count(Counter::SentPackets), end.count(Counter::ReceivedPackets)));
         let requests = file.outbound().filter(|packet| packet.opcode().is_request());
@@ -95,17 +95,17 @@ fn capture_all(name: &str, left: &str, right: &str, acquaintance: Acquaintance) 
         }
     }
     let runs = files[0].outbound().filter(|packet| packet.fragmentation().0 > 0).count();
-    assert_eq!(runs > 0, acquaintance == Acquaintance::Ours && left.context.name().contains('.'), "{runs}");
+    assert_eq!(runs > 0, peer_kind == PeerKind::Native && left.context.name().contains('.'), "{runs}");
     paths.iter().for_each(|path| remove(path));
 }
 
-fn check_packets(file: &CaptureFile, begun: u64, acquaintance: Acquaintance) {
+fn check_packets(file: &CaptureFile, begun: u64, peer_kind: PeerKind) {
     let ended = now();
     for packet in &file.packets {
         assert!(packet.has_sound_headers(), "{packet:?}");
         assert!(if packet.is_withheld() { packet.bytes.ends_with(&[0; ICRC_BYTES]) } else { packet.icrc_fits() });
         assert_eq!((packet.hop_limit(), packet.traffic_class()), (17, 0x28), "{packet:?}");
-        assert_eq!(packet.has_udp_checksum(), acquaintance == Acquaintance::Ours, "{packet:?}");
+        assert_eq!(packet.has_udp_checksum(), peer_kind == PeerKind::Native, "{packet:?}");
         assert!((begun..=ended).contains(&packet.time), "{packet:?}");
         // On a busy machine responses may be late, probes request them, and one of two responses is dropped. A queue
         // pair in the error state drops it before it verifies the check field.
@@ -113,7 +113,7 @@ fn check_packets(file: &CaptureFile, begun: u64, acquaintance: Acquaintance) {
             "" => true,
             "retransmission" | "probe" => packet.is_outbound,
             "dropped: bad PSN" | "dropped: wrong state" => !packet.is_outbound,
-            "dropped: wrong state; check field withheld" => !packet.is_outbound && acquaintance == Acquaintance::Ours,
+            "dropped: wrong state; check field withheld" => !packet.is_outbound && peer_kind == PeerKind::Native,
             _ => false,
         };
         assert!(is_expected, "{packet:?}");
@@ -126,12 +126,12 @@ fn now() -> u64 {
 
 #[test]
 fn every_operation_between_peers_that_know_each_other() {
-    capture_all("ours", "127.91.1.1", "127.91.1.2", Acquaintance::Ours);
+    capture_all("ours", "127.91.1.1", "127.91.1.2", PeerKind::Native);
 }
 
 #[test]
-fn every_operation_between_strangers() {
-    capture_all("strangers", "127.91.1.3", "127.91.1.4", Acquaintance::Strangers);
+fn every_operation_between_standard_peers() {
+    capture_all("standard", "127.91.1.3", "127.91.1.4", PeerKind::Standard);
 }
 
 #[test]
@@ -140,8 +140,8 @@ fn every_operation_over_ipv6() {
     if UdpSocket::bind("[::1]:0").is_err() {
         return eprintln!("skipped: there is no ::1");
     }
-    capture_all("ipv6-ours", "::1", "::1", Acquaintance::Ours);
-    capture_all("ipv6-strangers", "::1", "::1", Acquaintance::Strangers);
+    capture_all("ipv6-ours", "::1", "::1", PeerKind::Native);
+    capture_all("ipv6-standard", "::1", "::1", PeerKind::Standard);
 }
 
 #[test]
@@ -220,8 +220,8 @@ fn dropped_packets_say_why() {
 fn one_queue_pair_of_several_is_captured() {
     let (left, right) = (End::open("127.91.2.5"), End::open("127.91.2.6"));
     let other = [&left, &right].map(|end| end.pd.create_qp(&end.cq, &end.cq).build().unwrap());
-    connect(&left.qp, &right.qp, Acquaintance::Ours);
-    connect(&other[0], &other[1], Acquaintance::Ours);
+    connect(&left.qp, &right.qp, PeerKind::Native);
+    connect(&other[0], &other[1], PeerKind::Native);
     let wanted = CaptureConfig::new(file("filter")).queue_pair(other[0].qpn());
     let capture = left.context.start_capture(&wanted).unwrap();
     let data = left.region.slice(0..3_000).unwrap();

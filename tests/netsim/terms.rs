@@ -75,10 +75,10 @@ impl Terms {
         add_outages(&mut faults, has_blackouts, random);
         let is_v6 = random.chance(500);
         // Over IPv4 a damaged packet of a standard peer passes the ICRC once in 65,536 times; over IPv6 never.
-        let is_stranger = random.chance(500) && (is_v6 || faults.iter().all(|faults| faults.corruption == 0));
-        let peer = if is_stranger { PeerCapabilities::STANDARD } else { OURS };
+        let is_standard = random.chance(500) && (is_v6 || faults.iter().all(|faults| faults.corruption == 0));
+        let peer = if is_standard { PeerCapabilities::STANDARD } else { OURS };
         let mtu = random.choose(&Mtu::ALL);
-        faults.iter_mut().for_each(|faults| faults.pins_ports = !is_stranger);
+        faults.iter_mut().for_each(|faults| faults.pins_ports = !is_standard);
         let socket = is_crowded.then(|| Socket { packets: 25, wake: Duration::from_micros(random.between(1, 100)) });
         let is_slow = has_blackouts || stops;
         let shortest = shortest_timeout(&faults) + random.below(3) as u8;
@@ -87,7 +87,7 @@ impl Terms {
         let round_trip = round_trip(&faults);
         let retry_cnt = random.between(3, 7) as u8;
         // Derived, not drawn, so that the other terms of a seed stay the same.
-        let tells_gaps = !is_stranger && (mtu as u8 + retry_cnt).is_multiple_of(2);
+        let tells_gaps = !is_standard && (mtu as u8 + retry_cnt).is_multiple_of(2);
         let peer = PeerCapabilities { extensions: if tells_gaps { PeerCapabilities::GAP_RUNS } else { 0 }, ..peer };
         Self {
             mtu,

@@ -27,11 +27,11 @@ pub(crate) struct Node {
 
 /// Connection data that each end has of the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Acquaintance {
+pub(crate) enum PeerKind {
     /// Each is a native peer and knows the other's capabilities.
-    Ours,
+    Native,
     /// Standard peers: neither knows the other's capabilities.
-    Strangers,
+    Standard,
 }
 
 impl Node {
@@ -66,15 +66,15 @@ impl Node {
     }
 
     /// Brings the queue pair to RTS, connected to the one of `peer`.
-    pub(crate) fn try_connect(&self, peer: &Node, acquaintance: Acquaintance) -> Result<()> {
+    pub(crate) fn try_connect(&self, peer: &Node, peer_kind: PeerKind) -> Result<()> {
         self.qp.modify(&init_attributes())?;
-        self.qp.modify(&self.ready_to_receive(peer, acquaintance))?;
+        self.qp.modify(&self.ready_to_receive(peer, peer_kind))?;
         self.qp.modify(&ready_to_send())
     }
 
-    pub(crate) fn ready_to_receive(&self, peer: &Node, acquaintance: Acquaintance) -> QueuePairAttributes {
+    pub(crate) fn ready_to_receive(&self, peer: &Node, peer_kind: PeerKind) -> QueuePairAttributes {
         let (own_port, peer_port) = (self.context.query_port(1).unwrap(), peer.context.query_port(1).unwrap());
-        let known = (acquaintance == Acquaintance::Ours).then(|| peer.context.peer_capabilities());
+        let known = (peer_kind == PeerKind::Native).then(|| peer.context.peer_capabilities());
         QueuePairAttributes {
             qp_state: Some(QueuePairState::ReadyToReceive),
             ah_attr: Some(AddressVector::new(peer.context.query_gid(1, 0).unwrap().gid, 0)),
@@ -168,15 +168,15 @@ pub(crate) fn ready_to_send() -> QueuePairAttributes {
     }
 }
 
-pub(crate) fn connect(first: &Node, second: &Node, acquaintance: Acquaintance) {
-    first.try_connect(second, acquaintance).unwrap();
-    second.try_connect(first, acquaintance).unwrap();
+pub(crate) fn connect(first: &Node, second: &Node, peer_kind: PeerKind) {
+    first.try_connect(second, peer_kind).unwrap();
+    second.try_connect(first, peer_kind).unwrap();
 }
 
 /// Creates two connected nodes on these addresses.
-pub(crate) fn pair(first: &str, second: &str, region_bytes: usize, acquaintance: Acquaintance) -> (Node, Node) {
+pub(crate) fn pair(first: &str, second: &str, region_bytes: usize, peer_kind: PeerKind) -> (Node, Node) {
     let nodes = (Node::new(first, region_bytes), Node::new(second, region_bytes));
-    connect(&nodes.0, &nodes.1, acquaintance);
+    connect(&nodes.0, &nodes.1, peer_kind);
     nodes
 }
 

@@ -108,12 +108,12 @@ fn objects_of_other_devices_are_refused() {
 fn taken_port_is_explained_and_may_be_tried_again() {
     let (node, peer) = (Node::new("127.78.2.9", 64), Node::new("127.78.2.10", 64));
     let other = UdpSocket::bind(("127.78.2.9", ROCE_PORT)).unwrap();
-    let error = node.try_connect(&peer, Acquaintance::Ours).unwrap_err();
+    let error = node.try_connect(&peer, PeerKind::Native).unwrap_err();
     assert_eq!((error.verb(), error.kind()), ("modify_qp", ErrorKind::AddressInUse));
     let text = error.to_string();
     assert!(text.contains("UDP port 4791 of 127.78.2.9 is held by") && text.contains("soft:127.0.0.2"), "{text}");
     drop(other);
-    node.qp.modify(&node.ready_to_receive(&peer, Acquaintance::Ours)).unwrap();
+    node.qp.modify(&node.ready_to_receive(&peer, PeerKind::Native)).unwrap();
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn several_shards_serve_one_address() {
     let pairs: Vec<(Node, Node)> =
         (0..6).map(|_| (Node::on(context.clone(), 4_096), Node::on(peer.clone(), 4_096))).collect();
     for (a, b) in &pairs {
-        connect(a, b, Acquaintance::Ours);
+        connect(a, b, PeerKind::Native);
         b.post_recv(1, &[b.sge(0, 64)]).unwrap();
         a.post_send(2, Operation::Send, Data::Inline(&[b"shard"])).unwrap();
         b.success(1);

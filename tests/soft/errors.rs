@@ -20,7 +20,7 @@ fn posting_in_the_wrong_state_names_it() {
     a.qp.modify(&init_attributes()).unwrap();
     a.post_recv(1, &[]).unwrap();
     assert!(send(&a).to_string().contains("INIT"));
-    a.qp.modify(&a.ready_to_receive(&b, Acquaintance::Ours)).unwrap();
+    a.qp.modify(&a.ready_to_receive(&b, PeerKind::Native)).unwrap();
     assert!(send(&a).to_string().contains("RTR"));
     a.qp.destroy().unwrap();
     let error = send(&a);
@@ -31,7 +31,7 @@ fn posting_in_the_wrong_state_names_it() {
 
 #[test]
 fn error_state_flushes_what_is_posted_before_and_after() {
-    let (a, _b) = pair("127.78.3.3", "127.78.3.4", 64, Acquaintance::Ours);
+    let (a, _b) = pair("127.78.3.3", "127.78.3.4", 64, PeerKind::Native);
     a.post_recv(1, &[]).unwrap();
     to_state(&*a.qp, QueuePairState::Error);
     a.post_recv(2, &[]).unwrap();
@@ -43,7 +43,7 @@ fn error_state_flushes_what_is_posted_before_and_after() {
 
 #[test]
 fn flushes_wake_a_sleeper() {
-    let (a, _b) = pair("127.78.3.5", "127.78.3.6", 64, Acquaintance::Ours);
+    let (a, _b) = pair("127.78.3.5", "127.78.3.6", 64, PeerKind::Native);
     to_state(&*a.qp, QueuePairState::Error);
     let (qp, sge) = (a.qp.clone(), a.sge(0, 8));
     let poster = std::thread::spawn(move || {
@@ -58,13 +58,13 @@ fn flushes_wake_a_sleeper() {
 
 #[test]
 fn reset_forgets_and_the_queue_pair_can_be_connected_again() {
-    let (a, b) = pair("127.78.3.7", "127.78.3.8", 4_096, Acquaintance::Ours);
+    let (a, b) = pair("127.78.3.7", "127.78.3.8", 4_096, PeerKind::Native);
     a.post_recv(1, &[]).unwrap();
     to_state(&*a.qp, QueuePairState::Error);
     to_state(&*a.qp, QueuePairState::Reset);
     to_state(&*b.qp, QueuePairState::Reset);
     assert_eq!(a.cq.poll(&mut [RawCompletion::default()]).unwrap(), 0);
-    connect(&a, &b, Acquaintance::Strangers);
+    connect(&a, &b, PeerKind::Standard);
     b.post_recv(2, &[b.sge(0, 64)]).unwrap();
     a.post_send(3, Operation::Send, Data::Inline(&[b"again"])).unwrap();
     b.success(2);
@@ -73,14 +73,14 @@ fn reset_forgets_and_the_queue_pair_can_be_connected_again() {
 
 #[test]
 fn revoked_memory_is_refused_to_both_ends() {
-    let (a, b) = pair("127.78.3.9", "127.78.3.10", 4_096, Acquaintance::Ours);
+    let (a, b) = pair("127.78.3.9", "127.78.3.10", 4_096, PeerKind::Native);
     b.mr.dereg().unwrap();
     b.mr.dereg().unwrap();
     let write = Operation::Write { remote_addr: BASE, rkey: b.mr.rkey() };
     a.post_send(1, write, Data::Inline(&[b"x"])).unwrap();
     assert_eq!(a.completion().status, CompletionStatus::RemoteAccessError);
 
-    let (a, b) = pair("127.78.3.11", "127.78.3.12", 4_096, Acquaintance::Ours);
+    let (a, b) = pair("127.78.3.11", "127.78.3.12", 4_096, PeerKind::Native);
     a.mr.dereg().unwrap();
     let write = Operation::Write { remote_addr: BASE, rkey: b.mr.rkey() };
     a.post_send(1, write, Data::Sges(&[a.sge(0, 8)])).unwrap();
@@ -90,7 +90,7 @@ fn revoked_memory_is_refused_to_both_ends() {
 #[test]
 fn silent_peer_ends_in_an_error_while_the_application_sleeps() {
     let (a, b) = (Node::new("127.78.3.13", 64), Node::new("127.78.3.14", 64));
-    a.try_connect(&b, Acquaintance::Strangers).unwrap();
+    a.try_connect(&b, PeerKind::Standard).unwrap();
     b.qp.destroy().unwrap();
     a.post_send(1, Operation::Send, Data::Inline(&[b"anybody?"])).unwrap();
     assert_eq!(a.completion_by_event().status, CompletionStatus::RetryExceededError);
@@ -98,7 +98,7 @@ fn silent_peer_ends_in_an_error_while_the_application_sleeps() {
 
 #[test]
 fn full_queue_is_its_own_error_and_rollback_posts_nothing() {
-    let (a, b) = pair("127.78.3.15", "127.78.3.16", 4_096, Acquaintance::Ours);
+    let (a, b) = pair("127.78.3.15", "127.78.3.16", 4_096, PeerKind::Native);
     let limit = a.qp.query().unwrap().cap.max_recv_wr;
     b.qp.recv_begin();
     let request = ReceiveRequest { wr_id: 1, sges: &[b.sge(0, 64)] };
@@ -122,7 +122,7 @@ fn full_queue_is_its_own_error_and_rollback_posts_nothing() {
 fn wrong_ways_to_a_peer_are_refused() {
     let (a, b) = (Node::new("127.78.3.17", 64), Node::new("127.78.3.18", 64));
     a.qp.modify(&init_attributes()).unwrap();
-    let mut way = a.ready_to_receive(&b, Acquaintance::Ours);
+    let mut way = a.ready_to_receive(&b, PeerKind::Native);
     way.ah_attr = Some(AddressVector::new(b.context.query_gid(1, 0).unwrap().gid, 3));
     let error = a.qp.modify(&way).unwrap_err();
     assert!(error.to_string().starts_with("modify_qp: ah_attr.sgid_index is 3; that entry"), "{error}");
@@ -138,7 +138,7 @@ fn wrong_ways_to_a_peer_are_refused() {
 
 #[test]
 fn overflow_of_a_completion_queue_is_reported() {
-    let (a, b) = pair("127.78.3.19", "127.78.3.20", 4_096, Acquaintance::Ours);
+    let (a, b) = pair("127.78.3.19", "127.78.3.20", 4_096, PeerKind::Native);
     a.cq.resize(4).unwrap();
     for turn in 0..8 {
         let write = Operation::Write { remote_addr: BASE, rkey: b.mr.rkey() };

@@ -10,7 +10,7 @@ use crate::common::*;
 
 #[test]
 fn ping_pong_by_sleeping() {
-    let (a, b) = pair("127.78.4.1", "127.78.4.2", 4_096, Acquaintance::Ours);
+    let (a, b) = pair("127.78.4.1", "127.78.4.2", 4_096, PeerKind::Native);
     b.post_recv(0, &[b.sge(0, 64)]).unwrap();
     let server = std::thread::spawn(move || {
         let (mut turn, mut answered) = (0u64, 0);
@@ -39,7 +39,7 @@ fn ping_pong_by_sleeping() {
 
 #[test]
 fn channel_is_quiet_when_nothing_happens() {
-    let (a, _b) = pair("127.78.4.3", "127.78.4.4", 64, Acquaintance::Ours);
+    let (a, _b) = pair("127.78.4.3", "127.78.4.4", 64, PeerKind::Native);
     a.cq.req_notify(false).unwrap();
     assert_eq!(a.channel.poll_event(), None);
     assert_eq!(a.channel.wait_event(Some(Duration::from_millis(30))).unwrap(), None);
@@ -47,7 +47,7 @@ fn channel_is_quiet_when_nothing_happens() {
 
 #[test]
 fn solicited_only_sleeps_through_the_others() {
-    let (a, b) = pair("127.78.4.5", "127.78.4.6", 64, Acquaintance::Ours);
+    let (a, b) = pair("127.78.4.5", "127.78.4.6", 64, PeerKind::Native);
     (0..2).for_each(|_| b.post_recv(1, &[]).unwrap());
     b.cq.req_notify(true).unwrap();
     let send = |flags| {
@@ -101,7 +101,7 @@ async fn ping(node: &Node, turns: u64) {
 #[test]
 fn ping_pong_in_an_asynchronous_runtime() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (a, b) = pair("127.78.4.7", "127.78.4.8", 4_096, Acquaintance::Ours);
+    let (a, b) = pair("127.78.4.7", "127.78.4.8", 4_096, PeerKind::Native);
     // Both post a receive and a send, then wait for the other's message.
     let both = async {
         tokio::join!(ping(&a, 500), ping(&b, 500));
@@ -114,7 +114,7 @@ fn descriptor_wakes_for_what_the_engine_does_alone() {
     // The peer is silent: only the engine's own deadline leads to the completion.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (a, b) = (Node::new("127.78.4.9", 64), Node::new("127.78.4.10", 64));
-    a.try_connect(&b, Acquaintance::Strangers).unwrap();
+    a.try_connect(&b, PeerKind::Standard).unwrap();
     a.post_send(1, Operation::Send, Data::Inline(&[])).unwrap();
     let waiting = async {
         let descriptor = watch(a.channel.fd());
@@ -126,7 +126,7 @@ fn descriptor_wakes_for_what_the_engine_does_alone() {
 
 #[test]
 fn asynchronous_events_are_readable_until_taken() {
-    let (a, b) = pair("127.78.4.11", "127.78.4.12", 64, Acquaintance::Ours);
+    let (a, b) = pair("127.78.4.11", "127.78.4.12", 64, PeerKind::Native);
     let is_readable = || {
         let descriptor: BorrowedFd<'_> = b.context.async_fd();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -147,7 +147,7 @@ fn asynchronous_events_are_readable_until_taken() {
 
 #[test]
 fn moderated_queue_announces_many_at_once_and_the_last_ones_in_time() {
-    let (a, b) = pair("127.78.4.13", "127.78.4.14", 64, Acquaintance::Ours);
+    let (a, b) = pair("127.78.4.13", "127.78.4.14", 64, PeerKind::Native);
     b.cq.moderate(4, Duration::from_millis(20)).unwrap();
     (0..6).for_each(|_| b.post_recv(1, &[]).unwrap());
     b.cq.req_notify(false).unwrap();
@@ -173,7 +173,7 @@ fn moderated_queue_announces_many_at_once_and_the_last_ones_in_time() {
 fn no_announcement_is_lost_under_stress() {
     let requests = 20_000_u64;
     for moderated in [false, true] {
-        let (a, b) = pair("127.78.4.15", "127.78.4.16", 4_096, Acquaintance::Ours);
+        let (a, b) = pair("127.78.4.15", "127.78.4.16", 4_096, PeerKind::Native);
         if moderated {
             a.cq.moderate(5, Duration::from_micros(200)).unwrap();
         }

@@ -8,8 +8,8 @@ fn write_to(peer: &Node, offset: u64) -> Operation {
     Operation::Write { remote_addr: BASE + offset, rkey: peer.mr.rkey() }
 }
 
-fn all_operations(first: &str, second: &str, acquaintance: Acquaintance) {
-    let (a, b) = pair(first, second, 1 << 20, acquaintance);
+fn all_operations(first: &str, second: &str, peer_kind: PeerKind) {
+    let (a, b) = pair(first, second, 1 << 20, peer_kind);
     let bytes = pattern(300_000, 1);
     a.region().write_at(0, &bytes).unwrap();
 
@@ -50,12 +50,12 @@ fn all_operations(first: &str, second: &str, acquaintance: Acquaintance) {
 
 #[test]
 fn all_operations_between_peers_that_know_each_other() {
-    all_operations("127.78.1.1", "127.78.1.2", Acquaintance::Ours);
+    all_operations("127.78.1.1", "127.78.1.2", PeerKind::Native);
 }
 
 #[test]
-fn all_operations_between_strangers() {
-    all_operations("127.78.1.3", "127.78.1.4", Acquaintance::Strangers);
+fn all_operations_between_standard_peers() {
+    all_operations("127.78.1.3", "127.78.1.4", PeerKind::Standard);
 }
 
 #[test]
@@ -65,18 +65,18 @@ fn all_operations_over_ipv6() {
         return;
     }
     // Two devices on one address: the group of receive sockets steers by queue pair number.
-    all_operations("::1", "::1", Acquaintance::Ours);
+    all_operations("::1", "::1", PeerKind::Native);
 }
 
 #[test]
 fn devices_on_one_address_get_their_own_packets() {
-    all_operations("127.78.1.5", "127.78.1.5", Acquaintance::Strangers);
+    all_operations("127.78.1.5", "127.78.1.5", PeerKind::Standard);
 }
 
 #[test]
 fn queue_pair_talks_to_itself() {
     let node = Node::new("127.78.1.6", 4_096);
-    node.try_connect(&node, Acquaintance::Ours).unwrap();
+    node.try_connect(&node, PeerKind::Native).unwrap();
     for turn in 0..100 {
         node.post_recv(1, &[node.sge(2_048, 64)]).unwrap();
         node.post_send(2, Operation::Send, Data::Inline(&[&[turn; 64]])).unwrap();
@@ -89,7 +89,7 @@ fn queue_pair_talks_to_itself() {
 
 #[test]
 fn ping_pong_by_polling() {
-    let (a, b) = pair("127.78.1.7", "127.78.1.8", 4_096, Acquaintance::Ours);
+    let (a, b) = pair("127.78.1.7", "127.78.1.8", 4_096, PeerKind::Native);
     let server = std::thread::spawn(move || {
         b.post_recv(1, &[b.sge(0, 64)]).unwrap();
         let mut turn = 0u64;
@@ -122,7 +122,7 @@ fn ping_pong_by_polling() {
 
 #[test]
 fn peer_that_never_polls_is_written_and_read() {
-    let (a, b) = pair("127.78.1.9", "127.78.1.10", 1 << 20, Acquaintance::Ours);
+    let (a, b) = pair("127.78.1.9", "127.78.1.10", 1 << 20, PeerKind::Native);
     let bytes = pattern(1 << 19, 3);
     a.region().write_at(0, &bytes).unwrap();
     for turn in 0..20 {
@@ -134,7 +134,7 @@ fn peer_that_never_polls_is_written_and_read() {
 
 #[test]
 fn large_messages_arrive_whole() {
-    let (a, b) = pair("127.78.1.11", "127.78.1.12", 64 << 20, Acquaintance::Ours);
+    let (a, b) = pair("127.78.1.11", "127.78.1.12", 64 << 20, PeerKind::Native);
     let bytes = pattern(64 << 20, 4);
     a.region().write_at(0, &bytes).unwrap();
     a.post_send(1, write_to(&b, 0), Data::Sges(&[a.sge(0, 64 << 20)])).unwrap();

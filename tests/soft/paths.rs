@@ -8,7 +8,7 @@ use super::common::*;
 fn paths_of_a_device_are_listed_while_queue_pairs_have_them() {
     let [one, other] = ["127.95.1.1", "127.95.1.2"].map(|address| Node::new(address, 4_096));
     assert_eq!(one.context.path_reports(), []);
-    connect(&one, &other, Acquaintance::Ours);
+    connect(&one, &other, PeerKind::Native);
     let report = |node: &Node| -> PathReport {
         let mut reports = node.context.path_reports();
         assert_eq!(reports.len(), 1, "{reports:?}");

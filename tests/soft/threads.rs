@@ -10,7 +10,7 @@ use crate::common::*;
 
 #[test]
 fn threads_post_to_one_queue_pair_and_poll_one_queue() {
-    let (a, b) = pair("127.78.5.1", "127.78.5.2", 4_096, Acquaintance::Ours);
+    let (a, b) = pair("127.78.5.1", "127.78.5.2", 4_096, PeerKind::Native);
     let done = std::sync::atomic::AtomicU64::new(0);
     const EACH: u64 = 500;
     std::thread::scope(|scope| {
@@ -41,7 +41,7 @@ fn threads_post_to_one_queue_pair_and_poll_one_queue() {
 fn many_devices_in_one_process() {
     let nodes: Vec<Node> = (1..=12).map(|index| Node::new(&format!("127.78.6.{index}"), 4_096)).collect();
     for index in 0..6 {
-        connect(&nodes[index], &nodes[11 - index], Acquaintance::Ours);
+        connect(&nodes[index], &nodes[11 - index], PeerKind::Native);
     }
     std::thread::scope(|scope| {
         for index in 0..6 {
@@ -60,7 +60,7 @@ fn many_devices_in_one_process() {
 
 #[test]
 fn memory_comes_and_goes_while_packets_fly() {
-    let (a, b) = pair("127.78.5.3", "127.78.5.4", 1 << 16, Acquaintance::Ours);
+    let (a, b) = pair("127.78.5.3", "127.78.5.4", 1 << 16, PeerKind::Native);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -81,7 +81,7 @@ fn memory_comes_and_goes_while_packets_fly() {
 #[test]
 fn queue_pairs_are_destroyed_in_the_middle_of_transfers() {
     for turn in 0..10 {
-        let (a, b) = pair("127.78.5.5", "127.78.5.6", 1 << 20, Acquaintance::Ours);
+        let (a, b) = pair("127.78.5.5", "127.78.5.6", 1 << 20, PeerKind::Native);
         for _ in 0..8 {
             let write = Operation::Write { remote_addr: BASE, rkey: b.mr.rkey() };
             a.post_send(1, write, Data::Sges(&[a.sge(0, 1 << 20)])).unwrap();
@@ -119,7 +119,7 @@ fn message_time(from: &Node, to: &Node, polled: Duration) -> Duration {
 /// thread waits for the acknowledgement.
 #[test]
 fn a_thread_that_polls_both_ends_does_not_wait_for_itself() {
-    let (a, b) = pair("127.78.5.13", "127.78.5.14", 4_096, Acquaintance::Ours);
+    let (a, b) = pair("127.78.5.13", "127.78.5.14", 4_096, PeerKind::Native);
     let (unpolled, polled) = (message_time(&a, &b, Duration::ZERO), message_time(&a, &b, Duration::from_millis(10)));
     assert!(polled < 10 * unpolled, "{polled:?} after polling, {unpolled:?} without");
 }

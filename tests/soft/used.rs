@@ -37,7 +37,7 @@ fn a_shared_receive_queue_in_use_is_not_destroyed() {
 #[test]
 fn a_region_with_bound_windows_is_not_deregistered() {
     let node = Node::new("127.45.2.2", 64);
-    node.try_connect(&node, Acquaintance::Ours).unwrap();
+    node.try_connect(&node, PeerKind::Native).unwrap();
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND;
     let region = node.pd.reg_mr(Backing::from_vec(vec![0; 64]), None, access).unwrap();
     let window = node.pd.alloc_mw(MemoryWindowType::Type2).unwrap();

@@ -33,9 +33,9 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("connect/info/nonsense", "API: ConnectionInfo::from_bytes", info_nonsense),
     Scenario::new("connect/steps/one_by_one", "IBTA, queue pair states: state diagram; ibv_modify_qp(3)", one_by_one),
     Scenario::new(
-        "connect/steps/as_strangers",
+        "connect/steps/as_standard_peers",
         "IBTA, transport layer: nothing but the standard is known of the peer",
-        as_strangers,
+        as_standard_peers,
     ),
     Scenario::new("connect/steps/receives_in_rtr", "IBTA, queue pair states: RTR takes messages", receives_in_rtr),
     Scenario::new(
@@ -240,7 +240,7 @@ fn one_by_one(world: &World) {
     left.sent(2);
 }
 
-fn as_strangers(world: &World) {
+fn as_standard_peers(world: &World) {
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     step_by_step(&left, &right);
     super::bytes::fill(&left.region, 0, 60_000, 1);

@@ -137,7 +137,7 @@ fn parsed(bytes: &[u8]) -> GlobalRouteHeader {
         let folded = (total & 0xffff) + (total >> 16);
         sum[..2].copy_from_slice(&(!(folded as u16)).to_be_bytes());
     }
-    GlobalRouteHeader::from_bytes(&bytes).expect("a header with a right checksum")
+    GlobalRouteHeader::from_bytes(&bytes).expect("a header with a valid checksum")
 }
 
 fn header_tells_the_way(world: &World) {

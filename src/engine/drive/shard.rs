@@ -234,9 +234,9 @@ impl Shard {
     }
 
     /// Returns packets from an address since this time that match no queue pair.
-    pub(crate) fn strays(&self, source: IpAddr, since: Time) -> Vec<UnmatchedPackets> {
+    pub(crate) fn unmatched_packets(&self, source: IpAddr, since: Time) -> Vec<UnmatchedPackets> {
         let mut found = Vec::new();
-        self.command(|core, now| found = core.endpoint.strays(now, source, since));
+        self.command(|core, now| found = core.endpoint.unmatched_packets(now, source, since));
         found
     }
 

@@ -49,7 +49,7 @@ impl IbverbsAddressHandle {
         if has_header {
             let Some(header) = parse_header(&domain.device, port_num, header) else {
                 return refuse(
-                    "grh holds neither an IPv6 header nor an IPv4 header with a right checksum; give the first 40 \
+                    "grh holds neither an IPv6 header nor an IPv4 header with a valid checksum; give the first 40 \
                      bytes of the received message",
                 );
             };
@@ -164,15 +164,15 @@ pub(super) fn check_vector(
     let problem = if device.has_lids(&port) {
         return Ok(port);
     } else if peer.is_unspecified() {
-        "which is no address of anybody"
+        "which is the unspecified address"
     } else if peer.is_multicast() && verb != "create_ah" {
-        "which is no address of a single peer"
+        "which is not the address of a single peer"
     } else if peer.is_ipv4() != own.is_ipv4() {
         "which is of the other kind of address"
     } else {
         return Ok(port);
     };
-    refuse(format!("{prefix}dgid is {}, {problem}; the own GID {} is {own}", vector.dgid, vector.sgid_index))
+    refuse(format!("{prefix}dgid is {}, {problem}; the local GID {} is {own}", vector.dgid, vector.sgid_index))
 }
 
 impl AddressHandle for IbverbsAddressHandle {

@@ -68,7 +68,7 @@ impl SoftAddressHandle {
         }
         let Some(header) = GlobalRouteHeader::from_bytes(header) else {
             return refuse(
-                "grh holds neither an IPv6 header nor an IPv4 header with a right checksum; give the first 40 bytes \
+                "grh holds neither an IPv6 header nor an IPv4 header with a valid checksum; give the first 40 bytes \
                  of the received message",
             );
         };
@@ -135,12 +135,12 @@ fn check_vector(device: &Device, vector: &AddressVector) -> Result<LocalAddress>
     let problem = if vector.dgid.is_zero() {
         "which is unset; on Ethernet an address handle needs a global address, the receiver's GID"
     } else if peer.is_unspecified() {
-        "which is no address of anybody"
+        "which is the unspecified address"
     } else if peer.is_ipv4() != local.ip.is_ipv4() {
         "which is of the other kind of address"
     } else {
         return Ok(local);
     };
-    let message = format!("dgid is {}, {problem}; the own GID {} is {}", vector.dgid, vector.sgid_index, local.ip);
+    let message = format!("dgid is {}, {problem}; the local GID {} is {}", vector.dgid, vector.sgid_index, local.ip);
     Err(Error::new("create_ah", ErrorKind::InvalidArgument, message))
 }

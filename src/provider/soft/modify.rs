@@ -173,13 +173,13 @@ impl SoftQueuePair {
         let local = self.device.local_address("modify_qp", "ah_attr.sgid_index", vector.sgid_index)?;
         let peer = vector.dgid.to_ip();
         let problem = if peer.is_unspecified() || peer.is_multicast() {
-            "which is no address of a single peer"
+            "which is not the address of a single peer"
         } else if peer.is_ipv4() != local.ip.is_ipv4() {
             "which is of the other kind of address"
         } else {
             return Ok(local);
         };
-        let message = format!("ah_attr.dgid is {peer}, {problem}; the own GID {} is {}", vector.sgid_index, local.ip);
+        let message = format!("ah_attr.dgid is {peer}, {problem}; the local GID {} is {}", vector.sgid_index, local.ip);
         Err(Error::new("modify_qp", ErrorKind::InvalidArgument, message))
     }
 }

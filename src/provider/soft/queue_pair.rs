@@ -40,7 +40,7 @@ pub(super) struct SoftQueuePair {
     receive: Arc<ReceiveQueue>,
     send_side: Side,
     receive_side: Side,
-    role: ReceiveKind,
+    receive_kind: ReceiveKind,
     domain: Arc<Domain>,
 }
 
@@ -106,8 +106,8 @@ impl SoftQueuePair {
         check_queue(device, init.send_cq, "send_cq")?;
         check_queue(device, init.recv_cq, "recv_cq")?;
         let cap = check_sizes(device, &init.cap)?;
-        let role = ReceiveKind::of(device, init)?;
-        let cap = role.limit(cap);
+        let receive_kind = ReceiveKind::of(device, init)?;
+        let cap = receive_kind.limit(cap);
         let started = device.engine.start();
         started.map_err(|error| Error::from_io("create_qp", "the engine's thread cannot be started", error))?;
 
@@ -127,7 +127,7 @@ impl SoftQueuePair {
             service: init.qp_type,
             domain: domain.id,
             send: send_end,
-            receive: role.receive_source(&receive),
+            receive: receive_kind.receive_source(&receive),
             send_completions: send_side.for_endpoint(),
             receive_completions: receive_side.for_endpoint(),
             signal_all: init.sq_sig_all,
@@ -151,7 +151,7 @@ impl SoftQueuePair {
             receive,
             send_side,
             receive_side,
-            role,
+            receive_kind,
             domain,
         })
     }
@@ -256,7 +256,7 @@ impl QueuePair for SoftQueuePair {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
         if self.qp_type != QueuePairType::ReliableConnection {
-            self.role.check_plain_send(self.qpn)?;
+            self.receive_kind.check_plain_send(self.qpn)?;
             errors::check_operation(self.qp_type, &request.operation)?;
         }
         self.send.push(request).map_err(|error| errors::from_send_queue(&self.send, &error))
@@ -265,7 +265,7 @@ impl QueuePair for SoftQueuePair {
     fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
-        self.role.check_named_queue(self.qpn, srq)?;
+        self.receive_kind.check_named_queue(self.qpn, srq)?;
         self.send.push_to_srq(request, srq).map_err(|error| errors::from_send_queue(&self.send, &error))
     }
 
@@ -314,7 +314,7 @@ impl QueuePair for SoftQueuePair {
     fn recv_push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
         self.device.check_process("post_recv")?;
         self.check_state("post_recv", QueuePairState::Init)?;
-        self.receive.push(request).map_err(|error| self.role.receive_refused(self.qpn, &error))
+        self.receive.push(request).map_err(|error| self.receive_kind.receive_refused(self.qpn, &error))
     }
 
     #[inline]
@@ -360,7 +360,7 @@ impl QueuePair for SoftQueuePair {
         for side in [&self.send_side, &self.receive_side] {
             soft(&side.queue).engine_side().detach(side.token);
         }
-        self.role.end();
+        self.receive_kind.end();
         self.device.events.discard(|event| event.object() == EventObject::QueuePair(self.qpn));
         Ok(())
     }
@@ -381,7 +381,7 @@ impl QueuePair for SoftQueuePair {
         if let Some(peer) = report.peer_address() {
             // Unmatched packets may arrive at any shard. The shards' clocks start with the device, within microseconds.
             let shards = self.device.engine.shards().iter();
-            report.unmatched_packets = shards.flat_map(|shard| shard.strays(peer, since)).collect();
+            report.unmatched_packets = shards.flat_map(|shard| shard.unmatched_packets(peer, since)).collect();
         }
         Ok(report)
     }

@@ -53,7 +53,7 @@ impl Endpoint {
         let parsed = Packet::parse(datagram.payload);
         let packet = match &parsed {
             Ok(packet) => packet,
-            Err(reason) => return self.drop_stray(now, datagram, None, *reason),
+            Err(reason) => return self.drop_unmatched(now, datagram, None, *reason),
         };
         let bth = &packet.headers.bth;
         if bth.destination == Qpn::MULTICAST && datagram.destination.is_multicast() {
@@ -64,7 +64,7 @@ impl Endpoint {
             _ => {
                 self.settle_arrivals(now);
                 let Some(slot) = self.slot_of(bth.destination) else {
-                    return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
+                    return self.drop_unmatched(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
                 };
                 slot
             }
@@ -133,14 +133,14 @@ impl Endpoint {
     }
 
     /// Drops a datagram that belongs to no queue pair.
-    pub(super) fn drop_stray(
+    pub(super) fn drop_unmatched(
         &mut self,
         now: Time,
         datagram: &Datagram<'_>,
         qpn: Option<Qpn>,
         reason: DropReason,
     ) -> DatagramOutcome {
-        self.strays.note(now, datagram.source, qpn, reason);
+        self.unmatched.note(now, datagram.source, qpn, reason);
         self.drop_datagram(reason)
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::common::Pass;
 use super::congestion::CongestionFactory;
 use super::datagram::{ModifyLimits, SourceAddress};
-use super::history::Strays;
+use super::history::UnmatchedHistory;
 use super::queue_pair::{ModifyError, QueuePair, QueuePairInit};
 use super::responder::ReorderBudget;
 use crate::memory::MemoryView;
@@ -129,7 +129,7 @@ pub struct Endpoint {
     arrivals: Option<Arrivals>,
     /// Counters of packets without a queue pair, and of destroyed queue pairs.
     counters: Counters,
-    strays: Strays,
+    unmatched: UnmatchedHistory,
     pub(super) groups: Groups,
 }
 
@@ -151,7 +151,7 @@ impl Endpoint {
             fails_overflowed: false,
             arrivals: None,
             counters: Counters::default(),
-            strays: Strays::default(),
+            unmatched: UnmatchedHistory::default(),
             groups: Groups::default(),
         }
     }

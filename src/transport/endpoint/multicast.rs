@@ -66,7 +66,7 @@ impl Endpoint {
         packet: &Packet<'_>,
     ) -> DatagramOutcome {
         if self.groups.members.get(&datagram.destination).is_none_or(Vec::is_empty) {
-            return self.drop_stray(now, datagram, Some(Qpn::MULTICAST), DropReason::UnknownQueuePair);
+            return self.drop_unmatched(now, datagram, Some(Qpn::MULTICAST), DropReason::UnknownQueuePair);
         }
         let identified = match identify(datagram) {
             Ok(identified) => identified,

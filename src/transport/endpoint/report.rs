@@ -1,4 +1,4 @@
-//! Reports on queue pairs, paths and stray packets, for explanations.
+//! Reports on queue pairs, paths and unmatched packets, for explanations.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -35,7 +35,7 @@ impl Endpoint {
     }
 
     /// Returns the packets from `source` since `since` that belong to no queue pair.
-    pub fn strays(&self, now: Time, source: IpAddr, since: Time) -> Vec<UnmatchedPackets> {
-        self.strays.report(now, source, since)
+    pub fn unmatched_packets(&self, now: Time, source: IpAddr, since: Time) -> Vec<UnmatchedPackets> {
+        self.unmatched.report(now, source, since)
     }
 }

@@ -114,7 +114,7 @@ fn a_peer_of_our_own_never_gets_linux_s() {
 }
 
 #[test]
-fn linux_s_icrc_is_taken_from_strangers_for_flush_only() {
+fn linux_s_icrc_is_taken_from_standard_peers_for_flush_only() {
     for (capabilities, opcode, dropped) in [
         (PeerCapabilities::STANDARD, Opcode::RC_FLUSH, 0),
         (NATIVE, Opcode::RC_FLUSH, 1),

@@ -85,7 +85,7 @@ pub(super) fn refused(refused: &RefusedRequest, report: &QueuePairReport) -> Dia
             (format!("the range leaves the region of {key}"), "send the peer the address and length of the region")
         }
         PeerFault::NoPermission => {
-            (format!("the region of {key} lacks the right for it"), "register it with REMOTE_WRITE, _READ or _ATOMIC")
+            (format!("the region of {key} lacks the access flag"), "register it with REMOTE_WRITE, _READ or _ATOMIC")
         }
         PeerFault::MemoryFault => {
             (format!("the memory behind {key} is unmapped or its file truncated"), "keep registered memory mapped")

@@ -89,18 +89,18 @@ fn path_error(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
         ),
         libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN => Diagnosis::new(
             format!(
-                "there is no way to {peer} ({}){reporter}: the GID is wrong, or the host is off or in another network",
+                "there is no route to {peer} ({}){reporter}: the GID is wrong, the host is off or in another network",
                 words(error.errno)
             ),
-            "check the peer's GID (dgid), the own GID index and the routes (ip route get)",
+            "check the peer's GID (dgid), the local GID index and the routes (ip route get)",
         ),
         libc::EINVAL => Diagnosis::new(
             format!(
-                "there is no way to {peer} from the own address ({}){reporter}: the GID is wrong, or the own GID is, \
+                "there is no route to {peer} from the local address ({}){reporter}: one of the two GIDs is wrong, \
                  for example a loopback address",
                 words(error.errno)
             ),
-            "check the peer's GID (dgid) and the own GID index: 127.0.0.0/8 reaches only this host",
+            "check the peer's GID (dgid) and the local GID index: 127.0.0.0/8 reaches only this host",
         ),
         libc::EACCES => Diagnosis::new(
             format!("{peer} is a broadcast address, or a route prohibits to send there ({})", words(error.errno)),

@@ -78,7 +78,7 @@ fn what_the_network_said_comes_first() {
         let report = QueuePairReport { path_error: Some(error), last_try: tried, ..report("10.0.0.2") };
         of(NO_ANSWER, report)
     };
-    has(&with(path_error(libc::EHOSTUNREACH)), &["there is no way to 10.0.0.2", "No route to host"]);
+    has(&with(path_error(libc::EHOSTUNREACH)), &["there is no route to 10.0.0.2", "No route to host"]);
     has(&with(path_error(libc::EPERM)), &["a local firewall rule"]);
     has(&with(path_error(libc::EIO)), &["could not be sent"]);
     let router = Some("10.0.0.254".parse().unwrap());

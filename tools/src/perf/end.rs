@@ -170,7 +170,7 @@ impl End {
         self.remote = Some(RemoteMemory::from_bytes(other.memory));
         for (qp, bytes) in self.queue_pairs.iter().zip(&other.queue_pairs) {
             let mut info = ConnectionInfo::from_bytes(bytes)?;
-            if self.job.strangers {
+            if self.job.standard_peers {
                 info.peer = PeerCapabilities::STANDARD;
                 info.key = None;
             }

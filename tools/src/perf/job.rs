@@ -133,7 +133,7 @@ pub(crate) struct Job {
     /// Number of regions registered in addition to the one in use.
     pub(crate) idle_regions: u32,
     /// Each end treats the other one as a standard peer.
-    pub(crate) strangers: bool,
+    pub(crate) standard_peers: bool,
     /// The seed of data patterns.
     pub(crate) seed: u64,
 }
@@ -204,7 +204,7 @@ impl Job {
             timeout: 18,
             check: false,
             idle_regions: 0,
-            strangers: false,
+            standard_peers: false,
             seed: 0,
         }
     }

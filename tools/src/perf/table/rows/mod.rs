@@ -201,8 +201,8 @@ impl Scale {
             let messages = (STREAM_BYTES / self.divisor / (1 << 20)).max(16);
             Task::Reference(Reference::TcpRate(TcpRate { size: 1 << 20, call, wait, messages }))
         };
-        let stranger = self.stream(Operation::Write, 64 << 10, 4096, PLAIN_STREAM_BYTES);
-        let stranger = Task::Verbs(Box::new(Job { strangers: true, ..stranger }));
+        let standard = self.stream(Operation::Write, 64 << 10, 4096, PLAIN_STREAM_BYTES);
+        let standard = Task::Verbs(Box::new(Job { standard_peers: true, ..standard }));
         let plain = self.raw_stream(4096, Offload::None, PLAIN_STREAM_BYTES);
         vec![
             Row::new("READ 1 MiB", mebibyte(Operation::Read))
@@ -214,7 +214,7 @@ impl Scale {
                 .beside("TCP, spinning, 256 KiB a call", tcp(Wait::Spin, 256 << 10))
                 .beside("TCP, blocking, 256 KiB a call", tcp(Wait::Block, 256 << 10))
                 .at_least(Figure::Bandwidth, 1.0),
-            Row::new("WRITE 64 KiB to a stranger", stranger)
+            Row::new("WRITE 64 KiB to a standard peer", standard)
                 .beside("raw sendto and recvfrom", plain)
                 .at_least(Figure::Bandwidth, 0.9),
         ]
