@@ -54,8 +54,7 @@ impl Requester {
         }
     }
 
-    /// Counts a response that has arrived before. Behind a loss, it or the other one was the answer to a request that
-    /// was not necessary.
+    /// Counts a response that has arrived before. If it counted as lost in between, it was requested again without need.
     #[cold]
     pub(super) fn note_duplicate_response(&mut self, common: &mut Common, psn: Psn) {
         common.count(Counter::DuplicateResponse);
