@@ -54,7 +54,8 @@ impl Requester {
         }
     }
 
-    /// Counts a response that has arrived before. If it counted as lost in between, it was requested again without need.
+    /// Counts a response that has arrived before. If it counted as lost in between, it was requested again without
+    /// need.
     #[cold]
     pub(super) fn note_duplicate_response(&mut self, common: &mut Common, psn: Psn) {
         common.count(Counter::DuplicateResponse);

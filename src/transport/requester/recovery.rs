@@ -183,8 +183,8 @@ impl Requester {
         self.recovery.probe_at = Some(now + wait);
     }
 
-    /// Returns whether the probe comes soon: the path lost packets lately, and the next response is one that a native
-    /// peer does not hold back.
+    /// Returns whether the probe comes soon: the path lost packets by chance lately, and the next response is one that
+    /// a native peer does not hold back. Where a queue overflows, early probes would add to it.
     #[inline]
     fn is_probed_soon(&self, common: &Common, now: Time) -> bool {
         self.reordering.is_lossy(now) && common.is_controlled() && self.request(self.oldest).needs_response()

@@ -42,6 +42,8 @@ struct LossEvent {
     /// Responses that count as lost and have not turned out to be late.
     lost: MissingPackets,
     has_late: bool,
+    /// Whether the controller took it for chance: it reduced nothing.
+    is_chance: bool,
     /// The reduction of the path's window, if it is undone when all turn out to have been late.
     reduction: Option<Reduction>,
 }
@@ -79,21 +81,27 @@ impl Reordering {
     /// Returns whether a loss that is noticed now belongs to the latest event. Everything before `unacknowledged` is
     /// acknowledged.
     pub(super) fn is_in_event(&self, now: Time, unacknowledged: Psn) -> bool {
-        let limit = self.event.as_ref().and_then(|event| event.limit);
-        self.is_lossy(now) && limit.is_some_and(|limit| unacknowledged.is_before(limit))
+        let limit = self.latest_event(now).and_then(|event| event.limit);
+        limit.is_some_and(|limit| unacknowledged.is_before(limit))
     }
 
-    /// Returns whether a loss event began lately.
+    /// Returns whether the path lost packets by chance lately.
     #[inline]
     pub(super) fn is_lossy(&self, now: Time) -> bool {
-        self.event.as_ref().is_some_and(|event| now.saturating_since(event.began) < LOSSY_FOR)
+        self.latest_event(now).is_some_and(|event| event.is_chance)
+    }
+
+    #[inline]
+    fn latest_event(&self, now: Time) -> Option<&LossEvent> {
+        self.event.as_deref().filter(|event| now.saturating_since(event.began) < LOSSY_FOR)
     }
 
     /// Begins a congestion event of READ responses. `limit` is the number after the last one sent.
     pub(super) fn begin_event(&mut self, now: Time, limit: Psn, reduction: Option<Reduction>) {
         self.note_loss_event();
-        let lost = MissingPackets::default();
-        self.event = Some(Box::new(LossEvent { began: now, limit: Some(limit), lost, has_late: false, reduction }));
+        let (lost, is_chance) = (MissingPackets::default(), reduction.is_none());
+        let event = LossEvent { began: now, limit: Some(limit), lost, has_late: false, is_chance, reduction };
+        self.event = Some(Box::new(event));
     }
 
     /// Notes that responses count as lost: they belong to the latest event. If retransmissions are among them, its
@@ -199,8 +207,15 @@ mod tests {
     #[test]
     fn an_event_is_over_after_a_while() {
         let (reordering, later) = (event(&[0]), NOW + LOSSY_FOR);
-        assert!(reordering.is_lossy(NOW) && !reordering.is_lossy(later));
-        assert!(!reordering.is_in_event(later, BEGIN), "numbers begin again");
+        assert!(reordering.is_in_event(NOW, BEGIN) && !reordering.is_in_event(later, BEGIN), "numbers begin again");
+    }
+
+    #[test]
+    fn a_path_is_lossy_for_a_while_after_a_loss_by_chance() {
+        assert!(!event(&[0]).is_lossy(NOW), "a queue overflowed");
+        let mut reordering = Reordering::default();
+        reordering.begin_event(NOW, BEGIN, None);
+        assert!(reordering.is_lossy(NOW) && !reordering.is_lossy(NOW + LOSSY_FOR));
     }
 
     #[test]

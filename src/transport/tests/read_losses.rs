@@ -9,6 +9,8 @@ use crate::types::ControlReport;
 /// A controller with a constant window, which counts its reductions.
 #[derive(Clone, Copy, Default)]
 struct Counting {
+    /// Whether it takes losses for chance, and reduces nothing.
+    is_tolerant: bool,
     events: u64,
     undone: u64,
 }
@@ -19,7 +21,7 @@ impl CongestionControl for Counting {
     fn on_ack(&mut self, _: &Acked) {}
 
     fn on_congestion(&mut self, _: &CongestionEvent) {
-        self.events += 1;
+        self.events += u64::from(!self.is_tolerant);
     }
 
     fn on_spurious_reduction(&mut self) {
@@ -146,9 +148,12 @@ fn read_in_silence(mut pair: Pair) -> (Duration, u64) {
 /// All that was in flight behind a lost request waits for the probe if the peer's report of it is lost, too.
 #[test]
 fn a_silent_read_is_probed_soon_where_packets_may_be_lost() {
-    let (wait, lost) = read_in_silence(controlled(Counting::default()));
+    let [tolerant, strict] = [true, false].map(|is_tolerant| Counting { is_tolerant, ..Counting::default() });
+    let (wait, lost) = read_in_silence(controlled(tolerant));
     assert!(wait < Duration::from_micros(600), "{wait:?}");
     assert!(lost <= 3, "{lost} packets for 3 probes: the request may be lost, and not all responses");
+    let (wait, _) = read_in_silence(controlled(strict));
+    assert!(wait >= Duration::from_millis(2), "{wait:?} where a queue overflows");
     let (wait, _) = read_in_silence(keyed());
     assert!(wait >= Duration::from_millis(2), "{wait:?} within a host");
 }
