@@ -19,7 +19,6 @@ const DEPTH: usize = 16;
 /// Number and size of the large messages.
 const LARGE_MESSAGES: usize = 2_000;
 const LARGE: usize = 64 << 10;
-const ATTEMPTS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The system's allocator with a count of its allocations.
@@ -53,21 +52,14 @@ fn allocations(tier: &str, work: impl FnMut(usize)) -> u64 {
     allocations_of(tier, REQUESTS, work)
 }
 
-/// As [`allocations`], with another number of requests. On a busy machine a response may be so late that a probe
-/// repeats its request, which is recorded: the result is the least count of some attempts, up to the first 0.
+/// As [`allocations`], with another number of requests.
 fn allocations_of(tier: &str, requests: usize, mut work: impl FnMut(usize)) -> u64 {
     work(requests / 10);
-    let mut least = u64::MAX;
-    for _ in 0..ATTEMPTS {
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
-        work(requests);
-        least = least.min(ALLOCATIONS.load(Ordering::Relaxed) - before);
-        println!("{tier}: at least {least} allocations over {requests} requests");
-        if least == 0 {
-            break;
-        }
-    }
-    least
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    work(requests);
+    let count = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    println!("{tier}: {count} allocations over {requests} requests");
+    count
 }
 
 #[test]
