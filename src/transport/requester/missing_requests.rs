@@ -151,7 +151,7 @@ impl Requester {
     }
 
     /// Returns the number after those of the request packet to which this one belongs.
-    fn end_of_request_packet(&self, psn: Psn) -> Option<Psn> {
+    pub(super) fn end_of_request_packet(&self, psn: Psn) -> Option<Psn> {
         let request = self.request(self.request_with(psn)?);
         let offset = psn.packets_since(request.first);
         Some(if request.is_read { request.first.plus(request.end_of_chunk(offset)) } else { psn.plus(1) })

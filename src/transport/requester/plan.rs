@@ -284,20 +284,25 @@ impl Requester {
             true => self.packets_in_queues() + covers,
         };
         // One step is always allowed, however many packets it brings.
-        if end > covers && end > self.own_window(path) {
+        if end > covers && end > self.own_window(path, covers) {
             return false;
         }
         self.share_allows(&path.window_share, end, path.common_window())
     }
 
-    /// Returns the packets that this queue pair may have in flight, whatever others have.
+    /// Returns the packets that this queue pair may have in flight, whatever others have, with those of the last step.
     #[inline]
-    fn own_window(&self, path: &Path) -> u32 {
+    fn own_window(&self, path: &Path, step: u32) -> u32 {
         match self.is_peer_silent() {
-            true if path.is_shared() => 1,
-            true => self.window_on(path).min(PACKETS_INTO_SILENCE),
+            // The last step may end beyond: a READ request, whose packets are responses, is not shortened.
+            true => self.window_on(path).min(self.packets_into_silence(path)) + step - 1,
             false => self.window_on(path),
         }
+    }
+
+    /// Returns the packets that may be in flight to a peer that did not respond to a probe.
+    pub(super) fn packets_into_silence(&self, path: &Path) -> u32 {
+        if path.is_shared() { 1 } else { PACKETS_INTO_SILENCE }
     }
 
     /// Returns the packets that this queue pair may have in flight while the peer responds.
@@ -316,7 +321,7 @@ impl Requester {
         let Some(path) = &common.path else { return 1 };
         let in_front = self.packets_behind(first);
         let most = if self.repeats_selectively() { most.min(self.packets_kept_from(path, first)) } else { most };
-        let end = self.own_window(path).min(self.share_of(&path.window_share, path.common_window()));
+        let end = self.own_window(path, 1).min(self.share_of(&path.window_share, path.common_window()));
         end.saturating_sub(in_front).min(most).max(1)
     }
 

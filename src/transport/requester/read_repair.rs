@@ -139,12 +139,13 @@ impl Requester {
         self.reordering.note_lost(losses);
     }
 
-    /// Gives up waiting for the oldest response: its request is made once more, a READ without the responses that have
-    /// arrived.
-    pub(super) fn give_up_oldest_response(&mut self, common: &mut Common, now: Time) {
-        let request = *self.request(self.oldest);
-        let offset = self.unacknowledged.packets_since(request.first);
-        let end = request.first.plus(request.end_of_chunk(offset));
+    /// Gives up waiting for the oldest responses, as many as the packets that may be sent into silence: their requests
+    /// are made once more, without the responses that have arrived. They outlast a burst of losses; the oldest request
+    /// may miss a single response, which is lost with those before it.
+    pub(super) fn give_up_oldest_responses(&mut self, common: &mut Common, now: Time) {
+        let most = common.path.as_ref().map_or(1, |path| self.packets_into_silence(path));
+        let last = self.packets_before_cursor().clamp(1, most) - 1;
+        let Some(end) = self.end_of_request_packet(self.unacknowledged.plus(last)) else { return };
         self.expect_responses_before(end);
         let patience = self.patience();
         if let Some(early) = self.early_mut() {

@@ -310,7 +310,7 @@ impl Requester {
             }
             Some(_) if self.places_early() && self.request(self.oldest).needs_response() => {
                 match self.recovery.probes % 2 {
-                    1 => self.give_up_oldest_response(common, now),
+                    1 => self.give_up_oldest_responses(common, now),
                     _ => self.recovery.send_probe(last_sent),
                 }
             }

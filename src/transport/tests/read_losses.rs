@@ -157,3 +157,28 @@ fn a_silent_read_is_probed_soon_where_packets_may_be_lost() {
     let (wait, _) = read_in_silence(keyed());
     assert!(wait >= Duration::from_millis(2), "{wait:?} within a host");
 }
+
+/// The network loses 64 responses in a row each 100 ms, which are more than are in flight: those that answer the probes
+/// belong to them, too. `first` of them arrive before.
+fn read_through_bursts(reads: u32, first: u32) {
+    let mut pair = controlled(Counting::default());
+    (0..reads).for_each(|_| pair.begin_read(16 * MTU));
+    let (begin, mut arrived, mut lost, mut burst) = (pair.now, 0, 0, 0);
+    pair.run(Duration::from_secs(1), |sent| {
+        let age = sent.at.saturating_since(begin).as_millis();
+        if age / 100 > burst {
+            (burst, lost) = (age / 100, 0);
+        }
+        let is_lost = sent.is_read_response() && arrived >= first && lost < 64;
+        lost += i32::from(is_lost);
+        arrived += u32::from(sent.is_read_response() && !is_lost);
+        is_lost
+    });
+    assert_eq!(pair.statuses(), vec![CompletionStatus::Success; reads as usize], "{first} arrived");
+}
+
+/// As many as are sent into silence are in flight.
+#[test]
+fn reads_get_past_a_burst_of_losses() {
+    (2..=4).for_each(|reads| (0..=16 * (reads - 1)).for_each(|first| read_through_bursts(reads, first)));
+}
