@@ -23,7 +23,7 @@ pub(super) fn forge(real: &Flight, destination: IpAddr, pins_ports: bool, random
     let end = header_bytes + packet.payload.len();
     forged.bytes[header_bytes..end].iter_mut().for_each(|byte| *byte ^= 0x5a);
     match random.below(if pins_ports { 4 } else { 3 }) {
-        0 => forged.source = stranger_of(real.source),
+        0 => forged.source = unused_address(real.source),
         1 => {
             let other = Qpn::new(bth.destination.value() ^ (1 << random.below(24)));
             forged.bytes[QPN_BYTES].copy_from_slice(&other.value().to_be_bytes()[1..]);
@@ -59,7 +59,7 @@ fn append_icrc(flight: &mut Flight, destination: IpAddr) {
 }
 
 /// Returns an address that no host has.
-fn stranger_of(address: IpAddr) -> IpAddr {
+fn unused_address(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => IpAddr::from([203, 0, 113, 7]),
         IpAddr::V6(_) => IpAddr::from([0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 7]),

@@ -13,7 +13,7 @@ use crate::types::{Counters, PathReport, Time};
 /// Time after READs of this end during which the controller's rate does not count as that of the direction to the peer.
 const READ_AGE: Duration = Duration::from_secs(1);
 /// READ responses wait for the pace no longer than this, and other packets no longer for them: meanwhile the peer's
-/// timer runs, which sends a probe after 2 ms at the earliest (`Requester`).
+/// timer runs, which sends a probe after 2 ms, or after 500 µs on a path that loses packets by chance (`Requester`).
 pub(super) const LONGEST_DEBT: Duration = Duration::from_millis(2);
 /// Divisor of the latest send's cost, over which queue pairs that wait for the same time are spread.
 const PARTS_OF_A_DRAW: u32 = 8;
@@ -27,6 +27,17 @@ pub(super) const MOST_IN_FLIGHT: u64 = 16 << 20;
 /// A reduction of a path's window: its number, among those of all its controllers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Reduction(u64);
+
+/// The effect of a loss or a mark.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    /// A reduction of the window.
+    Reduced(Reduction),
+    /// None: the controller takes the loss for chance.
+    TakenForChance,
+    /// None: an earlier reduction covers it, or the window does not depend on it.
+    Unchanged,
+}
 
 /// A path's controller with its pacing account and measurements.
 pub(super) struct PathControl {
@@ -139,13 +150,17 @@ impl PathControl {
         self.controller.on_ack(ack);
     }
 
-    /// Handles a congestion event. Returns the reduction of the window, if it caused one.
-    pub(super) fn note_congestion(&mut self, event: &CongestionEvent) -> Option<Reduction> {
+    /// Handles a congestion event.
+    pub(super) fn note_congestion(&mut self, event: &CongestionEvent) -> Outcome {
         let before = self.controller.report();
         self.controller.on_congestion(event);
         let after = self.controller.report();
-        self.measures.note_congestion(event.kind, &before, &after);
-        (after.congestion_events > before.congestion_events).then(|| self.latest_reduction())
+        let is_chance = self.measures.note_congestion(event.kind, &before, &after);
+        match after.congestion_events > before.congestion_events {
+            true => Outcome::Reduced(self.latest_reduction()),
+            false if is_chance => Outcome::TakenForChance,
+            false => Outcome::Unchanged,
+        }
     }
 
     /// Undoes a reduction that was unnecessary, unless another one followed.

@@ -64,16 +64,23 @@ impl PathMeasures {
         });
     }
 
-    /// Counts a loss or a mark, given the controller's reports before and after it handled the event.
-    pub(super) fn note_congestion(&mut self, kind: CongestionKind, before: &ControlReport, after: &ControlReport) {
+    /// Counts a loss or a mark, given the controller's reports before and after it handled the event. Returns whether
+    /// the controller takes the loss for chance.
+    pub(super) fn note_congestion(
+        &mut self,
+        kind: CongestionKind,
+        before: &ControlReport,
+        after: &ControlReport,
+    ) -> bool {
         if kind == CongestionKind::Marked {
             self.current.marks += 1;
-            return;
+            return false;
         }
         self.current.loss_events += 1;
         self.current.loss_events_with_queue += u64::from(before.sees_queue == Some(true));
         self.is_chance = before.tolerates_losses && before.congestion_events == after.congestion_events;
         self.count_events(after);
+        self.is_chance
     }
 
     fn count_events(&mut self, control: &ControlReport) {

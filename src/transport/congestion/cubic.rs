@@ -183,7 +183,7 @@ impl Cubic {
         match self.losses.end_round(now) {
             Verdict::Chance => {}
             Verdict::Congestion => self.reduce(BETA, in_flight),
-            Verdict::Acquittal => self.take_back(),
+            Verdict::Acquittal => _ = self.take_back(),
         }
     }
 
@@ -202,13 +202,15 @@ impl Cubic {
         self.curve = None;
     }
 
-    /// Undoes the latest reduction, which was unnecessary.
-    fn take_back(&mut self) {
-        let (window, threshold) = self.before;
-        if window > self.window {
+    /// Undoes the latest reduction, which was unnecessary. Returns false if the window is as large again.
+    fn take_back(&mut self) -> bool {
+        let (window, threshold) = std::mem::take(&mut self.before);
+        let is_smaller = self.window < window;
+        if is_smaller {
             (self.window, self.threshold, self.curve) = (window, threshold, None);
             self.undone_events += 1;
         }
+        is_smaller
     }
 
     /// Reduces the window to this fraction.
@@ -286,8 +288,7 @@ impl CongestionControl for Cubic {
     }
 
     fn on_spurious_reduction(&mut self) {
-        if !self.is_confirmed {
-            self.take_back();
+        if !self.is_confirmed && self.take_back() {
             self.recovery_left = 0;
             self.losses.begin_count();
         }

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use super::limiter::Limiter;
 use super::plan::Turn;
+use super::reordering::Reordering;
 use super::{Common, Halt, RequestPlan, Requester};
 use crate::transport::congestion::{
     Acked, CongestionEvent, CongestionFactory, CongestionKind, ConnectionWindow, PathFacts, Sent,
 };
 use crate::transport::marks::Marking;
 use crate::transport::path::Path;
-use crate::transport::path_control::Reduction;
+use crate::transport::path_control::Outcome;
 use crate::transport::path_measures::Blocked;
 use crate::types::{Counter, Psn, QueuePairState, RateLimit, Time};
 
@@ -21,6 +22,7 @@ impl Requester {
         let facts = path.facts();
         self.window = ConnectionWindow::new(&facts);
         self.renew_window(&facts);
+        self.reordering = Reordering::default();
         if let Some(factory) = factory {
             path.window_share.take_path(&facts, factory, !path.is_shared());
         }
@@ -65,11 +67,11 @@ impl Requester {
     }
 
     /// Returns the packets of this plan that repeat lost ones. When going back, only the first one is known to be lost.
-    /// If a probe repeats a READ request of which no response arrived, that may be all that was lost: its responses
-    /// would seem too many for chance.
+    /// If a probe repeats a READ request of which nothing shows that it was executed, the request may be all that was
+    /// lost: its responses would seem too many for chance.
     pub(super) fn lost_packets_of(&self, plan: &RequestPlan) -> u32 {
         match plan.turn {
-            Turn::Missing if self.recovery.is_probing() && self.repeats_request_packet(plan) => 1,
+            Turn::Missing if self.recovery.is_probing() && self.may_have_lost_request(plan) => 1,
             Turn::Missing => plan.covers,
             Turn::Request => 1,
             Turn::Probe => 0,
@@ -155,7 +157,7 @@ impl Requester {
 
     /// Reports that packets seem lost, and are about to be sent again. Returns the reduction of the path's window.
     #[cold]
-    pub(super) fn tell_congestion(&mut self, common: &Common, now: Time, kind: CongestionKind) -> Option<Reduction> {
+    pub(super) fn tell_congestion(&mut self, common: &Common, now: Time, kind: CongestionKind) -> Option<Outcome> {
         let path = common.path.as_ref()?;
         if kind == CongestionKind::Persistent {
             path.note_marking(Marking::note_silence);
@@ -163,7 +165,7 @@ impl Requester {
         let event = CongestionEvent { now, kind, in_flight: self.in_flight_on(common, path) };
         self.window.note_congestion(&event);
         self.renew_window(&path.facts());
-        path.window_share.tell(|control| control.note_congestion(&event)).flatten()
+        path.window_share.tell(|control| control.note_congestion(&event))
     }
 
     /// Reports that a queue on the path marked a packet: it will overflow soon.

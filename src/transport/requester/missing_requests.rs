@@ -168,6 +168,7 @@ impl Requester {
     /// Notes that the packet of [`Requester::plan_missing_request`] has left.
     pub(super) fn note_request_sent_again(&mut self, plan: &RequestPlan, now: Time) {
         let repetition = self.repetition(now);
+        self.reordering.confirm_event();
         if let Some(requests) = self.repair.as_mut().and_then(|repair| repair.requests.as_mut()) {
             requests.missing.note_sent_again(plan.covers, repetition);
         }

@@ -275,7 +275,7 @@ impl Requester {
     pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32, turn: Turn) -> bool {
         let Some(path) = &common.path else { return false };
         // It is counted already, and all others may wait for it.
-        if matches!(turn, Turn::Probe | Turn::Request) {
+        if matches!(turn, Turn::Probe | Turn::Request) || (turn == Turn::Missing && self.is_of_probe(path, psn)) {
             return true;
         }
         let end = match self.repeats_selectively() {
@@ -283,19 +283,25 @@ impl Requester {
             true if covers > self.packets_kept_from(path, psn) => return false,
             true => self.packets_in_queues() + covers,
         };
-        // One step is always allowed, however many packets it brings.
-        if end > covers && end > self.own_window(path, covers) {
+        // One step is always allowed, however many packets it brings. In silence a READ request counts as what it is.
+        let in_front = end - covers;
+        let reach = if self.is_peer_silent() { in_front + 1 } else { end };
+        if in_front > 0 && reach > self.own_window(path) {
             return false;
         }
         self.share_allows(&path.window_share, end, path.common_window())
     }
 
-    /// Returns the packets that this queue pair may have in flight, whatever others have, with those of the last step.
+    /// Returns whether a missing packet with this number is among those that a probe repeats.
+    fn is_of_probe(&self, path: &Path, psn: Psn) -> bool {
+        self.recovery.is_probing() && psn.packets_since(self.unacknowledged) < self.packets_into_silence(path)
+    }
+
+    /// Returns the packets that this queue pair may have in flight, whatever others have.
     #[inline]
-    fn own_window(&self, path: &Path, step: u32) -> u32 {
+    fn own_window(&self, path: &Path) -> u32 {
         match self.is_peer_silent() {
-            // The last step may end beyond: a READ request, whose packets are responses, is not shortened.
-            true => self.window_on(path).min(self.packets_into_silence(path)) + step - 1,
+            true => self.window_on(path).min(self.packets_into_silence(path)),
             false => self.window_on(path),
         }
     }
@@ -321,7 +327,7 @@ impl Requester {
         let Some(path) = &common.path else { return 1 };
         let in_front = self.packets_behind(first);
         let most = if self.repeats_selectively() { most.min(self.packets_kept_from(path, first)) } else { most };
-        let end = self.own_window(path, 1).min(self.share_of(&path.window_share, path.common_window()));
+        let end = self.own_window(path).min(self.share_of(&path.window_share, path.common_window()));
         end.saturating_sub(in_front).min(most).max(1)
     }
 
@@ -462,6 +468,7 @@ impl Requester {
             Turn::Cursor => {}
             Turn::Probe => {
                 self.recovery.end_probe();
+                self.reordering.confirm_event();
                 self.has_asked |= plan.psn.plus(1) == self.cursor;
                 return;
             }

@@ -45,7 +45,7 @@ impl Requester {
         let too_short = self.round_trip.too_short();
         let Some(early) = self.early_mut() else { return };
         match early.remove(psn) {
-            Some(Missing::Lost { again: false }) => self.note_late(common, psn, false),
+            Some(Missing::Lost { again: false }) => self.note_late(common, now, psn, false),
             // The other copy will show that it was requested again without need.
             Some(Missing::Sent { repetition, again: false }) if now.saturating_since(repetition.at) < too_short => {
                 self.reordering.note_late_copy();
@@ -57,16 +57,16 @@ impl Requester {
     /// Counts a response that has arrived before. If it counted as lost in between, it was requested again without
     /// need.
     #[cold]
-    pub(super) fn note_duplicate_response(&mut self, common: &mut Common, psn: Psn) {
+    pub(super) fn note_duplicate_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
         common.count(Counter::DuplicateResponse);
         if self.places_early {
-            self.note_late(common, psn, true);
+            self.note_late(common, now, psn, true);
         }
     }
 
     /// Notes that a response that counted as lost was late.
-    fn note_late(&mut self, common: &mut Common, psn: Psn, was_repeated: bool) {
-        let reduction = self.reordering.note_late(psn, was_repeated);
+    fn note_late(&mut self, common: &mut Common, now: Time, psn: Psn, was_repeated: bool) {
+        let reduction = self.reordering.note_late(now, psn, was_repeated);
         self.count_spurious(common);
         if let (Some(reduction), Some(path)) = (reduction, &common.path) {
             path.window_share.tell(|control| control.take_back(reduction));
@@ -133,31 +133,41 @@ impl Requester {
     fn note_lost_responses(&mut self, common: &mut Common, now: Time, losses: &NewLosses) {
         if !losses.is_empty() && !self.reordering.is_in_event(now, self.unacknowledged) {
             common.count(Counter::ReadRepair);
-            let reduction = self.tell_congestion(common, now, CongestionKind::Loss);
-            self.reordering.begin_event(now, self.limit, reduction);
+            let outcome = self.tell_congestion(common, now, CongestionKind::Loss);
+            self.reordering.begin_event(now, self.limit, outcome);
         }
-        self.reordering.note_lost(losses);
+        self.reordering.note_lost(now, losses);
     }
 
     /// Gives up waiting for the oldest responses, as many as the packets that may be sent into silence: their requests
     /// are made once more, without the responses that have arrived. They outlast a burst of losses; the oldest request
     /// may miss a single response, which is lost with those before it.
     pub(super) fn give_up_oldest_responses(&mut self, common: &mut Common, now: Time) {
-        let most = common.path.as_ref().map_or(1, |path| self.packets_into_silence(path));
-        let last = self.packets_before_cursor().clamp(1, most) - 1;
-        let Some(end) = self.end_of_request_packet(self.unacknowledged.plus(last)) else { return };
+        let Some(end) = self.end_of_probe(common) else { return };
         self.expect_responses_before(end);
         let patience = self.patience();
         if let Some(early) = self.early_mut() {
             let losses = early.give_up_before(end, |repetition| patience.is_over(repetition, now));
             self.note_lost_responses(common, now, &losses);
+            self.reordering.note_probed();
         }
     }
 
-    /// Returns whether a READ request is repeated with all of its responses.
-    pub(super) fn repeats_request_packet(&self, plan: &RequestPlan) -> bool {
+    /// Returns the number behind the responses that a probe for the oldest one requests. Requests without a response
+    /// end them: whether the peer has executed those is unknown.
+    fn end_of_probe(&self, common: &Common) -> Option<Psn> {
+        let most = common.path.as_ref().map_or(1, |path| self.packets_into_silence(path));
+        let last = self.packets_before_cursor().clamp(1, most) - 1;
+        let end = self.end_of_request_packet(self.unacknowledged.plus(last))?;
+        let without = self.in_progress().find(|(_, request)| !request.needs_response());
+        Some(without.map(|(_, request)| request.first).filter(|first| first.is_before(end)).unwrap_or(end))
+    }
+
+    /// Returns whether a READ request is repeated that may not have been executed.
+    pub(super) fn may_have_lost_request(&self, plan: &RequestPlan) -> bool {
         let request = self.request(plan.index);
         request.is_read
+            && !self.is_executed(plan.psn)
             && plan.offset.is_multiple_of(request.chunk.max(1))
             && plan.offset + plan.covers == request.end_of_chunk(plan.offset)
     }

@@ -3,7 +3,8 @@
 //! Three clocks run for the sending half. The *transport timer* has the standard's meaning: each expiry without
 //! progress spends one of `retry_cnt` (IBTA 9.7.6.1.3). The *probe timer* is shorter, follows the measured round trip
 //! and spends nothing: it repeats the last packet, and if that gets no response either, goes back to the oldest
-//! unacknowledged one. The *receiver-not-ready timer* is the wait that the peer requested (IBTA 9.7.5.2.8).
+//! unacknowledged one; between native peers, it repeats both in turns. The *receiver-not-ready timer* is the wait that
+//! the peer requested (IBTA 9.7.5.2.8).
 
 use std::time::Duration;
 
@@ -184,7 +185,7 @@ impl Requester {
     }
 
     /// Returns whether the probe comes soon: the path lost packets by chance lately, and the next response is one that
-    /// a native peer does not hold back. Where a queue overflows, early probes would add to it.
+    /// a native peer holds for the pace only. Where a queue overflows, early probes would add to it.
     #[inline]
     fn is_probed_soon(&self, common: &Common, now: Time) -> bool {
         self.reordering.is_lossy(now) && common.is_controlled() && self.request(self.oldest).needs_response()

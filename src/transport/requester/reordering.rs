@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::missing::{MissingPackets, NewLosses};
 use crate::transport::common::LOSS_EVIDENCE;
-use crate::transport::path_control::Reduction;
+use crate::transport::path_control::{Outcome, Reduction};
 use crate::types::{Psn, Time};
 
 /// Number of loss events without a spurious retransmission after which the path reorders no more (RFC 8985, section
@@ -41,8 +41,9 @@ struct LossEvent {
     limit: Option<Psn>,
     /// Responses that count as lost and have not turned out to be late.
     lost: MissingPackets,
+    /// Whether a late one has shown that the path reorders, or a late copy would not show it.
     has_late: bool,
-    /// Whether the controller took it for chance: it reduced nothing.
+    /// Whether the controller took it for chance.
     is_chance: bool,
     /// The reduction of the path's window, if it is undone when all turn out to have been late.
     reduction: Option<Reduction>,
@@ -96,17 +97,23 @@ impl Reordering {
         self.event.as_deref().filter(|event| now.saturating_since(event.began) < LOSSY_FOR)
     }
 
-    /// Begins a congestion event of READ responses. `limit` is the number after the last one sent.
-    pub(super) fn begin_event(&mut self, now: Time, limit: Psn, reduction: Option<Reduction>) {
+    /// Begins a congestion event of READ responses. `limit` is the number after the last one sent; `outcome` is that of
+    /// the path's controller.
+    pub(super) fn begin_event(&mut self, now: Time, limit: Psn, outcome: Option<Outcome>) {
         self.note_loss_event();
-        let (lost, is_chance) = (MissingPackets::default(), reduction.is_none());
+        let reduction = match outcome {
+            Some(Outcome::Reduced(reduction)) => Some(reduction),
+            _ => None,
+        };
+        let (lost, is_chance) = (MissingPackets::default(), outcome == Some(Outcome::TakenForChance));
         let event = LossEvent { began: now, limit: Some(limit), lost, has_late: false, is_chance, reduction };
         self.event = Some(Box::new(event));
     }
 
     /// Notes that responses count as lost: they belong to the latest event. If retransmissions are among them, its
     /// reduction stays.
-    pub(super) fn note_lost(&mut self, losses: &NewLosses) {
+    pub(super) fn note_lost(&mut self, now: Time, losses: &NewLosses) {
+        self.forget_old(now);
         let Some(event) = &mut self.event else { return };
         let has_room = losses.first.iter().all(|range| event.lost.push_apart(*range));
         event.reduction.take_if(|_| losses.has_again || !has_room);
@@ -114,7 +121,8 @@ impl Reordering {
 
     /// Notes that a response that counts as lost was late. `was_repeated`: it was requested again before that was
     /// known. Returns the reduction of the window if all responses of the event were late.
-    pub(super) fn note_late(&mut self, psn: Psn, was_repeated: bool) -> Option<Reduction> {
+    pub(super) fn note_late(&mut self, now: Time, psn: Psn, was_repeated: bool) -> Option<Reduction> {
+        self.forget_old(now);
         let event = self.event.as_mut()?;
         event.lost.remove(psn)?;
         let reduction = event.reduction.take_if(|_| event.lost.packets() == 0);
@@ -122,6 +130,34 @@ impl Reordering {
         self.spurious = self.spurious.saturating_add(was_repeated.into());
         self.note_late_copy();
         reduction
+    }
+
+    /// Notes that a probe repeats what counts as lost. The original may have been as silent as the rest: that a copy
+    /// arrives does not show that the path reorders.
+    pub(super) fn note_probed(&mut self) {
+        if let Some(event) = &mut self.event {
+            event.has_late = true;
+        }
+    }
+
+    /// Notes that packets are sent again that may belong to the latest event: copies of them are expected, so its
+    /// reduction stays (RFC 3708, section 2).
+    pub(super) fn confirm_event(&mut self) {
+        if let Some(event) = &mut self.event {
+            event.reduction = None;
+        }
+    }
+
+    /// Forgets which responses count as lost, because all is sent again.
+    pub(super) fn forget_lost(&mut self) {
+        self.confirm_event();
+        if let Some(event) = &mut self.event {
+            event.lost = MissingPackets::default();
+        }
+    }
+
+    fn forget_old(&mut self, now: Time) {
+        self.event.take_if(|event| now.saturating_since(event.began) >= LOSSY_FOR);
     }
 
     /// Notes that a packet was late: once in each event, more packets are needed from now on.
@@ -145,9 +181,7 @@ impl Reordering {
 
     /// Notes a loss event. The reduction of the one before stays.
     pub(super) fn note_loss_event(&mut self) {
-        if let Some(event) = &mut self.event {
-            event.reduction = None;
-        }
+        self.confirm_event();
         self.events_left = self.events_left.saturating_sub(1);
         if self.events_left == 0 {
             self.evidence = LOSS_EVIDENCE;
@@ -186,20 +220,20 @@ mod tests {
     /// Begins an event in which responses are lost.
     fn event(places: &[u32]) -> Reordering {
         let mut reordering = Reordering::default();
-        reordering.begin_event(NOW, BEGIN.plus(100), Some(Reduction::default()));
-        reordering.note_lost(&lost(places));
+        reordering.begin_event(NOW, BEGIN.plus(100), Some(Outcome::Reduced(Reduction::default())));
+        reordering.note_lost(NOW, &lost(places));
         reordering
     }
 
     #[test]
     fn a_reduction_was_unnecessary_if_all_responses_of_the_event_were_late() {
         let mut reordering = event(&[0, 7]);
-        assert_eq!(reordering.note_late(BEGIN.plus(6), true), None, "it did not count as lost");
+        assert_eq!(reordering.note_late(NOW, BEGIN.plus(6), true), None, "it did not count as lost");
         assert_eq!((reordering.evidence(1_000), reordering.take_spurious()), (LOSS_EVIDENCE, 0));
-        assert_eq!(reordering.note_late(BEGIN.plus(7), true), None);
-        assert_eq!(reordering.note_late(BEGIN.plus(7), true), None, "once");
+        assert_eq!(reordering.note_late(NOW, BEGIN.plus(7), true), None);
+        assert_eq!(reordering.note_late(NOW, BEGIN.plus(7), true), None, "once");
         assert!(reordering.is_in_event(NOW, BEGIN.plus(99)) && !reordering.is_in_event(NOW, BEGIN.plus(100)));
-        assert_eq!(reordering.note_late(BEGIN, false), Some(Reduction::default()));
+        assert_eq!(reordering.note_late(NOW, BEGIN, false), Some(Reduction::default()));
         assert_eq!((reordering.evidence(1_000), reordering.take_spurious()), (2 * LOSS_EVIDENCE, 1));
         assert!(!reordering.is_in_event(NOW, BEGIN), "the next loss is another event");
     }
@@ -214,20 +248,22 @@ mod tests {
     fn a_path_is_lossy_for_a_while_after_a_loss_by_chance() {
         assert!(!event(&[0]).is_lossy(NOW), "a queue overflowed");
         let mut reordering = Reordering::default();
-        reordering.begin_event(NOW, BEGIN, None);
+        reordering.begin_event(NOW, BEGIN, Some(Outcome::Unchanged));
+        assert!(!reordering.is_lossy(NOW), "another queue pair's reduction covers it");
+        reordering.begin_event(NOW, BEGIN, Some(Outcome::TakenForChance));
         assert!(reordering.is_lossy(NOW) && !reordering.is_lossy(NOW + LOSSY_FOR));
     }
 
     #[test]
     fn a_reduction_stays_if_a_response_or_a_retransmission_is_lost_or_another_event_follows() {
         let mut reordering = event(&[0]);
-        reordering.note_lost(&NewLosses { has_again: true, ..NewLosses::default() });
-        assert_eq!(reordering.note_late(BEGIN, false), None);
+        reordering.note_lost(NOW, &NewLosses { has_again: true, ..NewLosses::default() });
+        assert_eq!(reordering.note_late(NOW, BEGIN, false), None);
         let mut reordering = event(&[0]);
         reordering.note_loss_event();
-        assert_eq!(reordering.note_late(BEGIN, false), None);
+        assert_eq!(reordering.note_late(NOW, BEGIN, false), None);
         let mut reordering = event(&[0]);
-        reordering.note_lost(&lost(&[1]));
-        assert_eq!(reordering.note_late(BEGIN, false), None);
+        reordering.note_lost(NOW, &lost(&[1]));
+        assert_eq!(reordering.note_late(NOW, BEGIN, false), None);
     }
 }

@@ -57,7 +57,7 @@ impl Requester {
         }
         let psn = packet.headers.bth.psn;
         if !psn.is_within(self.unacknowledged, self.packets_in_flight()) {
-            return Err(self.stale_or_unknown(common, packet).into());
+            return Err(self.stale_or_unknown(common, pass.now, packet).into());
         }
         match packet.headers.bth.opcode {
             Opcode::RC_ACKNOWLEDGE => self.handle_acknowledge(common, pass, packet),
@@ -66,11 +66,11 @@ impl Requester {
         }
     }
 
-    fn stale_or_unknown(&mut self, common: &mut Common, packet: &Packet<'_>) -> DropReason {
+    fn stale_or_unknown(&mut self, common: &mut Common, now: Time, packet: &Packet<'_>) -> DropReason {
         let Bth { psn, opcode, .. } = packet.headers.bth;
         match psn.is_before(self.unacknowledged) {
             true if opcode == Opcode::RC_ACKNOWLEDGE => common.count(Counter::DuplicateResponse),
-            true => self.note_duplicate_response(common, psn),
+            true => self.note_duplicate_response(common, now, psn),
             false => {}
         }
         DropReason::BadPsn
@@ -232,7 +232,7 @@ impl Requester {
                 Err(DropReason::OutOfOrderResponse.into())
             }
             Position::Duplicate => {
-                self.note_duplicate_response(common, psn);
+                self.note_duplicate_response(common, pass.now, psn);
                 Err(DropReason::BadPsn.into())
             }
             Position::Unknown => Err(DropReason::BadPsn.into()),
@@ -291,7 +291,7 @@ impl Requester {
         }
         let index = self.request_with(psn).filter(|index| self.request(*index).needs_response());
         if self.has_come_early(psn) {
-            self.note_duplicate_response(common, psn);
+            self.note_duplicate_response(common, pass.now, psn);
             return Err(DropReason::BadPsn.into());
         }
         index.map(|index| (index, true)).ok_or(DropReason::BadPsn.into())

@@ -11,7 +11,7 @@ const INITIAL_PROBE: u64 = 10_000_000;
 const SHORTEST_REORDER_WAIT: u64 = 100_000;
 /// Shortest wait of the probe. A standard peer may hold its acknowledgements for 1 ms; the rest may take as long.
 const SHORTEST_PROBE: u64 = 2_000_000;
-/// The same for the response to a READ, which a native peer does not hold back, on a path that loses packets. READs
+/// The same for the response to a READ on a path that loses packets: a native peer holds it for the pace only. READs
 /// over veth that lose 10 % of the packets wait for a probe a hundred times a second: they keep 0.36 of their rate with
 /// 2 ms, and 0.5 with this. Hosts that take turns on a processor add as much to a round trip.
 const SHORTEST_PROMPT_PROBE: u64 = 500_000;

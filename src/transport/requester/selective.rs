@@ -78,6 +78,7 @@ impl Requester {
 
     /// Forgets everything missing, because all is sent again.
     pub(super) fn forget_missing(&mut self) {
+        self.reordering.forget_lost();
         let Some(repair) = &mut self.repair else { return };
         repair.forget();
         self.end_repair();
@@ -132,7 +133,7 @@ impl Requester {
         let (limit, patience) = (self.limit, self.patience());
         if let Some(repair) = &mut self.repair {
             let losses = repair.give_up(limit, patience, now);
-            self.reordering.note_lost(&losses);
+            self.reordering.note_lost(now, &losses);
         }
         self.arm_repair(now);
         self.note_in_flight(common);

@@ -10,7 +10,7 @@ use crate::types::{Counter, DropReason, PeerFault};
 use crate::wire::Packet;
 
 /// How far back a packet counts as late or repeated: as many packets as a fast sender's network may hold. Further back,
-/// the peer has started over, or the expected PSN came from a stray packet.
+/// the peer has started over, or the expected PSN came from an unmatched packet.
 const STALE_PACKETS: i32 = 1 << 10;
 
 /// Why a packet of an unreliable service was not executed.

@@ -5,6 +5,7 @@ use super::path_report::controlled;
 use super::recovery::{MTU, Sent, keyed};
 use super::*;
 use crate::types::ControlReport;
+use crate::wire::Opcode;
 
 /// A controller with a constant window, which counts its reductions.
 #[derive(Clone, Copy, Default)]
@@ -37,7 +38,12 @@ impl CongestionControl for Counting {
     }
 
     fn report(&self) -> ControlReport {
-        ControlReport { congestion_events: self.events, undone_events: self.undone, ..ControlReport::new("counting") }
+        ControlReport {
+            congestion_events: self.events,
+            undone_events: self.undone,
+            tolerates_losses: self.is_tolerant,
+            ..ControlReport::new("counting")
+        }
     }
 }
 
@@ -181,4 +187,42 @@ fn read_through_bursts(reads: u32, first: u32) {
 #[test]
 fn reads_get_past_a_burst_of_losses() {
     (2..=4).for_each(|reads| (0..=16 * (reads - 1)).for_each(|first| read_through_bursts(reads, first)));
+}
+
+/// Connects a pair whose first end has read something, and places early responses since.
+fn has_read() -> Pair {
+    let mut pair = controlled(Counting::default());
+    pair.begin_read(MTU);
+    pair.run(Duration::from_millis(1), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success]);
+    pair
+}
+
+/// Everything that is sent at first is lost: a READ, a WRITE and a READ.
+#[test]
+fn a_probe_for_a_read_does_not_acknowledge_the_request_behind_it() {
+    let mut pair = has_read();
+    pair.begin_read(MTU);
+    pair.begin_write(1);
+    pair.begin_read(MTU);
+    assert_eq!(pair.catch(0).len(), 3);
+    let sent = pair.run(Duration::from_millis(50), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 3]);
+    let writes = sent.iter().filter(|sent| sent.headers.bth.opcode == Opcode::RC_WRITE_ONLY);
+    assert_eq!(writes.count(), 1, "it completes without having arrived");
+}
+
+/// The first of four READs and the report of it are lost.
+#[test]
+fn the_copies_that_a_probe_requests_are_no_late_responses() {
+    let mut pair = has_read();
+    (0..4).for_each(|_| pair.begin_read(4 * MTU));
+    let requests = pair.catch(0);
+    assert_eq!(requests.len(), 4);
+    requests[1..].iter().for_each(|request| pair.deliver(request));
+    assert_eq!(pair.catch(1).len(), 1, "the report");
+    pair.run(Duration::from_millis(50), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 4]);
+    let control = pair.ends[0].endpoint.path_reports(pair.now)[0].control.expect("it is controlled");
+    assert_eq!((control.congestion_events, control.undone_events), (1, 0));
 }

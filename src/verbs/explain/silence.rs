@@ -198,13 +198,13 @@ pub(super) fn misdirected(peer: IpAddr, report: &QueuePairReport) -> Option<Diag
             "create both queue pairs with the same qp_type",
         ));
     }
-    stray(peer, report)
+    unmatched(peer, report)
 }
 
-fn stray(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
-    let stray = report.unmatched_packets.iter().max_by_key(|stray| stray.count)?;
-    let (count, ago) = (stray.count, time(stray.ago));
-    Some(match stray.qpn {
+fn unmatched(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
+    let most = report.unmatched_packets.iter().max_by_key(|packets| packets.count)?;
+    let (count, ago) = (most.count, time(most.ago));
+    Some(match most.qpn {
         Some(qpn) => Diagnosis::new(
             format!(
                 "the peer answers to the wrong queue pair: {count} packets from {peer} (the last {ago} ago) name \
@@ -215,7 +215,7 @@ fn stray(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
         None => Diagnosis::new(
             format!(
                 "{peer} sends something else than RoCEv2 to port 4791: {count} packets were dropped ({})",
-                stray.reason.name()
+                most.reason.name()
             ),
             "find out what program uses the port there",
         ),
