@@ -176,9 +176,14 @@ impl Path {
         if self.is_shared() || self.window_share.carries_datagrams() { qpn.value() } else { 0 }
     }
 
-    /// Whether other queue pairs have the same path. The endpoint's table holds one of the references.
+    /// Whether other queue pairs have the same path.
     pub(super) fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.window_share) > 2
+        self.queue_pairs() > 1
+    }
+
+    /// Returns the number of queue pairs with this path. The endpoint's table holds one of the references.
+    pub(super) fn queue_pairs(&self) -> usize {
+        Arc::strong_count(&self.window_share).saturating_sub(1).max(1)
     }
 
     /// Whether a packet with a wrong ICRC may be a FLUSH with Linux's ICRC.

@@ -13,7 +13,8 @@ use crate::types::{Counters, PathReport, Time};
 /// Time after READs of this end during which the controller's rate does not count as that of the direction to the peer.
 const READ_AGE: Duration = Duration::from_secs(1);
 /// READ responses wait for the pace no longer than this, and other packets no longer for them: meanwhile the peer's
-/// timer runs, which sends a probe after 2 ms, or after 500 µs on a path that loses packets by chance (`Requester`).
+/// timer runs, which sends a probe after 2 ms. On a path that loses packets by chance it comes after 500 µs, which may
+/// be too early (`Requester`).
 pub(super) const LONGEST_DEBT: Duration = Duration::from_millis(2);
 /// Divisor of the latest send's cost, over which queue pairs that wait for the same time are spread.
 const PARTS_OF_A_DRAW: u32 = 8;
@@ -33,9 +34,9 @@ pub(super) struct Reduction(u64);
 pub(super) enum Outcome {
     /// A reduction of the window.
     Reduced(Reduction),
-    /// None: the controller takes the loss for chance.
+    /// No reduction: the controller takes the loss for chance.
     TakenForChance,
-    /// None: an earlier reduction covers it, or the window does not depend on it.
+    /// No reduction: an earlier one covers it, or the window does not depend on it.
     Unchanged,
 }
 

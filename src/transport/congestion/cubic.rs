@@ -74,7 +74,7 @@ pub struct Cubic {
     curve: Option<Curve>,
     slow_start: SlowStart,
     losses: LossTest,
-    /// Window and threshold before a reduction that may prove unnecessary.
+    /// Window and threshold before a reduction that may prove unnecessary; zeros if there is none.
     before: (f64, f64),
     /// The window when growth stopped because packets are lost by chance and a larger window would build a queue. 0: it
     /// grows.

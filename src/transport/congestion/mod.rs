@@ -145,8 +145,8 @@ pub trait CongestionControl: Send {
     fn on_spurious_reduction(&mut self) {}
 
     /// Returns the bytes that may be in flight; a fraction of a packet does not count. It is used as far as the peer's
-    /// socket holds it. One packet, or one READ request, may be in flight however small it is. Read after each of the
-    /// calls above.
+    /// socket holds it. One packet, or one READ request, may be in flight however small it is, and what a probe
+    /// repeats: one packet, or the READ requests for 16. Read after each of the calls above.
     fn window(&self) -> u64;
 
     /// Returns the pacing rate in bytes per second (0 counts as 1); `None`: packets are not paced. Packets of one send

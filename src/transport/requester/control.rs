@@ -67,15 +67,16 @@ impl Requester {
     }
 
     /// Returns the packets of this plan that repeat lost ones. When going back, only the first one is known to be lost.
-    /// If a probe repeats a READ request of which nothing shows that it was executed, the request may be all that was
-    /// lost: its responses would seem too many for chance.
+    /// If a probe repeats READ requests of which nothing shows that they were executed, the oldest may be all that was
+    /// lost: the responses would seem too many for chance.
     pub(super) fn lost_packets_of(&self, plan: &RequestPlan) -> u32 {
+        let is_oldest = plan.psn == self.unacknowledged;
         match plan.turn {
-            Turn::Missing if self.recovery.is_probing() && self.may_have_lost_request(plan) => 1,
+            Turn::Missing if self.recovery.is_probing() && self.may_have_lost_request(plan) => u32::from(is_oldest),
             Turn::Missing => plan.covers,
             Turn::Request => 1,
             Turn::Probe => 0,
-            Turn::Cursor => u32::from(plan.psn == self.unacknowledged && plan.psn.is_before(self.limit)),
+            Turn::Cursor => u32::from(is_oldest && plan.psn.is_before(self.limit)),
         }
     }
 
@@ -155,7 +156,7 @@ impl Requester {
         self.delays = None;
     }
 
-    /// Reports that packets seem lost, and are about to be sent again. Returns the reduction of the path's window.
+    /// Reports that packets seem lost, and are about to be sent again. Returns the effect on the path's window.
     #[cold]
     pub(super) fn tell_congestion(&mut self, common: &Common, now: Time, kind: CongestionKind) -> Option<Outcome> {
         let path = common.path.as_ref()?;

@@ -17,8 +17,9 @@ const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
 /// acknowledgement, requests one by a probe, a round trip later. 64 queue pairs have 0.96 of the rate of one, with 8
 /// packets 0.94, with 16 0.74.
 const MOST_UNASKED_UNDER_CONTROL: u32 = 4;
-/// Maximum number of packets to a peer that did not respond to a probe. One, if other queue pairs have the same path:
-/// these packets are not counted, and a thousand queue pairs would fill the socket of a process that still lives there.
+/// Maximum number of packets to a peer that did not respond to a probe, and of packets that a probe for a READ repeats.
+/// Queue pairs of the same path divide it: these packets are not counted, and a thousand queue pairs would fill the
+/// socket of a process that still lives there.
 const PACKETS_INTO_SILENCE: u32 = 16;
 /// Minimum window, in packets, for which a READ on a path with a controller is split more finely, and the size of these
 /// chunks, unless the READs that may be outstanding would not fill the window then. The chunks grow with the window:
@@ -275,7 +276,7 @@ impl Requester {
     pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32, turn: Turn) -> bool {
         let Some(path) = &common.path else { return false };
         // It is counted already, and all others may wait for it.
-        if matches!(turn, Turn::Probe | Turn::Request) || (turn == Turn::Missing && self.is_of_probe(path, psn)) {
+        if matches!(turn, Turn::Probe | Turn::Request) {
             return true;
         }
         let end = match self.repeats_selectively() {
@@ -283,18 +284,23 @@ impl Requester {
             true if covers > self.packets_kept_from(path, psn) => return false,
             true => self.packets_in_queues() + covers,
         };
-        // One step is always allowed, however many packets it brings. In silence a READ request counts as what it is.
+        // One step is always allowed, however many packets it brings. In silence a READ request counts as one packet,
+        // since its responses may never come.
         let in_front = end - covers;
         let reach = if self.is_peer_silent() { in_front + 1 } else { end };
-        if in_front > 0 && reach > self.own_window(path) {
+        let may_wait = turn == Turn::Cursor || !self.is_of_probe(path, psn);
+        if in_front > 0 && reach > self.own_window(path) && may_wait {
             return false;
         }
         self.share_allows(&path.window_share, end, path.common_window())
     }
 
-    /// Returns whether a missing packet with this number is among those that a probe repeats.
+    /// Returns whether a missing packet with this number is among those that a probe repeats: they leave whatever the
+    /// window is (RFC 9002, section 7.5).
     fn is_of_probe(&self, path: &Path, psn: Psn) -> bool {
-        self.recovery.is_probing() && psn.packets_since(self.unacknowledged) < self.packets_into_silence(path)
+        let is_read = self.request(self.oldest).needs_response();
+        let most = if is_read { self.packets_into_silence(path) } else { 1 };
+        self.recovery.is_probing() && psn.packets_since(self.unacknowledged) < most
     }
 
     /// Returns the packets that this queue pair may have in flight, whatever others have.
@@ -308,7 +314,7 @@ impl Requester {
 
     /// Returns the packets that may be in flight to a peer that did not respond to a probe.
     pub(super) fn packets_into_silence(&self, path: &Path) -> u32 {
-        if path.is_shared() { 1 } else { PACKETS_INTO_SILENCE }
+        u32::try_from(path.queue_pairs()).map_or(1, |sharers| (PACKETS_INTO_SILENCE / sharers).max(1))
     }
 
     /// Returns the packets that this queue pair may have in flight while the peer responds.

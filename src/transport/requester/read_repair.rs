@@ -3,7 +3,7 @@
 use super::gaps::Gaps;
 use super::missing::{Missing, NewLosses, Range};
 use super::plan::Turn;
-use super::{Common, RequestPlan, Requester};
+use super::{Common, InProgress, RequestPlan, Requester};
 use crate::transport::congestion::CongestionKind;
 use crate::types::{Counter, Psn, Time};
 use crate::wire::{Opcode, packet_bytes};
@@ -140,8 +140,8 @@ impl Requester {
     }
 
     /// Gives up waiting for the oldest responses, as many as the packets that may be sent into silence: their requests
-    /// are made once more, without the responses that have arrived. They outlast a burst of losses; the oldest request
-    /// may miss a single response, which is lost with those before it.
+    /// are made once more, without the responses that have arrived. If only the oldest were, its single response could
+    /// be lost in the same burst.
     pub(super) fn give_up_oldest_responses(&mut self, common: &mut Common, now: Time) {
         let Some(end) = self.end_of_probe(common) else { return };
         self.expect_responses_before(end);
@@ -153,14 +153,15 @@ impl Requester {
         }
     }
 
-    /// Returns the number behind the responses that a probe for the oldest one requests. Requests without a response
-    /// end them: whether the peer has executed those is unknown.
+    /// Returns the number behind the responses that a probe for the oldest one requests. It stops before the first
+    /// request without a response that the peer may not have executed.
     fn end_of_probe(&self, common: &Common) -> Option<Psn> {
         let most = common.path.as_ref().map_or(1, |path| self.packets_into_silence(path));
         let last = self.packets_before_cursor().clamp(1, most) - 1;
         let end = self.end_of_request_packet(self.unacknowledged.plus(last))?;
-        let without = self.in_progress().find(|(_, request)| !request.needs_response());
-        Some(without.map(|(_, request)| request.first).filter(|first| first.is_before(end)).unwrap_or(end))
+        let is_unknown = |request: &InProgress| !request.needs_response() && !self.is_executed(request.end().minus(1));
+        let unknown = self.in_progress().find(|(_, request)| is_unknown(request));
+        Some(unknown.map(|(_, request)| request.first).filter(|first| first.is_before(end)).unwrap_or(end))
     }
 
     /// Returns whether a READ request is repeated that may not have been executed.

@@ -3,8 +3,8 @@
 //! Three clocks run for the sending half. The *transport timer* has the standard's meaning: each expiry without
 //! progress spends one of `retry_cnt` (IBTA 9.7.6.1.3). The *probe timer* is shorter, follows the measured round trip
 //! and spends nothing: it repeats the last packet, and if that gets no response either, goes back to the oldest
-//! unacknowledged one; between native peers, it repeats both in turns. The *receiver-not-ready timer* is the wait that
-//! the peer requested (IBTA 9.7.5.2.8).
+//! unacknowledged one. If a native peer has reported gaps, or the oldest request is a READ, it repeats both in turns.
+//! The *receiver-not-ready timer* is the wait that the peer requested (IBTA 9.7.5.2.8).
 
 use std::time::Duration;
 

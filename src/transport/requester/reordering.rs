@@ -41,8 +41,8 @@ struct LossEvent {
     limit: Option<Psn>,
     /// Responses that count as lost and have not turned out to be late.
     lost: MissingPackets,
-    /// Whether a late one has shown that the path reorders, or a late copy would not show it.
-    has_late: bool,
+    /// Whether late copies change nothing any more: one has shown that the path reorders, or they would not show it.
+    ignores_late: bool,
     /// Whether the controller took it for chance.
     is_chance: bool,
     /// The reduction of the path's window, if it is undone when all turn out to have been late.
@@ -106,7 +106,7 @@ impl Reordering {
             _ => None,
         };
         let (lost, is_chance) = (MissingPackets::default(), outcome == Some(Outcome::TakenForChance));
-        let event = LossEvent { began: now, limit: Some(limit), lost, has_late: false, is_chance, reduction };
+        let event = LossEvent { began: now, limit: Some(limit), lost, ignores_late: false, is_chance, reduction };
         self.event = Some(Box::new(event));
     }
 
@@ -132,11 +132,10 @@ impl Reordering {
         reduction
     }
 
-    /// Notes that a probe repeats what counts as lost. The original may have been as silent as the rest: that a copy
-    /// arrives does not show that the path reorders.
+    /// Notes that a probe repeats what counts as lost, and may not be: two copies do not show that the path reorders.
     pub(super) fn note_probed(&mut self) {
         if let Some(event) = &mut self.event {
-            event.has_late = true;
+            event.ignores_late = true;
         }
     }
 
@@ -156,13 +155,16 @@ impl Reordering {
         }
     }
 
+    /// Forgets which responses counted as lost long ago: their numbers may mean others by now.
     fn forget_old(&mut self, now: Time) {
-        self.event.take_if(|event| now.saturating_since(event.began) >= LOSSY_FOR);
+        if self.event.is_some() && self.latest_event(now).is_none() {
+            self.forget_lost();
+        }
     }
 
     /// Notes that a packet was late: once in each event, more packets are needed from now on.
     pub(super) fn note_late_copy(&mut self) {
-        let is_known = self.event.as_mut().is_some_and(|event| std::mem::replace(&mut event.has_late, true));
+        let is_known = self.event.as_mut().is_some_and(|event| std::mem::replace(&mut event.ignores_late, true));
         if !is_known {
             self.note_false_repetition();
         }

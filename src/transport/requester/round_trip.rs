@@ -140,7 +140,7 @@ impl RoundTrip {
         Duration::from_nanos(self.known_wait().max(self.possible * 2))
     }
 
-    /// Returns how long the probe waits on a path that loses packets, for a response that the peer does not hold back.
+    /// Returns how long the probe waits on a path that loses packets, for the response to a READ.
     pub(super) fn prompt_probe_wait(&self) -> Duration {
         if self.smoothed == 0 {
             return self.probe_wait();

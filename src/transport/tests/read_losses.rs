@@ -183,7 +183,7 @@ fn read_through_bursts(reads: u32, first: u32) {
     assert_eq!(pair.statuses(), vec![CompletionStatus::Success; reads as usize], "{first} arrived");
 }
 
-/// As many as are sent into silence are in flight.
+/// With 16 packets in flight or more.
 #[test]
 fn reads_get_past_a_burst_of_losses() {
     (2..=4).for_each(|reads| (0..=16 * (reads - 1)).for_each(|first| read_through_bursts(reads, first)));
