@@ -284,10 +284,10 @@ impl Requester {
             true if covers > self.packets_kept_from(path, psn) => return false,
             true => self.packets_in_queues() + covers,
         };
-        // One step is always allowed, however many packets it brings. In silence a READ request counts as one packet,
-        // since its responses may never come.
+        // One step is always allowed, however many packets it brings. Into the silence of a native peer a READ request
+        // counts as one packet, since its responses may never come.
         let in_front = end - covers;
-        let reach = if self.is_peer_silent() { in_front + 1 } else { end };
+        let reach = if self.is_peer_silent() && self.places_early { in_front + 1 } else { end };
         let may_wait = turn == Turn::Cursor || !self.is_of_probe(path, psn);
         if in_front > 0 && reach > self.own_window(path) && may_wait {
             return false;
