@@ -284,15 +284,19 @@ impl Requester {
             true if covers > self.packets_kept_from(path, psn) => return false,
             true => self.packets_in_queues() + covers,
         };
-        // One step is always allowed, however many packets it brings. Into the silence of a native peer a READ request
-        // counts as one packet, since its responses may never come.
-        let in_front = end - covers;
-        let reach = if self.is_peer_silent() && self.places_early { in_front + 1 } else { end };
-        let may_wait = turn == Turn::Cursor || !self.is_of_probe(path, psn);
-        if in_front > 0 && reach > self.own_window(path) && may_wait {
+        // One step is always allowed, however many packets it brings.
+        if end > covers && end > self.own_window(path) && !self.passes_window(path, psn, end - covers, turn) {
             return false;
         }
         self.share_allows(&path.window_share, end, path.common_window())
+    }
+
+    /// Returns whether packets may leave although they reach beyond the window with the `in_front` packets before them.
+    /// Into the silence of a native peer a READ request counts as one packet, since its responses may never come.
+    #[cold]
+    fn passes_window(&self, path: &Path, psn: Psn, in_front: u32, turn: Turn) -> bool {
+        let counts_as_one = self.is_peer_silent() && self.places_early && in_front < self.own_window(path);
+        counts_as_one || (turn != Turn::Cursor && self.is_of_probe(path, psn))
     }
 
     /// Returns whether a missing packet with this number is among those that a probe repeats: they leave whatever the

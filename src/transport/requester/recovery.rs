@@ -168,19 +168,17 @@ impl Requester {
 
     /// Starts the clocks, because something is in flight (IBTA o9-85).
     pub(super) fn arm_timers(&mut self, common: &Common, now: Time) {
-        let timeout = self.transport_timeout(common);
         let probe_wait = self.round_trip.probe_wait();
-        let recovery = &mut self.recovery;
-        if recovery.timeout_at.is_none() {
-            recovery.timeout_at = timeout.map(|timeout| now + wait_of_a_try(timeout, probe_wait));
+        if self.recovery.timeout_at.is_none() {
+            let timeout = self.transport_timeout(common);
+            self.recovery.timeout_at = timeout.map(|timeout| now + wait_of_a_try(timeout, probe_wait));
         }
-        let is_first = recovery.probes == 0;
         let wait = match self.waits_unasked() {
             true => self.round_trip.response_wait(),
             false if self.is_probed_soon(common, now) => self.round_trip.prompt_probe_wait(),
             false => probe_wait,
         };
-        let wait = if is_first { wait } else { self.wait_for_later_probe(common, wait, timeout) };
+        let wait = if self.recovery.probes == 0 { wait } else { self.wait_for_later_probe(common, wait) };
         self.recovery.probe_at = Some(now + wait);
     }
 
@@ -193,9 +191,9 @@ impl Requester {
 
     /// Returns the wait before a probe other than the first one, which waits for `first`.
     #[cold]
-    fn wait_for_later_probe(&self, common: &Common, first: Duration, timeout: Option<Duration>) -> Duration {
+    fn wait_for_later_probe(&self, common: &Common, first: Duration) -> Duration {
         let backoff = self.recovery.probes.min(LARGEST_BACKOFF);
-        let longest = timeout.map_or(Duration::MAX, |timeout| first.max(timeout / PROBES_OF_A_TRY));
+        let longest = self.transport_timeout(common).map_or(Duration::MAX, |timeout| first.max(timeout / PROBES_OF_A_TRY));
         self.spread(common, (first * (1 << backoff)).min(longest))
     }
 
