@@ -193,7 +193,8 @@ impl Requester {
     #[cold]
     fn wait_for_later_probe(&self, common: &Common, first: Duration) -> Duration {
         let backoff = self.recovery.probes.min(LARGEST_BACKOFF);
-        let longest = self.transport_timeout(common).map_or(Duration::MAX, |timeout| first.max(timeout / PROBES_OF_A_TRY));
+        let timeout = self.transport_timeout(common);
+        let longest = timeout.map_or(Duration::MAX, |timeout| first.max(timeout / PROBES_OF_A_TRY));
         self.spread(common, (first * (1 << backoff)).min(longest))
     }
 
