@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::shard::{ArmedFor, Shard};
+use super::policy::ArmedFor;
+use super::shard::Shard;
 use crate::engine::sys::{Epoll, EventFd, Interest, wait_readable};
 
 /// Passes over the shards in one call; the descriptor stays readable if there is more to do.
@@ -336,7 +337,7 @@ mod tests {
 
     /// Returns the shard's counts of a channel's armed queues: for threads that sleep on packets, and on descriptors.
     fn armed(shard: &Shard) -> (u32, u32) {
-        (shard.armed.load(Ordering::Relaxed), shard.fd_waiters.queues())
+        shard.policy.armed()
     }
 
     #[test]

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use super::doorbell::Doorbell;
 use super::held_acks;
+use super::policy::Rest;
 use super::shard::{Core, Plan, Progress, Shard};
 use super::shard_lock::{DriveOutcome, Look};
 use crate::engine::share::Recipient;
@@ -46,7 +47,7 @@ pub(super) struct Served {
 impl Shard {
     /// Sends published requests on the caller's own stack, or leaves that to the current driver.
     pub(crate) fn post(&self, doorbell: &Arc<Doorbell>) {
-        self.contention.note_post(thread_token());
+        self.policy.note_post(thread_token());
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
             let posted = (look == Look::First).then_some(doorbell.qpn());
             self.send_posted(core, Plan { posted, ..POSTING });
@@ -61,8 +62,8 @@ impl Shard {
 
     fn send_posted(&self, core: &mut Core, plan: Plan) {
         let now = self.clock.now();
-        self.lease.visit_if_taken(now);
-        let progress = self.pass(core, plan, now, |now, _| self.lease.is_alive(now));
+        self.policy.note_driving_post(now);
+        let progress = self.pass(core, plan, now, |now, _| self.policy.expects_poller(now));
         self.note_long(&progress);
         self.leave(&progress);
     }
@@ -70,13 +71,13 @@ impl Shard {
     /// Notes that a thread took completions without driving.
     #[inline]
     pub(crate) fn note_taken(&self) {
-        self.lease.note_taken();
+        self.policy.note_taken();
     }
 
     /// A visit of a thread that found its completion queue empty. Returns whether it looked at the shard.
     #[inline]
     pub(crate) fn poll(self: &Arc<Self>, has_completions: impl Fn() -> bool) -> bool {
-        let is_due = self.contention.is_look_due();
+        let is_due = self.policy.is_look_due();
         if is_due {
             self.look(has_completions);
         }
@@ -88,11 +89,11 @@ impl Shard {
             other.release_acknowledgements();
         }
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
-            if look == Look::First && self.poll_backoff.takes_quick_poll() && core.is_quiet() {
+            if look == Look::First && self.policy.takes_quick_poll() && core.is_quiet() {
                 return;
             }
             let now = self.clock.now();
-            let comes_back = self.visit(now);
+            let comes_back = self.policy.note_pass(now);
             let progress = self.pass(core, POLLING, now, |_, wrote| comes_back && (wrote || has_completions()));
             if core.endpoint.has_held_acknowledgements() {
                 held_acks::note(self);
@@ -101,7 +102,7 @@ impl Shard {
             self.leave(&progress);
         });
         if outcome == DriveOutcome::Held {
-            self.visit(self.clock.now());
+            self.policy.note_pass(self.clock.now());
         }
         self.finish(outcome);
     }
@@ -121,15 +122,8 @@ impl Shard {
     /// Counts the time of a long pass as polling.
     fn note_long(&self, progress: &Progress) {
         if progress.was_long {
-            self.lease.stay(self.clock.now());
+            self.policy.note_long_pass(self.clock.now());
         }
-    }
-
-    /// Notes that a thread polls. Returns whether it comes back soon.
-    #[inline]
-    fn visit(&self, now: Time) -> bool {
-        self.poll_backoff.note_visit(now.saturating_since(self.lease.last_visit()));
-        self.lease.visit(now)
     }
 
     /// A visit of a thread that a channel's descriptor woke. It waits for the lock, because it will sleep again on what
@@ -138,7 +132,7 @@ impl Shard {
     /// No acknowledgement waits for the application's response: a program with one channel for all queues takes events
     /// in their order, and expects, as from adapters, that its send completes before the peer's response to it arrives.
     pub(crate) fn serve_channel(&self) -> bool {
-        self.lease.visit(self.clock.now());
+        self.policy.note_event_visit(self.clock.now());
         let mut has_more = false;
         let outcome = self.lock.drive(LOOKS, |core, _| {
             let progress = self.pass(core, SERVING, self.clock.now(), |_, _| false);
@@ -185,16 +179,19 @@ impl Shard {
         }
     }
 
-    /// Makes a pass for the shard's thread. Afterwards `rest` gets the time and whether there was work, and returns
-    /// until when the thread may sleep; `None`: it looks again. If it sleeps, it publishes that while it holds the
-    /// shard, so that no other thread relies on it to be awake.
-    pub(super) fn serve(&self, mut rest: impl FnMut(Time, bool) -> Option<Time>) -> Served {
+    /// Makes a pass for the shard's thread. Afterwards `rest` gets the time and whether there was work, and chooses
+    /// whether the thread sleeps. If it does, it publishes that while it holds the shard, so that no other thread
+    /// relies on it to be awake.
+    pub(super) fn serve(&self, mut rest: impl FnMut(Time, bool) -> Rest) -> Served {
         let mut served = Served { worked: false, sleeps_until: None };
         let outcome = self.lock.drive(LOOKS, |core, _| {
             let now = self.clock.now();
             let progress = self.pass(core, SERVING, now, |_, _| false);
             served.worked |= progress.worked;
-            let latest = if progress.has_more { None } else { rest(now, progress.worked) };
+            let latest = match progress.has_more {
+                false if let Rest::Sleep(latest) = rest(now, progress.worked) => Some(latest),
+                _ => None,
+            };
             let deadline =
                 latest.map_or(Time::ZERO, |latest| progress.next_deadline.map_or(latest, |due| due.min(latest)));
             // Published before the moderations are checked, to which other shards add: a thread that adds one
@@ -214,7 +211,7 @@ impl Shard {
     fn leave(&self, progress: &Progress) {
         let due = if progress.has_more { Some(Time::ZERO) } else { progress.next_deadline };
         if let Some(due) = due {
-            self.wake.needed_by(due.max(self.lease.end()));
+            self.wake.needed_by(self.policy.thread_is_due(due));
         }
     }
 
@@ -248,9 +245,9 @@ mod tests {
             looks.set(looks.get() + 1);
             if looks.get() == 1 {
                 assert_eq!(shard.lock.ring(LOOKS, |_, _| unreachable!("it is held")), DriveOutcome::Held);
-                return Some(Time::NEVER);
+                return Rest::Sleep(Time::NEVER);
             }
-            None
+            Rest::Linger
         });
         assert_eq!((looks.get(), served.sleeps_until), (2, None));
     }

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::thread::{sleep, yield_now};
 use std::time::Duration;
 
-use super::poll_backoff::NAP;
+use super::policy::{NAP, PollerState};
 use super::shard::Shard;
 use crate::engine::sys::{involuntary_switches, wait_readable};
 use crate::queue::thread_token;
@@ -21,34 +21,34 @@ impl Shard {
     /// Backs off after an empty look of a polling thread.
     #[inline]
     pub(crate) fn idle(&self) {
-        self.contention.note_poll(thread_token());
-        let is_crowded = self.poll_backoff.is_crowded(self.lease.last_visit());
-        if is_crowded || self.contention.spins() {
-            let now = self.clock.now();
-            if !self.contention.allows_sleep(now) {
-                return self.contention.note_look(now);
-            }
+        match self.policy.after_empty_look(thread_token(), || self.clock.now()) {
+            PollerState::Polling | PollerState::Spinning => {}
+            PollerState::Yielding { is_suspected } => self.give_turn(is_suspected),
+            PollerState::Napping => self.nap(),
         }
-        if is_crowded {
-            // A failed nap is skipped; the next empty look tries again.
-            let is_readable = wait_readable([self.sockets.as_fd()], Some(NAP)).is_ok_and(|[is_readable]| is_readable);
-            // While another thread drives, packets wait that this thread must not take: naps on the sockets end at
-            // once, one after the other, and the driver or a thread that waits to drive may need this very core.
-            if is_readable && self.lock.is_taken() {
-                sleep(NAP);
-            }
-        } else if self.poll_backoff.takes_turn() {
-            let before = self.poll_backoff.is_suspected(self.lease.last_visit()).then(involuntary_switches);
-            let took = self.yield_processor();
-            let was_used = before.is_none_or(|before| involuntary_switches() != before);
-            self.poll_backoff.note_yield(self.clock.now(), took, was_used);
+    }
+
+    fn give_turn(&self, is_suspected: bool) {
+        let before = is_suspected.then(involuntary_switches);
+        let took = self.yield_processor();
+        let was_used = before.is_none_or(|before| involuntary_switches() != before);
+        self.policy.note_yield(self.clock.now(), took, was_used);
+    }
+
+    /// Sleeps until a packet arrives, for the length of a nap at most. If that fails, the next empty look tries again.
+    fn nap(&self) {
+        let is_readable = wait_readable([self.sockets.as_fd()], Some(NAP)).is_ok_and(|[is_readable]| is_readable);
+        // While another thread drives, packets wait that this thread must not take: naps on the sockets end at
+        // once, one after the other, and the driver or a thread that waits to drive may need this very core.
+        if is_readable && self.lock.is_taken() {
+            sleep(NAP);
         }
     }
 
     /// Returns how many polls may be skipped after an idle one.
     #[inline]
     pub(crate) fn polls_to_skip(&self) -> u32 {
-        if self.contention.spins() { self.contention.take_skips() } else { 0 }
+        self.policy.take_skips()
     }
 
     /// Yields the processor. Returns for how long.
@@ -61,7 +61,6 @@ impl Shard {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::poll_backoff::{CROWDED, LONG_YIELD};
     use super::super::tests::shard;
     use super::*;
 
@@ -69,15 +68,10 @@ mod tests {
     fn poller_naps_while_the_core_is_crowded() {
         let shard = shard();
         let start = shard.clock.now();
-        shard.poll_backoff.note_yield(start, LONG_YIELD, true);
-        assert!(shard.poll_backoff.is_suspected(start) && !shard.poll_backoff.is_crowded(start), "once proves nothing");
-        shard.poll_backoff.note_yield(start, LONG_YIELD, false);
-        assert!(!shard.poll_backoff.is_crowded(start), "no other thread had the core");
-        shard.poll_backoff.note_yield(start, LONG_YIELD, true);
-        assert!(shard.poll_backoff.is_crowded(start));
-        shard.lease.visit(start);
+        let long = Duration::from_millis(1);
+        (0..2).for_each(|_| shard.policy.note_yield(start, long, true));
+        shard.policy.note_event_visit(start);
         shard.idle();
         assert!(shard.clock.now() - start >= NAP);
-        assert!(!shard.poll_backoff.is_crowded(start + CROWDED));
     }
 }

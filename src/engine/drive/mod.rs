@@ -1,18 +1,15 @@
 //! Driving: who works on a shard's endpoint and sockets, and when.
 //!
-//! See `driver` for what each driver may do, `shard_lock` for the lock, `lease` and `thread` for how the shard's thread
-//! keeps out of the way, `idle` and `poll_backoff` for the back-off of pollers.
+//! See `driver` for what each driver may do, `shard_lock` for the lock, `thread` for the shard's thread, `idle` for
+//! pollers that find nothing, and `policy` for the rules that both follow.
 #![forbid(unsafe_code)]
 
 mod channel;
-mod contention;
 mod doorbell;
 mod driver;
-mod fd_waiters;
 mod held_acks;
 mod idle;
-mod lease;
-mod poll_backoff;
+mod policy;
 mod shard;
 mod shard_lock;
 mod thread;

@@ -8,15 +8,12 @@ use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::contention::Contention;
 use super::doorbell::{Doorbell, DoorbellQueue};
-use super::fd_waiters::FdWaiters;
-use super::lease::Lease;
-use super::poll_backoff::PollBackoff;
+use super::policy::{ArmedFor, DrivingPolicy, Slowness};
 use super::shard_lock::ShardLock;
 use super::wake::Wake;
 use crate::engine::capture::Capture;
@@ -25,7 +22,7 @@ use crate::engine::net::{
     leaves_host,
 };
 use crate::engine::share::{JoinRequest, QpnBlocks};
-use crate::engine::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
+use crate::engine::sys::{Clock, Epoll, Interest, LocalAddress, OpenError, involuntary_switches};
 use crate::memory::{MemoryView, RegionTable};
 use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget, Transmit};
@@ -44,6 +41,8 @@ const SEND_RETRY: Duration = Duration::from_micros(100);
 /// A pass that receives or sends this much may last longer than a poller's usual pause.
 const LONG_PASS_DATAGRAMS: usize = 64;
 const LONG_PASS_SENDS: usize = 4;
+/// Number of system calls by which the slowness of the processor is measured.
+const SHORT_CALLS: usize = 16;
 /// Most doorbells handled in one pass.
 const MAX_DOORBELLS: usize = 256;
 
@@ -106,15 +105,6 @@ pub(crate) struct Core {
     unsent: Option<(Transmit, Time)>,
 }
 
-/// The kind of waiter that a completion queue is armed for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ArmedFor {
-    /// A thread that sleeps on the sockets, and drives when a packet arrives.
-    Sleeper,
-    /// A thread that sleeps until a notification makes a descriptor readable.
-    Descriptor,
-}
-
 /// A completion queue whose notification waits for more completions.
 pub(super) struct Moderated {
     due: Time,
@@ -126,17 +116,11 @@ pub(super) struct Moderated {
 pub(crate) struct Shard {
     pub(super) lock: ShardLock<Core>,
     pub(super) doorbells: DoorbellQueue,
-    pub(super) lease: Lease,
-    pub(super) poll_backoff: PollBackoff,
-    pub(super) contention: Contention,
+    pub(super) policy: DrivingPolicy,
     pub(super) wake: Wake,
     pub(super) clock: Clock,
     /// Readable while a packet waits.
     pub(super) sockets: Epoll,
-    /// Number of completion queues armed for threads that sleep on packets.
-    pub(super) armed: AtomicU32,
-    /// Completion queues armed for threads that sleep on a descriptor, which only the shard's thread can make readable.
-    pub(super) fd_waiters: FdWaiters,
     /// Completion queues whose notifications are moderated, and until when.
     pub(super) moderated: Mutex<Vec<Moderated>>,
     /// Tells the shard's thread to end.
@@ -176,14 +160,10 @@ impl Shard {
         Ok(Self {
             lock: ShardLock::new(core),
             doorbells: DoorbellQueue::new(config.max_queue_pairs as usize),
-            lease: Lease::default(),
-            poll_backoff: PollBackoff::default(),
-            contention: Contention::default(),
+            policy: DrivingPolicy::new(Slowness::of_short_call(short_call(clock))),
             wake: Wake::new()?,
             clock,
             sockets: Epoll::new()?,
-            armed: AtomicU32::new(0),
-            fd_waiters: FdWaiters::default(),
             moderated: Mutex::default(),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
@@ -354,27 +334,14 @@ impl Shard {
     /// Notes that completion queues of a channel were armed. Threads that sleep on packets get the next one first; for
     /// those that sleep on a descriptor, the shard's thread watches the sockets.
     pub(crate) fn channel_armed(&self, armed_for: ArmedFor, queues: u32) {
-        match armed_for {
-            ArmedFor::Sleeper => {
-                self.armed.fetch_add(queues, Ordering::Relaxed);
-            }
-            ArmedFor::Descriptor if queues == 0 => {}
-            ArmedFor::Descriptor => {
-                if self.fd_waiters.need(self.clock.now(), queues) {
-                    self.wake.call();
-                }
-            }
+        if self.policy.note_armed(armed_for, queues, || self.clock.now()) {
+            self.wake.call();
         }
     }
 
     /// Notes that completion queues of a channel are no longer armed.
     pub(crate) fn channel_disarmed(&self, armed_for: ArmedFor, queues: u32) {
-        match armed_for {
-            ArmedFor::Sleeper => {
-                self.armed.fetch_sub(queues, Ordering::Relaxed);
-            }
-            ArmedFor::Descriptor => self.fd_waiters.need_no_more(queues),
-        }
+        self.policy.note_disarmed(armed_for, queues);
     }
 
     /// Makes the shard's thread end the moderation of a completion queue's notification after this time.
@@ -557,6 +524,16 @@ impl Core {
         let retry = self.unsent.as_ref().map(|(_, retry_at)| *retry_at);
         self.endpoint.next_timeout().into_iter().chain(retry).min()
     }
+}
+
+/// Returns how long a short system call takes here. Only interruptions make it longer, hence the shortest of several.
+fn short_call(clock: Clock) -> Duration {
+    let calls = (0..SHORT_CALLS).map(|_| {
+        let before = clock.now();
+        involuntary_switches();
+        clock.now() - before
+    });
+    calls.min().unwrap_or_default()
 }
 
 fn cannot_watch(source: io::Error) -> OpenError {

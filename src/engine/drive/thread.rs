@@ -13,23 +13,10 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use super::lease::LEASE;
-use super::poll_backoff::USEFUL_YIELD;
+use super::policy::{Duty, ThreadRest};
 use super::shard::Shard;
 use crate::engine::sys::{Timer, ask_for_short_slices, involuntary_switches, wait_readable, with_signals_blocked};
 use crate::types::Time;
-
-/// Time that it stays awake after it had work, so that a stream of requests need not wake it for each one.
-const LINGER: Duration = Duration::from_micros(50);
-/// Back-off after another thread wanted its core: without work it sleeps at once for this long, and twice as long each
-/// time. A yield to a thread that computes takes a whole time slice, while a thread that sleeps on a packet is
-/// scheduled first when it arrives.
-const SHORTEST_BACKOFF: Duration = Duration::from_millis(1);
-const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
-/// Least time after its last work before it sleeps without a time limit. A posted request needs the thread when its
-/// response is overdue, which is later than this (2 ms at the earliest, unless READs lose packets): so a busy
-/// connection's posts do not wake it.
-const LIGHT_SLEEP: Duration = Duration::from_millis(1);
 
 /// Starts the thread of a shard; signals stay with the application's threads.
 pub(crate) fn start(shard: Arc<Shard>, name: String) -> io::Result<JoinHandle<()>> {
@@ -44,106 +31,52 @@ pub(crate) fn end(shard: &Shard) -> bool {
     shard.wake.call()
 }
 
-/// The back-off state: whether the thread may stay awake without work.
-struct ThreadBackoff {
-    until: Time,
-    /// Time from which it may sleep without a time limit.
-    light_until: Time,
-    /// It does not stay awake before this time, because others want the core.
-    not_before: Time,
-    backoff: Duration,
-    /// Involuntary context switches so far.
-    switches: u64,
-}
-
-impl ThreadBackoff {
-    fn new() -> Self {
-        Self {
-            until: Time::ZERO,
-            light_until: Time::ZERO,
-            not_before: Time::ZERO,
-            backoff: SHORTEST_BACKOFF,
-            switches: 0,
-        }
-    }
-
-    /// Updates the state after a pass, with the time after it if there was work. Returns until when the thread may
-    /// sleep; `None`: it stays awake.
-    fn rest(&mut self, now: Time, worked: bool) -> Option<Time> {
-        if worked {
-            self.until = now + LINGER;
-            self.light_until = now + LIGHT_SLEEP;
-        }
-        if now < self.until && now >= self.not_before {
-            return None;
-        }
-        Some(if now < self.light_until { self.light_until } else { Time::NEVER })
-    }
-
-    /// Notes a yield and its length. The kernel's count shows whether another thread ran: a long pause may also be an
-    /// interrupt, or the machine's own.
-    fn note_yield(&mut self, now: Time, took: Duration) {
-        if took < USEFUL_YIELD {
-            return;
-        }
-        let switches = involuntary_switches();
-        if std::mem::replace(&mut self.switches, switches) != switches {
-            let undisturbed = now.saturating_since(self.not_before);
-            let is_rare = undisturbed > self.backoff;
-            self.backoff = if is_rare { SHORTEST_BACKOFF } else { (self.backoff * 2).min(LONGEST_BACKOFF) };
-            self.not_before = now + self.backoff;
-        }
-    }
-}
-
 fn run(shard: &Shard, mut alarm: Alarm) {
     // A container may forbid this; then a packet may wait for the end of a computing thread's time slice.
     if let Err(error) = ask_for_short_slices() {
         tracing::debug!(%error, "the engine's thread keeps the usual time slices");
     }
-    let mut backoff = ThreadBackoff::new();
+    let mut rest = shard.policy.thread_rest();
     loop {
         if shard.stop.load(Ordering::Acquire) || shard.has_failed() {
             return;
         }
-        let now = shard.clock.now();
-        if shard.lease.is_alive(now) && !shard.fd_waiters.is_needed(now) {
-            stand_back(shard, &mut alarm, now);
-            continue;
+        match shard.policy.duty(shard.clock.now()) {
+            Duty::StandBack { until } => stand_back(shard, &mut alarm, until),
+            Duty::Serve => serve(shard, &mut alarm, &mut rest),
         }
-        let served = shard.serve(|now, worked| backoff.rest(if worked { shard.clock.now() } else { now }, worked));
-        match served.sleeps_until {
-            None if served.worked => {}
-            None => {
-                let took = shard.yield_processor();
-                backoff.note_yield(shard.clock.now(), took);
+    }
+}
+
+/// Makes one pass, and rests as the policy says.
+fn serve(shard: &Shard, alarm: &mut Alarm, rest: &mut ThreadRest) {
+    let served = shard.serve(|now, worked| rest.after_pass(if worked { shard.clock.now() } else { now }, worked));
+    match served.sleeps_until {
+        None if served.worked => {}
+        None => {
+            let took = shard.yield_processor();
+            if shard.policy.may_be_used(took) {
+                rest.note_switches(shard.clock.now(), involuntary_switches());
             }
-            Some(until) => {
-                let by_packet = sleep(shard, &mut alarm, until, Watch::Sockets);
-                // Threads that sleep on a descriptor are woken by this thread alone.
-                let is_for_others = shard.armed.load(Ordering::Relaxed) > 0 && shard.fd_waiters.queues() == 0;
-                if by_packet && is_for_others {
-                    sleep(shard, &mut alarm, until.min(shard.clock.now() + LEASE), Watch::Event);
-                }
+        }
+        Some(until) => {
+            let by_packet = sleep(shard, alarm, until, Watch::Sockets);
+            if by_packet && let Some(theirs) = shard.policy.packet_is_for_others(shard.clock.now()) {
+                sleep(shard, alarm, until.min(theirs), Watch::Event);
             }
         }
     }
 }
 
-/// Leaves the sockets to the poller until the lease ends.
-fn stand_back(shard: &Shard, alarm: &mut Alarm, now: Time) {
-    let lease_ends = shard.lease.end();
+/// Leaves the sockets to the poller until its lease ends.
+fn stand_back(shard: &Shard, alarm: &mut Alarm, lease_ends: Time) {
     // Published before the moderations are checked: a thread that adds one afterwards wakes this thread.
     shard.wake.sleeps_until(lease_ends);
-    let moderation_ends = shard.end_moderations(now).unwrap_or(Time::NEVER);
-    if shard.fd_waiters.leave() {
+    let moderation_ends = shard.end_moderations(shard.clock.now()).unwrap_or(Time::NEVER);
+    if shard.policy.leave() {
         sleep(shard, alarm, lease_ends.min(moderation_ends), Watch::Event);
-        shard.fd_waiters.come_back();
-        let now = shard.clock.now();
-        if now >= lease_ends {
-            let readable = || wait_readable([shard.sockets.as_fd()], Some(Duration::ZERO));
-            shard.lease.note_end(now, || readable().is_ok_and(|[packets_wait]| packets_wait));
-        }
+        let readable = || wait_readable([shard.sockets.as_fd()], Some(Duration::ZERO));
+        shard.policy.come_back(shard.clock.now(), lease_ends, || readable().is_ok_and(|[packets_wait]| packets_wait));
     }
 }
 
@@ -217,7 +150,7 @@ fn sleep(shard: &Shard, alarm: &mut Alarm, until: Time, watch: Watch) -> bool {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::shard::ArmedFor;
+    use super::super::policy::ArmedFor;
     use super::super::tests::shard;
     use super::*;
 
@@ -247,7 +180,7 @@ mod tests {
     #[test]
     fn thread_comes_back_for_whoever_sleeps_on_a_descriptor() {
         let shard = Arc::new(shard());
-        while !shard.lease.is_alive(shard.clock.now()) {
+        while !shard.policy.expects_poller(shard.clock.now()) {
             shard.poll(|| false);
         }
         let thread = start(Arc::clone(&shard), "attend-test".into()).unwrap();
@@ -257,7 +190,7 @@ mod tests {
         // With the sockets it sleeps without a time limit, without them until the lease ends, which never happens here.
         while shard.wake.promised() != Time::NEVER {
             assert!(shard.clock.now() < latest, "it does not watch the sockets");
-            shard.lease.visit(shard.clock.now());
+            shard.policy.note_event_visit(shard.clock.now());
             std::thread::yield_now();
         }
         end(&shard);
@@ -270,7 +203,7 @@ mod tests {
         let thread = start(Arc::clone(&shard), "lease-test".into()).unwrap();
         std::thread::sleep(Duration::from_millis(20));
         // Polls for longer than it takes to get a lease; a pause of the machine restarts the series.
-        while !shard.lease.is_alive(shard.clock.now()) {
+        while !shard.policy.expects_poller(shard.clock.now()) {
             shard.poll(|| false);
         }
         shard.wake.call();

@@ -8,23 +8,16 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::constants::{LONGEST_LEASE, LONGEST_MIN_POLL_TIME, LONGEST_PAUSE, MIN_POLL_TIME, PART_OF_POLLING};
+use super::slowness::Slowness;
 use crate::types::Time;
-
-/// Longest pause between two visits of a busy poller.
-pub(super) const LEASE: Duration = Duration::from_micros(400);
-/// Least time of polling before a lease. It doubles after each lease that ended without a poller and with packets
-/// waiting: a program that polls for the completion of its own request, but only checks its memory for the peer's, has
-/// left when the lease begins, and waits for the shard's thread.
-const MIN_POLL_TIME: Duration = Duration::from_micros(100);
-const LONGEST_MIN_POLL_TIME: Duration = Duration::from_millis(100);
-/// Longest lease. At each end the shard's thread wakes up to see whether the lease goes on, which takes the poller's
-/// core for some ten microseconds.
-const LONGEST_LEASE: Duration = Duration::from_millis(4);
-/// A lease lasts for the time of polling divided by this.
-const PART_OF_POLLING: u32 = 2;
 
 /// A shard's poller lease.
 pub(super) struct Lease {
+    /// Longest pause of a busy poller on this processor.
+    longest_pause: Duration,
+    /// The first least time of polling on this processor.
+    first_min_poll_time: Duration,
     end: AtomicU64,
     last_visit: AtomicU64,
     /// Time of the first in the current series of visits without long pauses.
@@ -35,19 +28,20 @@ pub(super) struct Lease {
     taken: AtomicBool,
 }
 
-impl Default for Lease {
-    fn default() -> Self {
+impl Lease {
+    pub(super) fn new(slowness: Slowness) -> Self {
+        let first_min_poll_time = slowness.scale(MIN_POLL_TIME);
         Self {
+            longest_pause: slowness.scale(LONGEST_PAUSE),
+            first_min_poll_time,
             end: AtomicU64::default(),
             last_visit: AtomicU64::default(),
             first_visit: AtomicU64::default(),
-            min_poll_time: AtomicU64::new(MIN_POLL_TIME.as_nanos() as u64),
+            min_poll_time: AtomicU64::new(first_min_poll_time.as_nanos() as u64),
             taken: AtomicBool::default(),
         }
     }
-}
 
-impl Lease {
     /// Notes a visit of a poller. Returns whether it will come back soon.
     ///
     /// Several pollers may race: the value that remains is off by at most the time between them.
@@ -55,7 +49,7 @@ impl Lease {
     pub(super) fn visit(&self, now: Time) -> bool {
         let last = self.last_visit.load(Ordering::Relaxed);
         self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
-        let comes_back = last != 0 && now.saturating_since(Time::from_nanos(last)) < LEASE;
+        let comes_back = last != 0 && now.saturating_since(Time::from_nanos(last)) < self.longest_pause;
         if comes_back {
             let polled = self.polled_until(now);
             if polled >= self.min_poll_time() {
@@ -80,7 +74,7 @@ impl Lease {
     /// series of visits starts again, and the next lease takes longer to get.
     pub(super) fn note_end(&self, now: Time, packets_wait: impl FnOnce() -> bool) {
         let next = if self.is_alive(now) {
-            (self.min_poll_time() / 2).max(MIN_POLL_TIME)
+            (self.min_poll_time() / 2).max(self.first_min_poll_time)
         } else if packets_wait() {
             self.first_visit.store(now.as_nanos(), Ordering::Relaxed);
             (self.min_poll_time() * 2).min(LONGEST_MIN_POLL_TIME)
@@ -152,19 +146,19 @@ mod tests {
 
     #[test]
     fn lease_is_for_those_who_have_polled_for_some_time() {
-        let (lease, start) = (Lease::default(), Time::from_nanos(1_000));
+        let (lease, start) = (Lease::new(Slowness::default()), Time::from_nanos(1_000));
         assert!(!lease.visit(start) && !lease.is_alive(start));
         let soon = start + MIN_POLL_TIME / 2;
         assert!(lease.visit(soon) && !lease.is_alive(soon));
         let later = poll(&lease, soon, MIN_POLL_TIME);
         assert_eq!(lease.end(), later + (later - start) / PART_OF_POLLING);
-        let late = later + LEASE;
+        let late = later + LONGEST_PAUSE;
         assert!(!lease.visit(late) && !lease.is_alive(late));
     }
 
     #[test]
     fn who_polled_for_long_gets_a_longer_lease_and_begins_anew_after_a_pause() {
-        let lease = Lease::default();
+        let lease = Lease::new(Slowness::default());
         let end = poll(&lease, Time::from_nanos(1_000), LONGEST_LEASE * (PART_OF_POLLING + 1));
         assert_eq!(lease.end(), end + LONGEST_LEASE);
         let late = end + LONGEST_LEASE * 2;
@@ -174,7 +168,7 @@ mod tests {
 
     #[test]
     fn who_is_gone_when_leases_end_must_poll_for_longer() {
-        let (lease, mut now) = (Lease::default(), Time::from_nanos(1_000));
+        let (lease, mut now) = (Lease::new(Slowness::default()), Time::from_nanos(1_000));
         let mut given = 0;
         for _ in 0..1_000 {
             // The checks of memory are shorter than a lease, so that the visits follow each other closely.
@@ -198,9 +192,9 @@ mod tests {
 
     #[test]
     fn who_takes_completions_and_posts_polls() {
-        let (lease, start) = (Lease::default(), Time::from_nanos(1_000));
+        let (lease, start) = (Lease::new(Slowness::default()), Time::from_nanos(1_000));
         let end = poll(&lease, start, MIN_POLL_TIME);
-        let soon = end + LEASE / 2;
+        let soon = end + LONGEST_PAUSE / 2;
         lease.visit_if_taken(soon);
         assert_eq!(lease.last_visit(), end, "nothing was taken");
         lease.note_taken();

@@ -6,30 +6,15 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::constants::{CROWDED, LONG_YIELD, LOOKS_BETWEEN_YIELDS, QUICK_POLLS, USEFUL_YIELD, WITHOUT_PAUSE};
+use super::slowness::Slowness;
 use crate::types::Time;
 
-/// Empty looks between two yields that no other thread used.
-const LOOKS: u32 = 32;
-/// A yield that took this long was used by another thread.
-pub(super) const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
-/// A yield that took this long went through other threads' time slices.
-pub(super) const LONG_YIELD: Duration = Duration::from_micros(500);
-/// Time that a core counts as crowded after such yields. One alone proves nothing: the machine itself may have been
-/// paused. After it, the kernel is queried for twice as long whether another thread had the core.
-pub(super) const CROWDED: Duration = Duration::from_millis(20);
-/// Longest nap. Everything but packets waits this long, and so does a packet that another thread was about to take.
-/// Less than the longest pause of a busy poller, so that a napping poller keeps its lease.
-pub(super) const NAP: Duration = Duration::from_micros(50);
-
-/// Quick polls between two full passes of a thread that polls without a pause.
-const QUICK_POLLS: u32 = 7;
-/// Looks that follow each other sooner than this are without a pause. Even with all quick polls in between, the next
-/// full pass comes before a lease ends.
-const WITHOUT_PAUSE: Duration = Duration::from_micros(30);
-
 /// How the pollers of a shard share their core, and which passes they may skip.
-#[derive(Default)]
 pub(super) struct PollBackoff {
+    /// Durations on this processor.
+    without_pause: Duration,
+    useful_yield: Duration,
     /// Quick polls left before the next full pass.
     quick_polls: AtomicU32,
     /// Empty looks left before the next yield.
@@ -39,6 +24,17 @@ pub(super) struct PollBackoff {
 }
 
 impl PollBackoff {
+    pub(super) fn new(slowness: Slowness) -> Self {
+        Self {
+            without_pause: slowness.scale(WITHOUT_PAUSE),
+            useful_yield: slowness.scale(USEFUL_YIELD),
+            quick_polls: AtomicU32::default(),
+            looks: AtomicU32::default(),
+            last_long_yield: AtomicU64::default(),
+            until: AtomicU64::default(),
+        }
+    }
+
     /// Returns whether yields took long lately.
     #[inline]
     pub(super) fn is_crowded(&self, now: Time) -> bool {
@@ -56,7 +52,7 @@ impl PollBackoff {
     /// Notes a full pass, and the time since the previous one.
     #[inline]
     pub(super) fn note_visit(&self, since_last: Duration) {
-        self.quick_polls.store(if since_last < WITHOUT_PAUSE { QUICK_POLLS } else { 0 }, Ordering::Relaxed);
+        self.quick_polls.store(if since_last < self.without_pause { QUICK_POLLS } else { 0 }, Ordering::Relaxed);
     }
 
     /// Returns whether to yield after this empty look.
@@ -74,9 +70,14 @@ impl PollBackoff {
         last != 0 && now.saturating_since(Time::from_nanos(last)) < 2 * CROWDED
     }
 
+    /// Returns whether a yield that took this long may have been used by another thread.
+    pub(super) fn may_be_used(&self, took: Duration) -> bool {
+        took >= self.useful_yield
+    }
+
     /// Notes a yield that ended now; `was_used`: another thread had the core, as far as is known.
     pub(super) fn note_yield(&self, now: Time, took: Duration, was_used: bool) {
-        self.looks.store(if took < USEFUL_YIELD { LOOKS } else { 0 }, Ordering::Relaxed);
+        self.looks.store(if self.may_be_used(took) { 0 } else { LOOKS_BETWEEN_YIELDS }, Ordering::Relaxed);
         if took >= LONG_YIELD && was_used {
             if self.is_suspected(now) {
                 self.until.store((now + CROWDED).as_nanos(), Ordering::Relaxed);
@@ -92,11 +93,11 @@ mod tests {
 
     #[test]
     fn yields_that_nobody_uses_become_rare() {
-        let backoff = PollBackoff::default();
+        let backoff = PollBackoff::new(Slowness::default());
         let turns = |looks: u32| (0..looks).filter(|_| backoff.takes_turn()).count();
         assert_eq!(turns(5), 5);
         backoff.note_yield(Time::from_nanos(1), Duration::ZERO, true);
-        assert_eq!(turns(LOOKS), 0);
+        assert_eq!(turns(LOOKS_BETWEEN_YIELDS), 0);
         assert_eq!(turns(1), 1);
         backoff.note_yield(Time::from_nanos(2), USEFUL_YIELD, true);
         assert_eq!(turns(1), 1);

@@ -1,0 +1,80 @@
+//! The constants of the driving policy, in one table.
+//!
+//! A constant stands for a habit of the kernel's scheduler, or for the cost of a step on a processor. The second kind
+//! holds for a processor whose system calls take a third of a microsecond; it is multiplied by the slowness of this one
+//! (see [`Slowness`](super::slowness::Slowness)).
+
+use std::time::Duration;
+
+// ---- The poller lease (costs) ----
+
+/// Longest pause between two visits of a busy poller.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_micros(400);
+/// Least time of polling before a lease. It doubles after each lease that ended without a poller and with packets
+/// waiting: a program that polls for the completion of its own request, but only checks its memory for the peer's, has
+/// left when the lease begins, and waits for the shard's thread.
+pub(super) const MIN_POLL_TIME: Duration = Duration::from_micros(100);
+/// Part of the time of polling for which a lease lasts.
+pub(super) const PART_OF_POLLING: u32 = 2;
+
+// ---- The poller lease (the scheduler) ----
+
+/// Longest of the least times of polling.
+pub(super) const LONGEST_MIN_POLL_TIME: Duration = Duration::from_millis(100);
+/// Longest lease. At each end the shard's thread wakes up to see whether the lease goes on, which takes the poller's
+/// core for some ten microseconds.
+pub(super) const LONGEST_LEASE: Duration = Duration::from_millis(4);
+
+// ---- Polls and yields (costs) ----
+
+/// Quick polls between two full passes of a thread that polls without a pause.
+pub(super) const QUICK_POLLS: u32 = 7;
+/// Passes that follow each other sooner than this are without a pause. Even with all quick polls in between, the next
+/// full pass comes before a lease ends.
+pub(super) const WITHOUT_PAUSE: Duration = Duration::from_micros(30);
+/// Empty looks between two yields that no other thread used.
+pub(super) const LOOKS_BETWEEN_YIELDS: u32 = 32;
+/// A yield that took this long was used by another thread.
+pub(super) const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
+
+// ---- Naps and spins beside threads that compute (the scheduler) ----
+
+/// A yield that took this long went through other threads' time slices.
+pub(super) const LONG_YIELD: Duration = Duration::from_micros(500);
+/// Time that a core counts as crowded after such yields. One alone proves nothing: the machine itself may have been
+/// paused. After it, the kernel is queried for twice as long whether another thread had the core.
+pub(super) const CROWDED: Duration = Duration::from_millis(20);
+/// Longest nap. Everything but packets waits this long, and so does a packet that another thread was about to take.
+/// Less than the longest pause of a busy poller, so that a napping poller keeps its lease.
+pub(in crate::engine::drive) const NAP: Duration = Duration::from_micros(50);
+/// Period in which a poller may sleep, after another thread used the shard. As long as such threads come more often
+/// than this, none starves, and the poller does not spin.
+pub(super) const SHORTEST_SLEEPS: Duration = Duration::from_millis(4);
+/// The longest such period, reached if no thread comes any more: each is a quarter longer than the one before. In the
+/// end spins take a thirteenth of the time, and a thread that waits all the same gets its chance nine times a second.
+pub(super) const LONGEST_SLEEPS: Duration = Duration::from_millis(100);
+/// Length of a spin: the kernel takes the core from a thread that computes after one to four milliseconds.
+pub(super) const SPIN: Duration = Duration::from_millis(8);
+/// Time between looks at the sockets during a spin, and most polls in between. A look takes about a microsecond.
+pub(super) const BETWEEN_LOOKS: Duration = Duration::from_micros(10);
+pub(super) const MOST_SKIPS: u32 = 256;
+
+// ---- The shard's thread (costs) ----
+
+/// Time that it stays awake after it had work, so that a stream of requests need not wake it for each one.
+pub(super) const LINGER: Duration = Duration::from_micros(50);
+/// Time that it keeps watching the sockets after a queue was armed for a thread that sleeps on a descriptor: until the
+/// next arming, if the program arms for each message. Otherwise each message would have to wake the thread.
+pub(super) const STAY_FOR_WAITERS: Duration = Duration::from_micros(800);
+
+// ---- The shard's thread (the scheduler and the protocol) ----
+
+/// Back-off after another thread wanted its core: without work it sleeps at once for this long, and twice as long each
+/// time. A yield to a thread that computes takes a whole time slice, while a thread that sleeps on a packet is
+/// scheduled first when it arrives.
+pub(super) const SHORTEST_BACKOFF: Duration = Duration::from_millis(1);
+pub(super) const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
+/// Least time after its last work before it sleeps without a time limit. A posted request needs the thread when its
+/// response is overdue, which is later than this (2 ms at the earliest, unless READs lose packets): so a busy
+/// connection's posts do not wake it.
+pub(super) const LIGHT_SLEEP: Duration = Duration::from_millis(1);

@@ -1,0 +1,262 @@
+//! The driving policy: who serves a shard at a time, how pollers share their core, and when the shard's thread rests.
+//!
+//! The policy is pure: it reads no clock and makes no system call. Threads report what they do and when, and the policy
+//! answers with a state: [`PollerState`] after an empty look of a poller, [`Duty`] before and [`Rest`] after a pass of
+//! the shard's thread. All shared fields are hints: a value lost to a race makes a thread wait or work for a moment
+//! longer, and what must not be lost is guarded by the lock, the doorbells and the wake-up calls.
+//!
+//! `constants` has all constants, `slowness` adapts some of them to the processor.
+
+mod constants;
+mod contention;
+mod fd_waiters;
+mod lease;
+mod poll_backoff;
+mod slowness;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod thread_rest;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+pub(super) use constants::NAP;
+pub(super) use slowness::Slowness;
+pub(super) use thread_rest::{Rest, ThreadRest};
+
+use crate::types::Time;
+use constants::LONGEST_PAUSE;
+use contention::Contention;
+use fd_waiters::FdWaiters;
+use lease::Lease;
+use poll_backoff::PollBackoff;
+
+/// The kind of waiter that a completion queue is armed for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ArmedFor {
+    /// A thread that sleeps on the sockets, and drives when a packet arrives.
+    Sleeper,
+    /// A thread that sleeps until a notification makes a descriptor readable.
+    Descriptor,
+}
+
+/// State of a polling thread after an empty look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum PollerState {
+    /// It looks again at once.
+    Polling,
+    /// It gives its core to another thread that wants it. `is_suspected`: yields took long lately, and the kernel must
+    /// say whether another thread had the core.
+    Yielding { is_suspected: bool },
+    /// It sleeps on the sockets, because yields go through other threads' time slices.
+    Napping,
+    /// It polls, mostly without a look at the shard, so that the kernel takes its core while the program's locks are
+    /// free.
+    Spinning,
+}
+
+/// Duty of the shard's thread at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Duty {
+    /// It makes a pass.
+    Serve,
+    /// It leaves the sockets to the poller until this time.
+    StandBack { until: Time },
+}
+
+/// The policy of one shard.
+pub(super) struct DrivingPolicy {
+    slowness: Slowness,
+    lease: Lease,
+    poll_backoff: PollBackoff,
+    contention: Contention,
+    fd_waiters: FdWaiters,
+    /// Completion queues armed for threads that sleep on packets.
+    sleepers: AtomicU32,
+}
+
+impl DrivingPolicy {
+    pub(super) fn new(slowness: Slowness) -> Self {
+        Self {
+            slowness,
+            lease: Lease::new(slowness),
+            poll_backoff: PollBackoff::new(slowness),
+            contention: Contention::new(slowness),
+            fd_waiters: FdWaiters::new(slowness),
+            sleepers: AtomicU32::new(0),
+        }
+    }
+}
+
+/// Threads that post.
+impl DrivingPolicy {
+    /// Notes that this thread posts.
+    #[inline]
+    pub(super) fn note_post(&self, thread: u64) {
+        self.contention.note_post(thread);
+    }
+
+    /// Notes a post that drives. If completions were taken since the last visit, it counts as a visit.
+    #[inline]
+    pub(super) fn note_driving_post(&self, now: Time) {
+        self.lease.visit_if_taken(now);
+    }
+
+    /// Returns whether a thread polls, as far as is known, so that acknowledgements may wait for its response.
+    #[inline]
+    pub(super) fn expects_poller(&self, now: Time) -> bool {
+        self.lease.is_alive(now)
+    }
+
+    /// Returns the latest time by which work that is due at this time must wake the shard's thread: before the lease
+    /// ends the poller comes back.
+    #[inline]
+    pub(super) fn thread_is_due(&self, due: Time) -> Time {
+        due.max(self.lease.end())
+    }
+}
+
+/// Threads that poll.
+impl DrivingPolicy {
+    /// Notes that completions were taken without a look at the shard.
+    #[inline]
+    pub(super) fn note_taken(&self) {
+        self.lease.note_taken();
+    }
+
+    /// Returns whether this poll looks at the shard.
+    #[inline]
+    pub(super) fn is_look_due(&self) -> bool {
+        self.contention.is_look_due()
+    }
+
+    /// Returns whether a quick poll is enough for this look.
+    #[inline]
+    pub(super) fn takes_quick_poll(&self) -> bool {
+        self.poll_backoff.takes_quick_poll()
+    }
+
+    /// Notes a full pass of a poller. Returns whether the poller comes back soon.
+    #[inline]
+    pub(super) fn note_pass(&self, now: Time) -> bool {
+        self.poll_backoff.note_visit(now.saturating_since(self.lease.last_visit()));
+        self.lease.visit(now)
+    }
+
+    /// Notes the end of a pass that took long: the poller was busy, not away.
+    pub(super) fn note_long_pass(&self, now: Time) {
+        self.lease.stay(now);
+    }
+
+    /// Notes a visit of a thread that a channel's descriptor woke.
+    pub(super) fn note_event_visit(&self, now: Time) {
+        self.lease.visit(now);
+    }
+
+    /// Chooses the state of this thread after an empty look. `now` is called only if the time matters.
+    #[inline]
+    pub(super) fn after_empty_look(&self, thread: u64, now: impl FnOnce() -> Time) -> PollerState {
+        self.contention.note_poll(thread);
+        let last_visit = self.lease.last_visit();
+        let is_crowded = self.poll_backoff.is_crowded(last_visit);
+        if is_crowded || self.contention.spins() {
+            let now = now();
+            if !self.contention.allows_sleep(now) {
+                self.contention.note_look(now);
+                return PollerState::Spinning;
+            }
+        }
+        if is_crowded {
+            PollerState::Napping
+        } else if self.poll_backoff.takes_turn() {
+            PollerState::Yielding { is_suspected: self.poll_backoff.is_suspected(last_visit) }
+        } else {
+            PollerState::Polling
+        }
+    }
+
+    /// Notes a yield of a poller that ended now; `was_used`: another thread had the core, as far as is known.
+    pub(super) fn note_yield(&self, now: Time, took: Duration, was_used: bool) {
+        self.poll_backoff.note_yield(now, took, was_used);
+    }
+
+    /// Returns how many polls may be skipped before the next look, for a caller that counts them itself.
+    #[inline]
+    pub(super) fn take_skips(&self) -> u32 {
+        if self.contention.spins() { self.contention.take_skips() } else { 0 }
+    }
+}
+
+/// Threads that wait for events.
+impl DrivingPolicy {
+    /// Notes that completion queues were armed. Returns whether the shard's thread must be called, to watch the sockets
+    /// for a thread that sleeps on a descriptor. `now` is called only if the time matters.
+    pub(super) fn note_armed(&self, armed_for: ArmedFor, queues: u32, now: impl FnOnce() -> Time) -> bool {
+        match armed_for {
+            ArmedFor::Sleeper => {
+                self.sleepers.fetch_add(queues, Ordering::Relaxed);
+                false
+            }
+            ArmedFor::Descriptor => queues > 0 && self.fd_waiters.need(now(), queues),
+        }
+    }
+
+    /// Notes that completion queues are no longer armed.
+    pub(super) fn note_disarmed(&self, armed_for: ArmedFor, queues: u32) {
+        match armed_for {
+            ArmedFor::Sleeper => {
+                self.sleepers.fetch_sub(queues, Ordering::Relaxed);
+            }
+            ArmedFor::Descriptor => self.fd_waiters.need_no_more(queues),
+        }
+    }
+
+    /// Returns the numbers of queues armed for sleepers and for descriptors.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn armed(&self) -> (u32, u32) {
+        (self.sleepers.load(Ordering::Relaxed), self.fd_waiters.queues())
+    }
+}
+
+/// The shard's thread.
+impl DrivingPolicy {
+    /// Returns the state of the thread's rests, for the thread itself.
+    pub(super) fn thread_rest(&self) -> ThreadRest {
+        ThreadRest::new(self.slowness)
+    }
+
+    /// Returns what the thread does now.
+    pub(super) fn duty(&self, now: Time) -> Duty {
+        match self.lease.is_alive(now) && !self.fd_waiters.is_needed(now) {
+            true => Duty::StandBack { until: self.lease.end() },
+            false => Duty::Serve,
+        }
+    }
+
+    /// Called by the thread before it stands back; a waiter on a descriptor that needs it calls it. Returns false if
+    /// one needs it already.
+    pub(super) fn leave(&self) -> bool {
+        self.fd_waiters.leave()
+    }
+
+    /// Called by the thread when it stood back until `until` or was called. If the poller has left and packets wait,
+    /// the next lease takes longer to get.
+    pub(super) fn come_back(&self, now: Time, until: Time, packets_wait: impl FnOnce() -> bool) {
+        self.fd_waiters.come_back();
+        if now >= until {
+            self.lease.note_end(now, packets_wait);
+        }
+    }
+
+    /// Returns whether a yield of the thread that took this long may have been used by another thread.
+    pub(super) fn may_be_used(&self, took: Duration) -> bool {
+        self.poll_backoff.may_be_used(took)
+    }
+
+    /// Returns until when threads that sleep on packets may take the packet that woke the shard's thread, if there are
+    /// such threads, and none sleeps on a descriptor, which only the shard's thread makes readable.
+    pub(super) fn packet_is_for_others(&self, now: Time) -> Option<Time> {
+        let is_for_others = self.sleepers.load(Ordering::Relaxed) > 0 && self.fd_waiters.queues() == 0;
+        is_for_others.then(|| now + self.slowness.scale(LONGEST_PAUSE))
+    }
+}

@@ -1,0 +1,209 @@
+//! The policy on a virtual clock: a poller, the shard's thread and packets that arrive, without a processor's noise.
+
+use super::constants::{LONGEST_LEASE, LONGEST_SLEEPS, STAY_FOR_WAITERS};
+use super::*;
+
+const MICROSECOND: Duration = Duration::from_micros(1);
+const POLLER: u64 = 7;
+
+/// Counts of packets and of the thread's wake-ups.
+#[derive(Default)]
+struct Outcome {
+    by_poller: usize,
+    by_thread: usize,
+    /// Longest time that a packet waited.
+    longest_wait: Duration,
+    /// Times that the shard's thread woke up to see whether the lease goes on.
+    lease_ends: usize,
+}
+
+/// A shard with a thread that is scheduled at once, and takes no time for a pass.
+struct World {
+    policy: DrivingPolicy,
+    rest: ThreadRest,
+    now: Time,
+    /// The thread sleeps until then; on the sockets, or on its eventfd only.
+    sleeps: Option<(Time, bool)>,
+    /// Arrival of the packet that waits.
+    waiting: Option<Time>,
+    next_packet: Time,
+    packets_every: Duration,
+    outcome: Outcome,
+}
+
+impl World {
+    fn new(slowness: Slowness, packets_every: Duration) -> Self {
+        let policy = DrivingPolicy::new(slowness);
+        let (rest, now) = (policy.thread_rest(), Time::from_nanos(1_000));
+        let (next_packet, outcome) = (now + packets_every, Outcome::default());
+        Self { policy, rest, now, sleeps: None, waiting: None, next_packet, packets_every, outcome }
+    }
+
+    /// Lets the time pass without a poll.
+    fn pass_time(&mut self, length: Duration) {
+        let end = self.now + length;
+        while self.now < end {
+            self.now = self.now + MICROSECOND;
+            if self.now >= self.next_packet {
+                self.waiting.get_or_insert(self.now);
+                self.next_packet = self.now + self.packets_every;
+            }
+            self.run_thread();
+        }
+    }
+
+    fn run_thread(&mut self) {
+        if let Some((until, watches)) = self.sleeps {
+            if self.now < until && !(watches && self.waiting.is_some()) {
+                return;
+            }
+            if !watches {
+                self.outcome.lease_ends += 1;
+                let waits = self.waiting.is_some();
+                self.policy.come_back(self.now, until, || waits);
+            }
+        }
+        self.sleeps = match self.policy.duty(self.now) {
+            Duty::StandBack { until } if self.policy.leave() => Some((until, false)),
+            Duty::StandBack { .. } => None,
+            Duty::Serve => {
+                let worked = self.take();
+                self.outcome.by_thread += usize::from(worked);
+                match self.rest.after_pass(self.now, worked) {
+                    Rest::Linger => None,
+                    Rest::Sleep(until) => Some((until, true)),
+                }
+            }
+        };
+    }
+
+    /// A full pass of the poller, and the back-off after it if it found nothing.
+    fn poll(&mut self) -> PollerState {
+        self.policy.note_pass(self.now);
+        if self.take() {
+            self.outcome.by_poller += 1;
+            return PollerState::Polling;
+        }
+        self.policy.after_empty_look(POLLER, || self.now)
+    }
+
+    fn take(&mut self) -> bool {
+        let arrived = self.waiting.take();
+        let waited = arrived.map_or(Duration::ZERO, |arrived| self.now - arrived);
+        self.outcome.longest_wait = self.outcome.longest_wait.max(waited);
+        arrived.is_some()
+    }
+
+    /// Polls with these pauses for this time. Returns what happened in it.
+    fn poll_for(&mut self, length: Duration, pause: Duration) -> Outcome {
+        self.outcome = Outcome::default();
+        let end = self.now + length;
+        while self.now < end {
+            self.poll();
+            self.pass_time(pause);
+        }
+        std::mem::take(&mut self.outcome)
+    }
+}
+
+fn milliseconds(number: u64) -> Duration {
+    Duration::from_millis(number)
+}
+
+#[test]
+fn busy_poller_gets_all_packets_and_the_thread_hardly_wakes_up() {
+    let mut world = World::new(Slowness::default(), 20 * MICROSECOND);
+    world.poll_for(milliseconds(20), 2 * MICROSECOND);
+    let outcome = world.poll_for(milliseconds(100), 2 * MICROSECOND);
+    assert_eq!(outcome.by_thread, 0);
+    assert!(outcome.by_poller > 4_000 && outcome.longest_wait <= 2 * MICROSECOND);
+    assert!((20..=30).contains(&outcome.lease_ends), "{} wake-ups in 100 ms", outcome.lease_ends);
+}
+
+#[test]
+fn thread_serves_while_the_poller_computes_for_longer_than_a_busy_poller_pauses() {
+    let mut world = World::new(Slowness::default(), 50 * MICROSECOND);
+    let outcome = world.poll_for(milliseconds(100), 2 * LONGEST_PAUSE);
+    assert_eq!(outcome.lease_ends, 0);
+    assert!(outcome.longest_wait <= MICROSECOND && outcome.by_thread > 1_500);
+}
+
+#[test]
+fn packets_wait_for_no_longer_than_a_lease_after_the_poller_has_left() {
+    let mut world = World::new(Slowness::default(), 20 * MICROSECOND);
+    world.poll_for(milliseconds(100), 2 * MICROSECOND);
+    world.pass_time(milliseconds(100));
+    assert!(world.outcome.longest_wait <= LONGEST_LEASE);
+    assert!(world.outcome.by_thread > 4_700, "{} of 5,000 packets", world.outcome.by_thread);
+}
+
+#[test]
+fn program_that_polls_between_checks_of_its_memory_is_served() {
+    let mut world = World::new(Slowness::default(), 100 * MICROSECOND);
+    for _ in 0..1_000 {
+        // Its own completion takes longer than a lease's least time of polling; then it watches its memory.
+        for _ in 0..60 {
+            world.poll();
+            world.pass_time(2 * MICROSECOND);
+        }
+        world.pass_time(milliseconds(1));
+    }
+    // A handful of leases, each of which ends with packets waiting.
+    assert!(world.outcome.lease_ends <= 10, "{} leases", world.outcome.lease_ends);
+}
+
+/// An emulated processor takes a millisecond for a pass that sends or receives 64 KiB.
+#[test]
+fn poller_on_a_slow_processor_is_not_taken_for_absent() {
+    let (length, pass) = (milliseconds(200), Duration::from_micros(900));
+    let mut world = World::new(Slowness::default(), milliseconds(1));
+    assert!(world.poll_for(length, pass).by_thread > 100, "two threads would contend for the shard");
+    let mut world = World::new(Slowness::of_short_call(Duration::from_micros(4)), milliseconds(1));
+    world.poll_for(length, pass);
+    assert_eq!(world.poll_for(length, pass).by_thread, 0);
+}
+
+#[test]
+fn thread_watches_the_sockets_for_a_waiter_on_a_descriptor_although_a_thread_polled() {
+    let mut world = World::new(Slowness::default(), 20 * MICROSECOND);
+    world.poll_for(milliseconds(20), 2 * MICROSECOND);
+    let now = world.now;
+    assert!(matches!(world.policy.duty(now), Duty::StandBack { .. }));
+    assert!(world.policy.note_armed(ArmedFor::Descriptor, 1, || now), "the thread stands back and must be called");
+    assert_eq!(world.policy.duty(now), Duty::Serve);
+    world.policy.note_disarmed(ArmedFor::Descriptor, 1);
+    assert_eq!(world.policy.duty(now), Duty::Serve, "the next arming is near");
+    assert!(matches!(world.policy.duty(now + STAY_FOR_WAITERS), Duty::StandBack { .. }));
+}
+
+#[test]
+fn sleepers_on_packets_go_first_unless_one_sleeps_on_a_descriptor() {
+    let (policy, now) = (DrivingPolicy::new(Slowness::default()), Time::from_nanos(1_000));
+    assert_eq!(policy.packet_is_for_others(now), None);
+    assert!(!policy.note_armed(ArmedFor::Sleeper, 1, || unreachable!("the time does not matter")));
+    assert_eq!(policy.packet_is_for_others(now), Some(now + LONGEST_PAUSE));
+    policy.note_armed(ArmedFor::Descriptor, 1, || now);
+    assert_eq!(policy.packet_is_for_others(now), None);
+}
+
+#[test]
+fn poller_yields_naps_and_spins_beside_threads_that_compute() {
+    let mut world = World::new(Slowness::default(), milliseconds(1_000));
+    let (slice, yields) = (milliseconds(4), PollerState::Yielding { is_suspected: false });
+    assert_eq!(world.poll(), yields);
+    world.policy.note_yield(world.now, Duration::ZERO, true);
+    assert_eq!(world.poll(), PollerState::Polling, "no other thread used the yield");
+    world.policy.note_yield(world.now, slice, true);
+    assert_eq!(world.poll(), PollerState::Yielding { is_suspected: true });
+    world.policy.note_yield(world.now, slice, false);
+    assert_eq!(world.poll(), PollerState::Yielding { is_suspected: true }, "the machine was paused");
+    world.policy.note_yield(world.now, slice, true);
+    assert_eq!(world.poll(), PollerState::Napping);
+    let began = world.now;
+    while world.poll() != PollerState::Spinning {
+        world.pass_time(NAP);
+        world.policy.note_yield(world.now, slice, true);
+    }
+    let slept = world.now - began;
+    assert!((LONGEST_SLEEPS..LONGEST_SLEEPS + 2 * NAP).contains(&slept), "it spins after {slept:?}");
+}
