@@ -164,10 +164,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ("engine", &["sys", "capture", "share", "net", "drive"]),
     ("engine/share", &["registry", "key_share", "steering", "port_holder", "mailbox", "port_group", "qpn_block"]),
     ("engine/net", &["path_errors", "paths", "link_listener", "udp", "multicast", "inbound", "link"]),
-    (
-        "engine/drive/policy",
-        &["constants", "slowness", "lease", "fd_waiters", "contention", "poll_backoff", "thread_rest"],
-    ),
+    ("engine/drive/policy", &["constants", "lease", "fd_waiters", "contention", "poll_backoff", "thread_rest"]),
     (
         "engine/drive",
         &["wake", "policy", "doorbell", "shard_lock", "shard", "held_acks", "driver", "idle", "channel", "thread"],

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use super::doorbell::{Doorbell, DoorbellQueue};
-use super::policy::{ArmedFor, DrivingPolicy, Slowness};
+use super::policy::{ArmedFor, DrivingPolicy};
 use super::shard_lock::ShardLock;
 use super::wake::Wake;
 use crate::engine::capture::Capture;
@@ -22,7 +22,7 @@ use crate::engine::net::{
     leaves_host,
 };
 use crate::engine::share::{JoinRequest, QpnBlocks};
-use crate::engine::sys::{Clock, Epoll, Interest, LocalAddress, OpenError, involuntary_switches};
+use crate::engine::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
 use crate::memory::{MemoryView, RegionTable};
 use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget, Transmit};
@@ -41,8 +41,6 @@ const SEND_RETRY: Duration = Duration::from_micros(100);
 /// A pass that receives or sends this much may last longer than a poller's usual pause.
 const LONG_PASS_DATAGRAMS: usize = 64;
 const LONG_PASS_SENDS: usize = 4;
-/// Number of system calls by which the slowness of the processor is measured.
-const SHORT_CALLS: usize = 16;
 /// Most doorbells handled in one pass.
 const MAX_DOORBELLS: usize = 256;
 
@@ -160,7 +158,7 @@ impl Shard {
         Ok(Self {
             lock: ShardLock::new(core),
             doorbells: DoorbellQueue::new(config.max_queue_pairs as usize),
-            policy: DrivingPolicy::new(Slowness::of_short_call(short_call(clock))),
+            policy: DrivingPolicy::default(),
             wake: Wake::new()?,
             clock,
             sockets: Epoll::new()?,
@@ -524,16 +522,6 @@ impl Core {
         let retry = self.unsent.as_ref().map(|(_, retry_at)| *retry_at);
         self.endpoint.next_timeout().into_iter().chain(retry).min()
     }
-}
-
-/// Returns how long a short system call takes here. Only interruptions make it longer, hence the shortest of several.
-fn short_call(clock: Clock) -> Duration {
-    let calls = (0..SHORT_CALLS).map(|_| {
-        let before = clock.now();
-        involuntary_switches();
-        clock.now() - before
-    });
-    calls.min().unwrap_or_default()
 }
 
 fn cannot_watch(source: io::Error) -> OpenError {

@@ -36,7 +36,7 @@ fn run(shard: &Shard, mut alarm: Alarm) {
     if let Err(error) = ask_for_short_slices() {
         tracing::debug!(%error, "the engine's thread keeps the usual time slices");
     }
-    let mut rest = shard.policy.thread_rest();
+    let mut rest = ThreadRest::default();
     loop {
         if shard.stop.load(Ordering::Acquire) || shard.has_failed() {
             return;
@@ -55,9 +55,7 @@ fn serve(shard: &Shard, alarm: &mut Alarm, rest: &mut ThreadRest) {
         None if served.worked => {}
         None => {
             let took = shard.yield_processor();
-            if shard.policy.may_be_used(took) {
-                rest.note_switches(shard.clock.now(), involuntary_switches());
-            }
+            rest.note_yield(shard.clock.now(), took, involuntary_switches);
         }
         Some(until) => {
             let by_packet = sleep(shard, alarm, until, Watch::Sockets);

@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::constants::{BETWEEN_LOOKS, LONGEST_SLEEPS, MOST_SKIPS, SHORTEST_SLEEPS, SPIN};
-use super::slowness::Slowness;
 use crate::types::Time;
 
 /// Token of no thread.
@@ -24,8 +23,6 @@ const NONE: u64 = 0;
 /// The threads that use a shard, and its poller's reaction to them. All fields are hints: a value lost to a race makes
 /// a poller sleep or spin for one period longer.
 pub(super) struct Contention {
-    /// Time between looks of a spinning poller on this processor.
-    between_looks: Duration,
     /// The thread that posted last, until the poller has seen it.
     poster: AtomicU64,
     /// The thread that polled last.
@@ -43,10 +40,9 @@ pub(super) struct Contention {
     skips: AtomicU32,
 }
 
-impl Contention {
-    pub(super) fn new(slowness: Slowness) -> Self {
+impl Default for Contention {
+    fn default() -> Self {
         Self {
-            between_looks: slowness.scale(BETWEEN_LOOKS),
             poster: AtomicU64::new(NONE),
             poller: AtomicU64::new(NONE),
             others_came: AtomicBool::default(),
@@ -58,7 +54,9 @@ impl Contention {
             skips: AtomicU32::default(),
         }
     }
+}
 
+impl Contention {
     /// Notes that this thread posts.
     #[inline]
     pub(super) fn note_post(&self, thread: u64) {
@@ -138,7 +136,7 @@ impl Contention {
     pub(super) fn note_look(&self, now: Time) {
         let last = Time::from_nanos(self.last_look.swap(now.as_nanos(), Ordering::Relaxed));
         let count = self.skip_count.load(Ordering::Relaxed);
-        let is_late = now.saturating_since(last) > self.between_looks;
+        let is_late = now.saturating_since(last) > BETWEEN_LOOKS;
         let count = if is_late { count / 2 } else { (count * 2).clamp(1, MOST_SKIPS) };
         self.skip_count.store(count, Ordering::Relaxed);
         self.skips.store(count, Ordering::Relaxed);
@@ -169,7 +167,7 @@ mod tests {
 
     #[test]
     fn poller_alone_mostly_sleeps() {
-        let contention = Contention::new(Slowness::default());
+        let contention = Contention::default();
         let (mut total, mut count) = (Duration::ZERO, 0);
         for second in 0..10 {
             contention.note_post(7);
@@ -184,7 +182,7 @@ mod tests {
     #[test]
     fn poller_without_the_other_thread_spins_at_once_and_ever_more_rarely() {
         for second in [Contention::note_post, Contention::note_poll] {
-            let contention = Contention::new(Slowness::default());
+            let contention = Contention::default();
             contention.note_poll(7);
             second(&contention, 8);
             contention.note_poll(7);
@@ -197,7 +195,7 @@ mod tests {
 
     #[test]
     fn poller_sleeps_while_the_other_thread_comes_and_when_it_comes_again() {
-        let (contention, mut now) = (Contention::new(Slowness::default()), start());
+        let (contention, mut now) = (Contention::default(), start());
         for _ in 0..100 {
             contention.note_post(8);
             contention.note_poll(7);
@@ -213,8 +211,7 @@ mod tests {
     #[test]
     fn poller_that_spins_looks_at_the_sockets_by_the_clock() {
         for (poll, expected) in [(20, 200..=256), (1_000, 6..=16), (50_000, 0..=1)] {
-            let (contention, mut now, mut polls, mut most) =
-                (Contention::new(Slowness::default()), Time::from_nanos(1_000), 0, 0);
+            let (contention, mut now, mut polls, mut most) = (Contention::default(), Time::from_nanos(1_000), 0, 0);
             for _ in 0..10_000 {
                 now = now + Duration::from_nanos(poll);
                 if contention.is_look_due() {

@@ -5,16 +5,13 @@
 //! program.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use super::constants::STAY_FOR_WAITERS;
-use super::slowness::Slowness;
 use crate::types::Time;
 
 /// The waiters on descriptors, which need the shard's thread to watch the sockets.
+#[derive(Default)]
 pub(super) struct FdWaiters {
-    /// Time that the thread keeps watching on this processor.
-    stay: Duration,
     /// Completion queues armed for threads that sleep on a descriptor.
     queues: AtomicU32,
     last_armed: AtomicU64,
@@ -23,15 +20,6 @@ pub(super) struct FdWaiters {
 }
 
 impl FdWaiters {
-    pub(super) fn new(slowness: Slowness) -> Self {
-        Self {
-            stay: slowness.scale(STAY_FOR_WAITERS),
-            queues: AtomicU32::default(),
-            last_armed: AtomicU64::default(),
-            is_away: AtomicBool::default(),
-        }
-    }
-
     /// Notes that more queues are armed. Returns whether the thread must be woken.
     pub(super) fn need(&self, now: Time, queues: u32) -> bool {
         self.last_armed.store(now.as_nanos(), Ordering::Relaxed);
@@ -49,7 +37,7 @@ impl FdWaiters {
     /// Returns whether the thread must keep watching.
     pub(super) fn is_needed(&self, now: Time) -> bool {
         let last_armed = self.last_armed.load(Ordering::Relaxed);
-        self.queues() > 0 || last_armed != 0 && now.saturating_since(Time::from_nanos(last_armed)) < self.stay
+        self.queues() > 0 || last_armed != 0 && now.saturating_since(Time::from_nanos(last_armed)) < STAY_FOR_WAITERS
     }
 
     /// Returns the number of armed queues.
@@ -80,7 +68,7 @@ mod tests {
 
     #[test]
     fn thread_is_called_once_if_it_is_away_and_stays_for_a_while() {
-        let (fd_waiters, start) = (FdWaiters::new(Slowness::default()), Time::from_nanos(1_000));
+        let (fd_waiters, start) = (FdWaiters::default(), Time::from_nanos(1_000));
         assert!(!fd_waiters.is_needed(start));
         assert!(!fd_waiters.need(start, 1), "it is there");
         assert!(fd_waiters.is_needed(start + STAY_FOR_WAITERS) && !fd_waiters.leave());

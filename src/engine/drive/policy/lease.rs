@@ -9,15 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::constants::{LONGEST_LEASE, LONGEST_MIN_POLL_TIME, LONGEST_PAUSE, MIN_POLL_TIME, PART_OF_POLLING};
-use super::slowness::Slowness;
 use crate::types::Time;
 
 /// A shard's poller lease.
 pub(super) struct Lease {
-    /// Longest pause of a busy poller on this processor.
-    longest_pause: Duration,
-    /// The first least time of polling on this processor.
-    first_min_poll_time: Duration,
     end: AtomicU64,
     last_visit: AtomicU64,
     /// Time of the first in the current series of visits without long pauses.
@@ -28,20 +23,19 @@ pub(super) struct Lease {
     taken: AtomicBool,
 }
 
-impl Lease {
-    pub(super) fn new(slowness: Slowness) -> Self {
-        let first_min_poll_time = slowness.scale(MIN_POLL_TIME);
+impl Default for Lease {
+    fn default() -> Self {
         Self {
-            longest_pause: slowness.scale(LONGEST_PAUSE),
-            first_min_poll_time,
             end: AtomicU64::default(),
             last_visit: AtomicU64::default(),
             first_visit: AtomicU64::default(),
-            min_poll_time: AtomicU64::new(first_min_poll_time.as_nanos() as u64),
+            min_poll_time: AtomicU64::new(MIN_POLL_TIME.as_nanos() as u64),
             taken: AtomicBool::default(),
         }
     }
+}
 
+impl Lease {
     /// Notes a visit of a poller. Returns whether it will come back soon.
     ///
     /// Several pollers may race: the value that remains is off by at most the time between them.
@@ -49,7 +43,7 @@ impl Lease {
     pub(super) fn visit(&self, now: Time) -> bool {
         let last = self.last_visit.load(Ordering::Relaxed);
         self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
-        let comes_back = last != 0 && now.saturating_since(Time::from_nanos(last)) < self.longest_pause;
+        let comes_back = last != 0 && now.saturating_since(Time::from_nanos(last)) < LONGEST_PAUSE;
         if comes_back {
             let polled = self.polled_until(now);
             if polled >= self.min_poll_time() {
@@ -74,7 +68,7 @@ impl Lease {
     /// series of visits starts again, and the next lease takes longer to get.
     pub(super) fn note_end(&self, now: Time, packets_wait: impl FnOnce() -> bool) {
         let next = if self.is_alive(now) {
-            (self.min_poll_time() / 2).max(self.first_min_poll_time)
+            (self.min_poll_time() / 2).max(MIN_POLL_TIME)
         } else if packets_wait() {
             self.first_visit.store(now.as_nanos(), Ordering::Relaxed);
             (self.min_poll_time() * 2).min(LONGEST_MIN_POLL_TIME)
@@ -146,7 +140,7 @@ mod tests {
 
     #[test]
     fn lease_is_for_those_who_have_polled_for_some_time() {
-        let (lease, start) = (Lease::new(Slowness::default()), Time::from_nanos(1_000));
+        let (lease, start) = (Lease::default(), Time::from_nanos(1_000));
         assert!(!lease.visit(start) && !lease.is_alive(start));
         let soon = start + MIN_POLL_TIME / 2;
         assert!(lease.visit(soon) && !lease.is_alive(soon));
@@ -158,7 +152,7 @@ mod tests {
 
     #[test]
     fn who_polled_for_long_gets_a_longer_lease_and_begins_anew_after_a_pause() {
-        let lease = Lease::new(Slowness::default());
+        let lease = Lease::default();
         let end = poll(&lease, Time::from_nanos(1_000), LONGEST_LEASE * (PART_OF_POLLING + 1));
         assert_eq!(lease.end(), end + LONGEST_LEASE);
         let late = end + LONGEST_LEASE * 2;
@@ -168,7 +162,7 @@ mod tests {
 
     #[test]
     fn who_is_gone_when_leases_end_must_poll_for_longer() {
-        let (lease, mut now) = (Lease::new(Slowness::default()), Time::from_nanos(1_000));
+        let (lease, mut now) = (Lease::default(), Time::from_nanos(1_000));
         let mut given = 0;
         for _ in 0..1_000 {
             // The checks of memory are shorter than a lease, so that the visits follow each other closely.
@@ -192,7 +186,7 @@ mod tests {
 
     #[test]
     fn who_takes_completions_and_posts_polls() {
-        let (lease, start) = (Lease::new(Slowness::default()), Time::from_nanos(1_000));
+        let (lease, start) = (Lease::default(), Time::from_nanos(1_000));
         let end = poll(&lease, start, MIN_POLL_TIME);
         let soon = end + LONGEST_PAUSE / 2;
         lease.visit_if_taken(soon);

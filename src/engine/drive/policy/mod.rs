@@ -5,14 +5,13 @@
 //! the shard's thread. All shared fields are hints: a value lost to a race makes a thread wait or work for a moment
 //! longer, and what must not be lost is guarded by the lock, the doorbells and the wake-up calls.
 //!
-//! `constants` has all constants, `slowness` adapts some of them to the processor.
+//! `constants` has all constants.
 
 mod constants;
 mod contention;
 mod fd_waiters;
 mod lease;
 mod poll_backoff;
-mod slowness;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod thread_rest;
@@ -21,7 +20,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 pub(super) use constants::NAP;
-pub(super) use slowness::Slowness;
 pub(super) use thread_rest::{Rest, ThreadRest};
 
 use crate::types::Time;
@@ -65,27 +63,14 @@ pub(super) enum Duty {
 }
 
 /// The policy of one shard.
+#[derive(Default)]
 pub(super) struct DrivingPolicy {
-    slowness: Slowness,
     lease: Lease,
     poll_backoff: PollBackoff,
     contention: Contention,
     fd_waiters: FdWaiters,
     /// Completion queues armed for threads that sleep on packets.
     sleepers: AtomicU32,
-}
-
-impl DrivingPolicy {
-    pub(super) fn new(slowness: Slowness) -> Self {
-        Self {
-            slowness,
-            lease: Lease::new(slowness),
-            poll_backoff: PollBackoff::new(slowness),
-            contention: Contention::new(slowness),
-            fd_waiters: FdWaiters::new(slowness),
-            sleepers: AtomicU32::new(0),
-        }
-    }
 }
 
 /// Threads that post.
@@ -220,11 +205,6 @@ impl DrivingPolicy {
 
 /// The shard's thread.
 impl DrivingPolicy {
-    /// Returns the state of the thread's rests, for the thread itself.
-    pub(super) fn thread_rest(&self) -> ThreadRest {
-        ThreadRest::new(self.slowness)
-    }
-
     /// Returns what the thread does now.
     pub(super) fn duty(&self, now: Time) -> Duty {
         match self.lease.is_alive(now) && !self.fd_waiters.is_needed(now) {
@@ -248,15 +228,10 @@ impl DrivingPolicy {
         }
     }
 
-    /// Returns whether a yield of the thread that took this long may have been used by another thread.
-    pub(super) fn may_be_used(&self, took: Duration) -> bool {
-        self.poll_backoff.may_be_used(took)
-    }
-
     /// Returns until when threads that sleep on packets may take the packet that woke the shard's thread, if there are
     /// such threads, and none sleeps on a descriptor, which only the shard's thread makes readable.
     pub(super) fn packet_is_for_others(&self, now: Time) -> Option<Time> {
         let is_for_others = self.sleepers.load(Ordering::Relaxed) > 0 && self.fd_waiters.queues() == 0;
-        is_for_others.then(|| now + self.slowness.scale(LONGEST_PAUSE))
+        is_for_others.then(|| now + LONGEST_PAUSE)
     }
 }

@@ -7,14 +7,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::constants::{CROWDED, LONG_YIELD, LOOKS_BETWEEN_YIELDS, QUICK_POLLS, USEFUL_YIELD, WITHOUT_PAUSE};
-use super::slowness::Slowness;
 use crate::types::Time;
 
 /// How the pollers of a shard share their core, and which passes they may skip.
+#[derive(Default)]
 pub(super) struct PollBackoff {
-    /// Durations on this processor.
-    without_pause: Duration,
-    useful_yield: Duration,
     /// Quick polls left before the next full pass.
     quick_polls: AtomicU32,
     /// Empty looks left before the next yield.
@@ -24,17 +21,6 @@ pub(super) struct PollBackoff {
 }
 
 impl PollBackoff {
-    pub(super) fn new(slowness: Slowness) -> Self {
-        Self {
-            without_pause: slowness.scale(WITHOUT_PAUSE),
-            useful_yield: slowness.scale(USEFUL_YIELD),
-            quick_polls: AtomicU32::default(),
-            looks: AtomicU32::default(),
-            last_long_yield: AtomicU64::default(),
-            until: AtomicU64::default(),
-        }
-    }
-
     /// Returns whether yields took long lately.
     #[inline]
     pub(super) fn is_crowded(&self, now: Time) -> bool {
@@ -52,7 +38,7 @@ impl PollBackoff {
     /// Notes a full pass, and the time since the previous one.
     #[inline]
     pub(super) fn note_visit(&self, since_last: Duration) {
-        self.quick_polls.store(if since_last < self.without_pause { QUICK_POLLS } else { 0 }, Ordering::Relaxed);
+        self.quick_polls.store(if since_last < WITHOUT_PAUSE { QUICK_POLLS } else { 0 }, Ordering::Relaxed);
     }
 
     /// Returns whether to yield after this empty look.
@@ -70,14 +56,9 @@ impl PollBackoff {
         last != 0 && now.saturating_since(Time::from_nanos(last)) < 2 * CROWDED
     }
 
-    /// Returns whether a yield that took this long may have been used by another thread.
-    pub(super) fn may_be_used(&self, took: Duration) -> bool {
-        took >= self.useful_yield
-    }
-
     /// Notes a yield that ended now; `was_used`: another thread had the core, as far as is known.
     pub(super) fn note_yield(&self, now: Time, took: Duration, was_used: bool) {
-        self.looks.store(if self.may_be_used(took) { 0 } else { LOOKS_BETWEEN_YIELDS }, Ordering::Relaxed);
+        self.looks.store(if took < USEFUL_YIELD { LOOKS_BETWEEN_YIELDS } else { 0 }, Ordering::Relaxed);
         if took >= LONG_YIELD && was_used {
             if self.is_suspected(now) {
                 self.until.store((now + CROWDED).as_nanos(), Ordering::Relaxed);
@@ -93,7 +74,7 @@ mod tests {
 
     #[test]
     fn yields_that_nobody_uses_become_rare() {
-        let backoff = PollBackoff::new(Slowness::default());
+        let backoff = PollBackoff::default();
         let turns = |looks: u32| (0..looks).filter(|_| backoff.takes_turn()).count();
         assert_eq!(turns(5), 5);
         backoff.note_yield(Time::from_nanos(1), Duration::ZERO, true);

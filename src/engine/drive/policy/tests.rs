@@ -32,9 +32,8 @@ struct World {
 }
 
 impl World {
-    fn new(slowness: Slowness, packets_every: Duration) -> Self {
-        let policy = DrivingPolicy::new(slowness);
-        let (rest, now) = (policy.thread_rest(), Time::from_nanos(1_000));
+    fn new(packets_every: Duration) -> Self {
+        let (policy, rest, now) = (DrivingPolicy::default(), ThreadRest::default(), Time::from_nanos(1_000));
         let (next_packet, outcome) = (now + packets_every, Outcome::default());
         Self { policy, rest, now, sleeps: None, waiting: None, next_packet, packets_every, outcome }
     }
@@ -112,7 +111,7 @@ fn milliseconds(number: u64) -> Duration {
 
 #[test]
 fn busy_poller_gets_all_packets_and_the_thread_hardly_wakes_up() {
-    let mut world = World::new(Slowness::default(), 20 * MICROSECOND);
+    let mut world = World::new(20 * MICROSECOND);
     world.poll_for(milliseconds(20), 2 * MICROSECOND);
     let outcome = world.poll_for(milliseconds(100), 2 * MICROSECOND);
     assert_eq!(outcome.by_thread, 0);
@@ -122,7 +121,7 @@ fn busy_poller_gets_all_packets_and_the_thread_hardly_wakes_up() {
 
 #[test]
 fn thread_serves_while_the_poller_computes_for_longer_than_a_busy_poller_pauses() {
-    let mut world = World::new(Slowness::default(), 50 * MICROSECOND);
+    let mut world = World::new(50 * MICROSECOND);
     let outcome = world.poll_for(milliseconds(100), 2 * LONGEST_PAUSE);
     assert_eq!(outcome.lease_ends, 0);
     assert!(outcome.longest_wait <= MICROSECOND && outcome.by_thread > 1_500);
@@ -130,7 +129,7 @@ fn thread_serves_while_the_poller_computes_for_longer_than_a_busy_poller_pauses(
 
 #[test]
 fn packets_wait_for_no_longer_than_a_lease_after_the_poller_has_left() {
-    let mut world = World::new(Slowness::default(), 20 * MICROSECOND);
+    let mut world = World::new(20 * MICROSECOND);
     world.poll_for(milliseconds(100), 2 * MICROSECOND);
     world.pass_time(milliseconds(100));
     assert!(world.outcome.longest_wait <= LONGEST_LEASE);
@@ -139,7 +138,7 @@ fn packets_wait_for_no_longer_than_a_lease_after_the_poller_has_left() {
 
 #[test]
 fn program_that_polls_between_checks_of_its_memory_is_served() {
-    let mut world = World::new(Slowness::default(), 100 * MICROSECOND);
+    let mut world = World::new(100 * MICROSECOND);
     for _ in 0..1_000 {
         // Its own completion takes longer than a lease's least time of polling; then it watches its memory.
         for _ in 0..60 {
@@ -152,20 +151,9 @@ fn program_that_polls_between_checks_of_its_memory_is_served() {
     assert!(world.outcome.lease_ends <= 10, "{} leases", world.outcome.lease_ends);
 }
 
-/// An emulated processor takes a millisecond for a pass that sends or receives 64 KiB.
-#[test]
-fn poller_on_a_slow_processor_is_not_taken_for_absent() {
-    let (length, pass) = (milliseconds(200), Duration::from_micros(900));
-    let mut world = World::new(Slowness::default(), milliseconds(1));
-    assert!(world.poll_for(length, pass).by_thread > 100, "two threads would contend for the shard");
-    let mut world = World::new(Slowness::of_short_call(Duration::from_micros(4)), milliseconds(1));
-    world.poll_for(length, pass);
-    assert_eq!(world.poll_for(length, pass).by_thread, 0);
-}
-
 #[test]
 fn thread_watches_the_sockets_for_a_waiter_on_a_descriptor_although_a_thread_polled() {
-    let mut world = World::new(Slowness::default(), 20 * MICROSECOND);
+    let mut world = World::new(20 * MICROSECOND);
     world.poll_for(milliseconds(20), 2 * MICROSECOND);
     let now = world.now;
     assert!(matches!(world.policy.duty(now), Duty::StandBack { .. }));
@@ -178,7 +166,7 @@ fn thread_watches_the_sockets_for_a_waiter_on_a_descriptor_although_a_thread_pol
 
 #[test]
 fn sleepers_on_packets_go_first_unless_one_sleeps_on_a_descriptor() {
-    let (policy, now) = (DrivingPolicy::new(Slowness::default()), Time::from_nanos(1_000));
+    let (policy, now) = (DrivingPolicy::default(), Time::from_nanos(1_000));
     assert_eq!(policy.packet_is_for_others(now), None);
     assert!(!policy.note_armed(ArmedFor::Sleeper, 1, || unreachable!("the time does not matter")));
     assert_eq!(policy.packet_is_for_others(now), Some(now + LONGEST_PAUSE));
@@ -188,7 +176,7 @@ fn sleepers_on_packets_go_first_unless_one_sleeps_on_a_descriptor() {
 
 #[test]
 fn poller_yields_naps_and_spins_beside_threads_that_compute() {
-    let mut world = World::new(Slowness::default(), milliseconds(1_000));
+    let mut world = World::new(milliseconds(1_000));
     let (slice, yields) = (milliseconds(4), PollerState::Yielding { is_suspected: false });
     assert_eq!(world.poll(), yields);
     world.policy.note_yield(world.now, Duration::ZERO, true);

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::constants::{LIGHT_SLEEP, LINGER, LONGEST_BACKOFF, SHORTEST_BACKOFF};
-use super::slowness::Slowness;
+use super::constants::{LIGHT_SLEEP, LINGER, LONGEST_BACKOFF, SHORTEST_BACKOFF, USEFUL_YIELD};
 use crate::types::Time;
 
 /// Rest of the shard's thread after a pass that left nothing to do at once.
@@ -17,7 +16,6 @@ pub(in crate::engine::drive) enum Rest {
 
 /// Whether the thread may stay awake without work. Only the thread itself uses this.
 pub(in crate::engine::drive) struct ThreadRest {
-    linger: Duration,
     linger_until: Time,
     /// Time from which it may sleep without a time limit.
     light_until: Time,
@@ -28,10 +26,9 @@ pub(in crate::engine::drive) struct ThreadRest {
     switches: u64,
 }
 
-impl ThreadRest {
-    pub(super) fn new(slowness: Slowness) -> Self {
+impl Default for ThreadRest {
+    fn default() -> Self {
         Self {
-            linger: slowness.scale(LINGER),
             linger_until: Time::ZERO,
             light_until: Time::ZERO,
             not_before: Time::ZERO,
@@ -39,11 +36,13 @@ impl ThreadRest {
             switches: 0,
         }
     }
+}
 
+impl ThreadRest {
     /// Chooses the rest after a pass, with the time after it if there was work.
     pub(in crate::engine::drive) fn after_pass(&mut self, now: Time, worked: bool) -> Rest {
         if worked {
-            self.linger_until = now + self.linger;
+            self.linger_until = now + LINGER;
             self.light_until = now + LIGHT_SLEEP;
         }
         if now < self.linger_until && now >= self.not_before {
@@ -52,9 +51,14 @@ impl ThreadRest {
         Rest::Sleep(if now < self.light_until { self.light_until } else { Time::NEVER })
     }
 
-    /// Notes a yield that another thread may have used, and the thread's involuntary context switches so far. Their
-    /// number shows whether another thread ran: a long pause may also be an interrupt, or the machine's own.
-    pub(in crate::engine::drive) fn note_switches(&mut self, now: Time, switches: u64) {
+    /// Notes a yield and its length. `switches` counts the thread's involuntary context switches; it is called if
+    /// another thread may have run. Its result shows whether one did: a long pause may also be an interrupt, or the
+    /// machine's own.
+    pub(in crate::engine::drive) fn note_yield(&mut self, now: Time, took: Duration, switches: impl FnOnce() -> u64) {
+        if took < USEFUL_YIELD {
+            return;
+        }
+        let switches = switches();
         if std::mem::replace(&mut self.switches, switches) != switches {
             let undisturbed = now.saturating_since(self.not_before);
             let is_rare = undisturbed > self.backoff;
@@ -74,7 +78,7 @@ mod tests {
 
     #[test]
     fn thread_lingers_after_work_and_then_sleeps_lightly_before_it_sleeps() {
-        let mut rest = ThreadRest::new(Slowness::default());
+        let mut rest = ThreadRest::default();
         assert_eq!(rest.after_pass(start(), false), Rest::Sleep(Time::NEVER), "it had no work yet");
         assert_eq!(rest.after_pass(start(), true), Rest::Linger);
         let later = start() + LINGER;
@@ -84,10 +88,10 @@ mod tests {
 
     #[test]
     fn thread_whose_core_others_want_sleeps_at_once_and_each_time_for_longer() {
-        let mut rest = ThreadRest::new(Slowness::default());
+        let mut rest = ThreadRest::default();
         let (mut now, mut backoffs) = (start(), Vec::new());
         for switches in 1..=12 {
-            rest.note_switches(now, switches);
+            rest.note_yield(now, USEFUL_YIELD, || switches);
             let mut length = Duration::ZERO;
             while rest.after_pass(now + length, true) != Rest::Linger {
                 length += SHORTEST_BACKOFF;
@@ -97,15 +101,16 @@ mod tests {
         }
         assert_eq!(backoffs[..3], [2, 4, 8].map(|times| SHORTEST_BACKOFF * times));
         assert_eq!(backoffs[11], LONGEST_BACKOFF);
-        rest.note_switches(now + 2 * LONGEST_BACKOFF, 13);
+        rest.note_yield(now + 2 * LONGEST_BACKOFF, USEFUL_YIELD, || 13);
         now = now + 2 * LONGEST_BACKOFF + SHORTEST_BACKOFF;
         assert_eq!(rest.after_pass(now, true), Rest::Linger, "the first switch for a long time");
     }
 
     #[test]
     fn yield_that_no_other_thread_used_changes_nothing() {
-        let mut rest = ThreadRest::new(Slowness::default());
-        rest.note_switches(start(), 0);
+        let mut rest = ThreadRest::default();
+        rest.note_yield(start(), USEFUL_YIELD, || 0);
+        rest.note_yield(start(), USEFUL_YIELD / 2, || unreachable!("it was too short"));
         assert_eq!(rest.after_pass(start(), true), Rest::Linger);
     }
 }
