@@ -56,6 +56,7 @@ pub mod provider;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
+mod sys;
 pub mod types;
 pub mod verbs;
 

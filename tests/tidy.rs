@@ -16,8 +16,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("memory", &["types", "checksum"]),
     ("queue", &["types"]),
     ("transport", &["types", "checksum", "wire", "memory", "queue"]),
-    ("engine", &["types", "wire", "memory", "queue", "transport"]),
-    ("provider", &["types", "wire", "memory", "queue", "transport", "engine"]),
+    ("sys", &["types"]),
+    ("engine", &["types", "wire", "memory", "queue", "transport", "sys"]),
+    ("provider", &["types", "wire", "memory", "queue", "transport", "sys", "engine"]),
     ("verbs", &["types", "memory", "provider"]),
     ("owned", &["types", "verbs"]),
     ("asynchronous", &["types", "verbs", "owned"]),
@@ -34,7 +35,7 @@ const UNSAFE_ISLANDS: &[&str] = &[
     "src/checksum/",
     "src/memory/raw",
     "src/queue/ring",
-    "src/engine/sys/",
+    "src/sys/",
     "src/owned/exclusive.rs",
     "src/owned/in_flight.rs",
     "src/provider/abi/",
@@ -161,7 +162,7 @@ const TRANSPORT: &[&str] = &[
 /// folder that are no part: its root, and tests.
 const PARTS: &[(&str, &[&str])] = &[
     ("transport", TRANSPORT),
-    ("engine", &["sys", "capture", "share", "net", "drive"]),
+    ("engine", &["capture", "share", "net", "drive"]),
     ("engine/share", &["registry", "key_share", "steering", "port_holder", "mailbox", "port_group", "qpn_block"]),
     ("engine/net", &["path_errors", "paths", "link_listener", "udp", "multicast", "inbound", "link"]),
     ("engine/drive/policy", &["constants", "lease", "fd_waiters", "contention", "poll_backoff", "thread_rest"]),
@@ -450,7 +451,7 @@ fn layers_without_input_and_output_say_so() {
 /// Elsewhere a program with more rights than its caller would take orders from the caller's environment.
 #[test]
 fn one_place_reads_the_environment() {
-    let place = "src/engine/sys/environment.rs";
+    let place = "src/sys/environment.rs";
     // `env!` is read by the compiler, `env::consts` is a constant.
     let banned = ["env::var", "env::vars", "env::temp_dir", "env::home_dir", "getenv", "environ"];
     let mut problems = Vec::new();

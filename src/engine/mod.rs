@@ -17,7 +17,6 @@ mod capture;
 mod drive;
 mod net;
 mod share;
-mod sys;
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,13 +30,8 @@ pub(crate) use net::{Capabilities, Group, LinkListener, SocketSizes, probe};
 pub(crate) use share::{QpnBlocks, RegisteredPeer, registered_peer};
 #[cfg(feature = "sim")]
 pub use share::{inbox_message, registry_file};
-#[cfg(any(test, feature = "ibverbs"))]
-pub(crate) use sys::wait_readable;
-pub(crate) use sys::{
-    Epoll, EventFd, Generation, Interest, LinkState, LinkWatch, LocalAddress, OpenError, link_megabits, link_state,
-    timestamp, variable,
-};
 
+use crate::sys::{self, Generation, OpenError};
 use crate::types::CaptureConfig;
 
 /// All shards of a device, and their threads.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use libc::{O_NOFOLLOW, O_NONBLOCK};
 
-use crate::engine::sys::{OpenError, own_group, own_user};
+use crate::sys::{OpenError, own_group, own_user};
 use crate::types::CaptureConfig;
 
 /// File name used if the configured path is a folder.

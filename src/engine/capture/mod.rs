@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use self::headers::{Addressing, WireHeaders};
 use self::pcapng::{Direction, PacketBlock, Statistics, Timestamp};
-use crate::engine::sys::{Generation, OpenError, with_signals_blocked};
+use crate::sys::{Generation, OpenError, with_signals_blocked};
 use crate::types::{CaptureConfig, CaptureSummary, Qpn};
 
 #[cfg(feature = "sim")]

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::headers::Addressing;
 use super::pcapng::{Direction, Timestamp};
 use super::{Capture, PacketRecord};
-use crate::engine::sys::DEFAULT_HOP_LIMIT;
+use crate::sys::DEFAULT_HOP_LIMIT;
 use crate::transport::{CheckField, Datagram, DatagramOutcome, Sending, Transmit};
 use crate::types::{DropReason, Qpn};
 use crate::wire::{BTH_BYTES, Flow, ICRC_BYTES, Opcode, icrc};

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use super::policy::ArmedFor;
 use super::shard::Shard;
-use crate::engine::sys::{Epoll, EventFd, Interest, wait_readable};
+use crate::sys::{Epoll, EventFd, Interest, wait_readable};
 
 /// Passes over the shards in one call; the descriptor stays readable if there is more to do.
 const ROUNDS: usize = 8;

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use super::policy::{NAP, PollerState};
 use super::shard::Shard;
-use crate::engine::sys::{involuntary_switches, wait_readable};
 use crate::queue::thread_token;
+use crate::sys::{involuntary_switches, wait_readable};
 
 impl Shard {
     /// Backs off after an empty look of a polling thread.

@@ -22,9 +22,9 @@ use crate::engine::net::{
     leaves_host,
 };
 use crate::engine::share::{JoinRequest, QpnBlocks};
-use crate::engine::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
 use crate::memory::{MemoryView, RegionTable};
 use crate::queue::{AsyncEventQueue, CompletionQueue};
+use crate::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
 use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget, Transmit};
 use crate::types::{
     AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, Time,

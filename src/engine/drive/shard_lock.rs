@@ -26,7 +26,7 @@ use std::{
     thread::yield_now,
 };
 
-use crate::engine::sys::{Guard, Guarded};
+use crate::sys::{Guard, Guarded};
 
 /// Attempts of a waiting thread before it yields its processor.
 #[cfg(not(loom))]

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::policy::{Duty, ThreadRest};
 use super::shard::Shard;
-use crate::engine::sys::{Timer, ask_for_short_slices, involuntary_switches, wait_readable, with_signals_blocked};
+use crate::sys::{Timer, ask_for_short_slices, involuntary_switches, wait_readable, with_signals_blocked};
 use crate::types::Time;
 
 /// Starts the thread of a shard; signals stay with the application's threads.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::engine::sys::EventFd;
+use crate::sys::EventFd;
 use crate::types::Time;
 
 /// The wake-up state of the shard's thread, as other threads see it.
@@ -65,7 +65,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::engine::sys::wait_readable;
+    use crate::sys::wait_readable;
 
     fn was_called(wake: &Wake) -> bool {
         wait_readable([wake.as_fd()], Some(Duration::ZERO)).unwrap()[0]

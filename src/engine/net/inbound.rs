@@ -8,7 +8,7 @@ use super::multicast::GroupSocket;
 use super::udp::ReceiveSocket;
 use crate::engine::capture::{Arrival, CaptureSink};
 use crate::engine::share::Route;
-use crate::engine::sys::{Received, SEVERAL, receive, receive_several};
+use crate::sys::{Received, SEVERAL, receive, receive_several};
 use crate::transport::{CheckField, Datagram, DatagramOutcome};
 use crate::types::{Counter, Counters};
 

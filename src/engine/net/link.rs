@@ -12,7 +12,7 @@ use super::multicast::{GroupSocket, GroupSockets};
 use super::path_errors::PathErrors;
 use super::udp::{Checksums, ReceiveSocket, ReportedFields, SendSocket};
 use crate::engine::capture::{Capture, CaptureSink, Departure};
-use crate::engine::sys::{self, Clock, DEFAULT_HOP_LIMIT, SendOptions};
+use crate::sys::{self, Clock, DEFAULT_HOP_LIMIT, SendOptions};
 use crate::transport::{Datagram, DatagramOutcome, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
 
@@ -411,7 +411,7 @@ mod tests {
     use super::super::udp::SocketSizes;
     use super::*;
     use crate::engine::share::JoinRequest;
-    use crate::engine::sys::LocalAddress;
+    use crate::sys::LocalAddress;
     use crate::transport::Repeats;
     use crate::types::{PeerCapabilities, Qpn};
 

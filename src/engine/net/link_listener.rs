@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use crate::engine::sys::{EventFd, Generation, LinkWatch, wait_readable, with_signals_blocked};
+use crate::sys::{EventFd, Generation, LinkWatch, wait_readable, with_signals_blocked};
 
 /// Stack size of the thread. It calls a function and sleeps: its own frames are few, but the function may run an
 /// allocator and a logger.
@@ -60,7 +60,7 @@ impl Drop for LinkListener {
         }
         self.end.is_now.store(true, Ordering::Release);
         let is_told = self.end.event.signal();
-        crate::engine::sys::end_thread(thread, is_told);
+        crate::sys::end_thread(thread, is_told);
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use socket2::{InterfaceIndexOrAddress, Socket};
 
 use super::udp::{SocketSizes, udp_socket};
-use crate::engine::sys::{Epoll, Interest, NotInherited, OpenError, SocketOption, set_option, wait_readable};
+use crate::sys::{Epoll, Interest, NotInherited, OpenError, SocketOption, set_option, wait_readable};
 use crate::types::ROCE_PORT;
 
 /// A multicast group and the interface that leads to it.
@@ -137,7 +137,7 @@ mod tests {
     use std::net::UdpSocket;
 
     use super::*;
-    use crate::engine::sys::receive;
+    use crate::sys::receive;
 
     const SIZES: SocketSizes = SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 };
 

@@ -8,7 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
-use crate::engine::sys::{Clock, QueuedError, receive_error};
+use crate::sys::{Clock, QueuedError, receive_error};
 use crate::types::{PathError, Time};
 
 /// Most pairs of address and error that are kept.

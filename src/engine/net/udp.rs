@@ -20,7 +20,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::engine::share::{Holder, holders, inode, is_kernel_transport_loaded};
 use crate::engine::share::{JoinRequest, Membership};
-use crate::engine::sys::{
+use crate::sys::{
     DEFAULT_HOP_LIMIT, LocalAddress, NotInherited, OpenError, SendOptions, SocketOption, receive, send, set_option,
     set_traffic_class,
 };

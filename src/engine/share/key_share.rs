@@ -1,6 +1,6 @@
 //! This process's share of the keys that it has with each other process of the user.
 
-use crate::engine::sys::PerGeneration;
+use crate::sys::PerGeneration;
 use crate::types::KeyShare;
 
 static KEY_SHARE: PerGeneration<OwnShare> = PerGeneration::new();

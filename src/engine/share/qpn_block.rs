@@ -10,7 +10,7 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::registry::Registry;
-use crate::engine::sys::{Generation, PerGeneration};
+use crate::sys::{Generation, PerGeneration};
 
 /// Blocks that cannot be leased: the first has the reserved numbers 0 and 1, the last the multicast number.
 const RESERVED: [u32; 2] = [0, 0xfff];

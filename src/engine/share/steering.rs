@@ -8,7 +8,7 @@
 //! which it does not report.
 
 use super::registry::SLOTS;
-use crate::engine::sys::Instruction;
+use crate::sys::Instruction;
 
 const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::device::Device;
 use super::{errors, sys};
-use crate::engine::wait_readable;
 use crate::provider::{CompletionChannel, Error, Result};
+use crate::sys::wait_readable;
 
 /// A completion channel of an adapter.
 pub(super) struct IbverbsChannel {

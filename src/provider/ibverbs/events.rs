@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::device::Device;
 use super::sys;
-use crate::engine::{Epoll, EventFd, Interest};
 use crate::queue::AsyncEventQueue;
+use crate::sys::{Epoll, EventFd, Interest};
 use crate::types::{AsyncEvent, EventObject, Qpn};
 
 /// Maximum number of pending events; the kernel holds no more for a process that does not read.

@@ -9,8 +9,8 @@ use super::errors;
 use super::limit::{Share, check_range};
 use super::modify::{fold, fold_address};
 use super::protection_domain::Domain;
-use crate::engine::LocalAddress;
 use crate::provider::{AddressHandle, DatagramTarget, Error, ErrorKind, Result};
+use crate::sys::LocalAddress;
 use crate::types::{AddressVector, CompletionFlags, Destination, GlobalRouteHeader, RawCompletion};
 
 /// An address handle of a software device.

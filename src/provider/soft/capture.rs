@@ -7,8 +7,9 @@ use std::sync::{Arc, Weak};
 use super::config::SoftConfig;
 use super::device::Device;
 use super::limit::Share;
-use crate::engine::{self, Engine, OpenError};
+use crate::engine::{self, Engine};
 use crate::provider::{Capture, Error, ErrorKind, Result};
+use crate::sys::{self, OpenError};
 use crate::types::{CaptureConfig, CaptureSummary};
 
 /// Environment variable naming the file or folder that every device's packets are captured into.
@@ -67,7 +68,7 @@ impl Drop for SoftCapture {
 pub(super) fn start_with_device(engine: &Engine, device: &str, config: &SoftConfig) -> Result<()> {
     let from_environment = match &config.capture {
         Some(_) => None,
-        None => config_from(engine::variable)?,
+        None => config_from(sys::variable)?,
     };
     let Some(wanted) = config.capture.as_ref().or(from_environment.as_ref()) else { return Ok(()) };
     match engine.start_capture(wanted, device) {

@@ -9,9 +9,10 @@ use super::channel::SoftChannel;
 use super::device::Device;
 use super::errors;
 use super::limit::{Share, check_range};
-use crate::engine::{Channel, CqNotifier, Shard, timestamp};
+use crate::engine::{Channel, CqNotifier, Shard};
 use crate::provider::{CompletionQueue, CompletionQueueInit, Error, ErrorKind, Result};
 use crate::queue::{self, Notify};
+use crate::sys::timestamp;
 use crate::types::{AsyncEvent, RawCompletion};
 
 /// Longest moderation period: the standard's field has 16 bits.

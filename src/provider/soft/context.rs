@@ -14,12 +14,12 @@ use super::memory_source::SoftDeviceMemory;
 use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
 use super::shared_receive::SoftXrcDomain;
-use crate::engine::timestamp;
 use crate::provider::{
     Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, DeviceMemory, DeviceMemoryInit,
     ProtectionDomain, QueuePair, QueuePairInit, Result, XrcDomain,
 };
 use crate::queue::AsyncEventQueue;
+use crate::sys::timestamp;
 use crate::types::{
     AsyncEvent, CaptureConfig, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, GidType, LiveObjects,
     PathReport, PeerCapabilities, PortAttributes,

@@ -14,11 +14,10 @@ use super::link_speed::width_and_speed;
 use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
 use super::numbers::Numbers;
 use super::port::{Events, Port};
-use crate::engine::{
-    Capabilities, Engine, Generation, LinkListener, LocalAddress, QpnBlocks, Shard, ShardConfig, SocketSizes, probe,
-};
+use crate::engine::{Capabilities, Engine, LinkListener, QpnBlocks, Shard, ShardConfig, SocketSizes, probe};
 use crate::memory::{DeviceMemoryPool, RegionTable};
 use crate::provider::{Error, ErrorKind, Result};
+use crate::sys::{Generation, LocalAddress};
 use crate::types::{
     AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, OnDemandCapabilities, OnDemandOperations,
     OnDemandSupport, PeerCapabilities, PortAttributes, PortState,

@@ -1,12 +1,12 @@
 //! Conversion of errors of lower layers into errors of verbs.
 
-use crate::engine::OpenError;
 use crate::memory::{AdviseError, RegisterError};
 pub(super) use crate::provider::refusal::{
     check_datagram, check_operation, check_parts, foreign, from_modify, from_queue, inherited,
 };
 use crate::provider::{Error, ErrorKind};
 use crate::queue::{QueueError, SendQueue};
+use crate::sys::OpenError;
 use crate::transport::CreateError;
 
 pub(super) fn from_register(verb: &'static str, error: &RegisterError) -> Error {

@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 
 use if_addrs::Interface as SystemAddress;
 
-use crate::engine::{LinkState, LocalAddress, link_megabits, link_state};
 use crate::provider::{Error, ErrorKind, Result};
+use crate::sys::{LinkState, LocalAddress, link_megabits, link_state};
 
 /// Interface MTU assumed if the system does not report one.
 const USUAL_MTU_BYTES: u32 = 1_500;

@@ -75,7 +75,7 @@ pub use config::SoftConfig;
 /// assert_eq!(environment_variable("RDMA_VERBS_NOT_SET"), None);
 /// ```
 pub fn environment_variable(name: &str) -> Option<String> {
-    crate::engine::variable(name)
+    crate::sys::variable(name)
 }
 
 /// Finds and opens software devices.

@@ -6,8 +6,9 @@ use std::sync::PoisonError;
 use super::errors;
 use super::limit::check_range;
 use super::queue_pair::SoftQueuePair;
-use crate::engine::{LocalAddress, RegisteredPeer, registered_peer};
+use crate::engine::{RegisteredPeer, registered_peer};
 use crate::provider::{Error, ErrorKind, Result};
+use crate::sys::LocalAddress;
 use crate::transport::{ModifyLimits, SourceAddress};
 use crate::types::{
     AddressVector, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, RateLimit,

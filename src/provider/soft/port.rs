@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use super::interface::Interface;
-use crate::engine::{Epoll, EventFd, Interest, LinkWatch, LocalAddress};
 use crate::queue::{AsyncEventQueue, Notify};
+use crate::sys::{Epoll, EventFd, Interest, LinkWatch, LocalAddress};
 use crate::types::AsyncEvent;
 
 /// Largest number of unread asynchronous events: four for every queue pair of a shard.
@@ -232,7 +232,7 @@ impl Now {
 mod tests {
     use super::super::interface::find;
     use super::*;
-    use crate::engine::wait_readable;
+    use crate::sys::wait_readable;
 
     #[test]
     fn descriptor_is_readable_while_events_wait_and_only_then() {

@@ -30,7 +30,7 @@ pub use self::message::inbox_message;
 use self::message::{MESSAGE_BYTES, Message};
 use self::neighbours::Neighbours;
 use super::registry::{NAME_BYTES, Name, Registry, inbox_path, life_path, place_socket, remove_sockets};
-use crate::engine::sys::{
+use crate::sys::{
     EventFd, Generation, NotInherited, PerGeneration, own_user, receive_with_user, send_as_user, wait_readable,
     with_signals_blocked,
 };
@@ -240,7 +240,7 @@ impl Drop for Mailbox {
         self.shared.stop.store(true, Ordering::Release);
         let is_told = self.shared.wake.signal();
         if thread.thread().id() != std::thread::current().id() {
-            crate::engine::sys::end_thread(thread, is_told);
+            crate::sys::end_thread(thread, is_told);
         }
     }
 }

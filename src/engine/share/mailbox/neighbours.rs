@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::super::registry::{Name, life_path, remove_sockets};
-use crate::engine::sys::{Epoll, Interest, NotInherited, own_user, peer_user};
+use crate::sys::{Epoll, Interest, NotInherited, own_user, peer_user};
 
 /// Most processes that may watch this one at a time with an accepted connection: many times as many as can share an
 /// address. Further ones stay in the listener's queue, which does not harm them.
@@ -114,7 +114,7 @@ mod tests {
     use super::super::super::registry::NAME_BYTES;
     use super::super::tests::{Folder, mailbox};
     use super::*;
-    use crate::engine::sys::wait_readable;
+    use crate::sys::wait_readable;
 
     #[test]
     fn the_end_of_a_neighbour_is_noticed() {

@@ -27,7 +27,7 @@ use super::mailbox::{Mailbox, Recipient, destination_block};
 use super::port_holder::inode;
 use super::registry::{AddressFile, Answer, Change, Member, Name, Registry};
 use super::steering;
-use crate::engine::sys::{Generation, LocalAddress, NotInherited, PerGeneration, attach_steering, detach_steering};
+use crate::sys::{Generation, LocalAddress, NotInherited, PerGeneration, attach_steering, detach_steering};
 use crate::transport::Datagram;
 use crate::types::{PeerCapabilities, PeerKey};
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::super::registry::{AddressFile, Change, Header, Member, Nonce};
 use super::super::steering::{probe_destination, probed_index};
 use super::{Group, Membership};
-use crate::engine::sys::receive;
+use crate::sys::receive;
 use crate::transport::Datagram;
 
 /// Time for members to answer a round of probes.

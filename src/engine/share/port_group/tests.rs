@@ -8,7 +8,7 @@ use socket2::{Domain, Type};
 use super::super::registry::Header;
 use super::order::{PROBE_BYTES, fill_gaps};
 use super::*;
-use crate::engine::sys::{receive, wait_readable};
+use crate::sys::{receive, wait_readable};
 
 const PORT: u16 = 24_791;
 

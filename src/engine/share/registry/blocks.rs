@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{find_file, is_in_place, open_file};
-use crate::engine::sys::{NotInherited, is_range_locked_by_others, try_lock_byte, try_share_byte, unlock_byte};
+use crate::sys::{NotInherited, is_range_locked_by_others, try_lock_byte, try_share_byte, unlock_byte};
 
 /// Byte that every process shares while it has the file open for leases.
 const PRESENCE_OFFSET: u64 = 1 << 40;

@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, Nonce, SLOTS};
 use super::{find_file, is_in_place, open_file};
-use crate::engine::sys::{
-    NotInherited, is_byte_locked_by_others, is_range_locked_by_others, try_lock_byte, unlock_byte,
-};
+use crate::sys::{NotInherited, is_byte_locked_by_others, is_range_locked_by_others, try_lock_byte, unlock_byte};
 
 /// Offsets of the bytes whose locks show that a member is present, and that the group is being changed. They are never
 /// written.

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::engine::sys::{own_user, variable};
+use crate::sys::{own_user, variable};
 
 /// Longest path of the folder: the address of a Unix socket holds 107 bytes, and the longest socket name has 42.
 const LONGEST: usize = 64;

@@ -33,7 +33,7 @@ pub(crate) use self::file::{AddressFile, Change};
 pub use self::fuzz::registry_file;
 pub(crate) use self::socket::{inbox_path, life_path, place_socket, remove_sockets};
 pub(crate) use self::table::{Answer, Header, Member, NAME_BYTES, Name, Nonce, SLOTS};
-use crate::engine::sys::{PerGeneration, own_user};
+use crate::sys::{PerGeneration, own_user};
 
 /// Suffix of the file name for the blocks of a namespace.
 const BLOCKS: &str = "blocks";

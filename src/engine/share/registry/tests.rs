@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 
 use super::*;
-use crate::engine::sys::try_lock_byte;
+use crate::sys::try_lock_byte;
 
 /// A folder that does not exist yet; removed at the end.
 struct Folder(PathBuf);

@@ -11,7 +11,7 @@ use super::abi::{self, VerbsContext};
 use super::library::{Library, library};
 use super::queue_pair::Accepted;
 use super::{check, not_supported};
-use crate::engine::Generation;
+use crate::sys::Generation;
 
 /// A device as the list describes it.
 pub(in super::super) struct DeviceInfo {

@@ -1,5 +1,5 @@
 //! Handling of forks: a child gets copies of all descriptors, but none of the engine's threads. Its copies must not
-//! keep sockets and locks of the parent alive, so the child replaces each of the engine's descriptors with one for
+//! keep sockets and locks of the parent alive, so the child replaces each registered descriptor with one for
 //! `/dev/null`. The number stays taken, so a later close of it closes nothing else.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 const PLACES: usize = 8_192;
 const FREE: i32 = -1;
 
-/// Forks since the first process of this program that used the engine.
+/// Forks since the first process of this program that registered a descriptor.
 static GENERATION: AtomicUsize = AtomicUsize::new(0);
 static DESCRIPTORS: [AtomicI32; PLACES] = [const { AtomicI32::new(FREE) }; PLACES];
 /// Slots from this index on were never used.
@@ -88,7 +88,7 @@ extern "C" fn in_child() {
         if descriptor == FREE {
             continue;
         }
-        // SAFETY: the descriptor is one of the engine's; nothing in the child uses it in its old role, because its
+        // SAFETY: the descriptor is a registered one; nothing in the child uses it in its old role, because its
         // owner belongs to another generation.
         unsafe {
             match nowhere {

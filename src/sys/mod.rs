@@ -1,4 +1,5 @@
-//! The engine's unsafe island: system calls that no crate wraps, and the cell behind the shard's lock.
+//! The operating system: system calls that no crate wraps, and the cell behind the shard's lock. An unsafe island that
+//! the engine and the providers share.
 //!
 //! Every exported item is safe to call in any order and from any thread. Linux-specific code lives here, so that
 //! another platform can be added beside it.
