@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::{Error, ErrorKind, QueuePairInit, Result};
 use crate::queue::QueueError;
-use crate::transport::ModifyError;
+use crate::types::modify::ModifyError;
 use crate::types::{DomainId, Operation, QueuePairType};
 
 pub(super) fn from_queue(verb: &'static str, error: &QueueError) -> Error {

@@ -155,21 +155,6 @@ pub struct SourceAddress {
     pub source_port: u16,
 }
 
-/// Limits of the device for a state change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ModifyLimits {
-    /// Maximum number of READs and atomics that a queue pair may have outstanding.
-    pub max_rd_atomic: u8,
-    /// Maximum number of READs and atomics that the peer may have outstanding at a queue pair.
-    pub max_dest_rd_atomic: u8,
-    /// Current maximum path MTU of the port.
-    pub active_mtu: Mtu,
-    /// Number of entries in the port's P_Key table.
-    pub pkey_tbl_len: u16,
-    /// Number of ports of the device.
-    pub ports: u8,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -44,13 +44,14 @@ pub use congestion::{Acked, CongestionEvent, CongestionKind, CubicFactory, Sent}
 pub use congestion::{Capped, CongestionControl, CongestionFactory, ConstantWindow, Cubic, PathFacts};
 #[cfg(feature = "sim")]
 pub use datagram::Repeats;
-pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, ModifyLimits, SourceAddress, Transmit};
+pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, SourceAddress, Transmit};
 #[cfg(feature = "sim")]
 pub use endpoint::Deadlines;
 pub use endpoint::{CreateError, Endpoint, EndpointConfig};
-pub use queue_pair::{ModifyError, QueuePairInit};
-#[cfg(feature = "ibverbs")]
-pub(crate) use queue_pair::{check_ranges, check_transition};
+pub use queue_pair::QueuePairInit;
 pub use responder::{ReceiveSource, ReorderBudget};
 #[cfg(feature = "sim")]
 pub use udp_sink::UdpSink;
+
+#[cfg(feature = "sim")]
+pub use crate::types::modify::{ModifyError, ModifyLimits};

@@ -29,6 +29,7 @@ use std::time::Duration;
 use super::*;
 use crate::memory::{Backing, Region, RegionTable};
 use crate::queue::{AsyncEventQueue, CompletionQueue, Notify, ReceiveQueue, SendQueue};
+use crate::types::modify::ModifyLimits;
 use crate::types::*;
 
 const LIMITS: ModifyLimits =

@@ -1,4 +1,5 @@
-//! The vocabulary: plain data that every layer shares. No I/O, no locks, no protocol.
+//! The vocabulary: plain data that every layer shares, and the rules for a queue pair's attributes. No I/O, no locks,
+//! no packets.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
@@ -13,6 +14,8 @@ mod event;
 mod id;
 mod key;
 mod live_objects;
+#[allow(unreachable_pub, reason = "the feature `sim` opens `transport`, which shows some of it")]
+pub(crate) mod modify;
 mod mtu;
 mod on_demand;
 mod path;

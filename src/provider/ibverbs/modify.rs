@@ -7,7 +7,7 @@ use super::queue_pair::IbverbsQueuePair;
 use super::{convert, errors, sys};
 use crate::provider::abi::qp_attr as mask;
 use crate::provider::{Error, ErrorKind, Result};
-use crate::transport::{ModifyLimits, check_ranges, check_transition};
+use crate::types::modify::{ModifyLimits, check_ranges, check_transition, merge};
 use crate::types::{
     AccessFlags, Mtu, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
 };
@@ -55,15 +55,6 @@ fn lower(given: &QueuePairAttributes) -> (sys::QpAttr, u32) {
         dest_qp_num DEST_QPN value => value.value();
     }
     (to, bits)
-}
-
-/// Takes over the given attributes.
-fn merge(known: &mut QueuePairAttributes, given: &QueuePairAttributes) {
-    macro_rules! take {
-        ($($field:ident)*) => { $(if given.$field.is_some() { known.$field = given.$field; })* };
-    }
-    take!(pkey_index port_num qp_access_flags qkey ah_attr path_mtu dest_qp_num rq_psn sq_psn max_dest_rd_atomic
-        max_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry en_sqd_async_notify peer);
 }
 
 /// Replaces the attributes that were set with the adapter's values.
@@ -141,7 +132,8 @@ impl IbverbsQueuePair {
                 *known = QueuePairAttributes::default();
                 self.forget_requests();
             }
-            _ => merge(&mut known, given),
+            // An adapter has no use for the key, and no query returns it.
+            _ => merge(&mut known, &QueuePairAttributes { peer_key: None, ..*given }),
         }
         Ok(())
     }

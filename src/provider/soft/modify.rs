@@ -9,7 +9,8 @@ use super::queue_pair::SoftQueuePair;
 use crate::engine::{RegisteredPeer, registered_peer};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::sys::LocalAddress;
-use crate::transport::{ModifyLimits, SourceAddress};
+use crate::transport::SourceAddress;
+use crate::types::modify::ModifyLimits;
 use crate::types::{
     AddressVector, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, RateLimit,
 };

@@ -17,11 +17,12 @@ use std::time::Duration;
 
 use super::common::Pass;
 use super::congestion::CongestionFactory;
-use super::datagram::{ModifyLimits, SourceAddress};
+use super::datagram::SourceAddress;
 use super::history::UnmatchedHistory;
-use super::queue_pair::{ModifyError, QueuePair, QueuePairInit};
+use super::queue_pair::{QueuePair, QueuePairInit};
 use super::responder::ReorderBudget;
 use crate::memory::MemoryView;
+use crate::types::modify::{ModifyError, ModifyLimits};
 use crate::types::{
     Cause, Counters, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, RateLimit, Time,
 };

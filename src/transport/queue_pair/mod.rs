@@ -6,7 +6,6 @@ mod marks;
 mod modify;
 mod receive_path;
 mod report;
-mod state_machine;
 mod transmit_path;
 
 use std::net::IpAddr;
@@ -23,9 +22,6 @@ use crate::types::{
 };
 
 pub(super) use fast_path::HeaderTemplate;
-pub use modify::ModifyError;
-#[cfg(feature = "ibverbs")]
-pub(crate) use modify::{check_ranges, check_transition};
 
 /// The parts of a new queue pair.
 pub struct QueuePairInit {

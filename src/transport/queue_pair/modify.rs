@@ -3,89 +3,16 @@
 
 use std::sync::Arc;
 
-use super::state_machine::{self, Mask, TransitionError};
 use super::{QueuePair, address_of};
 use crate::transport::congestion::CongestionFactory;
-use crate::transport::datagram::{ModifyLimits, SourceAddress};
+use crate::transport::datagram::SourceAddress;
 use crate::transport::marks::{Marking, TrafficClass};
 use crate::transport::path::{HiddenFields, Path, PathKey};
 use crate::transport::window_share::WindowShare;
+use crate::types::modify::{Mask, ModifyError, ModifyLimits, check_ranges, check_transition, merge};
 use crate::types::{Cause, ErrorCause, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
 use crate::wire::Flow;
 use crate::wire::icrc::Seed;
-
-/// Why a state change was refused; nothing was changed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ModifyError {
-    /// There is no such queue pair.
-    #[error("the queue pair does not exist any more")]
-    UnknownQueuePair,
-    /// The table has no such transition.
-    #[error("there is no transition from {from} to {to}", from = from.name(), to = to.name())]
-    NoTransition {
-        /// Current state.
-        from: QueuePairState,
-        /// Requested state.
-        to: QueuePairState,
-    },
-    /// Attributes that the transition needs are missing.
-    #[error("{from} to {to} needs {names} as well", from = from.name(), to = to.name())]
-    Missing {
-        /// Current state.
-        from: QueuePairState,
-        /// Requested state.
-        to: QueuePairState,
-        /// Names of the attributes.
-        names: String,
-    },
-    /// Attributes were given that the transition does not take.
-    #[error("{from} to {to} does not take {names}", from = from.name(), to = to.name())]
-    NotAllowed {
-        /// Current state.
-        from: QueuePairState,
-        /// Requested state.
-        to: QueuePairState,
-        /// Names of the attributes.
-        names: String,
-    },
-    /// Some attributes are missing, and others are not allowed.
-    #[error("{from} to {to} needs {missing} as well and does not take {extra}", from = from.name(), to = to.name())]
-    MissingAndNotAllowed {
-        /// Current state.
-        from: QueuePairState,
-        /// Requested state.
-        to: QueuePairState,
-        /// Names of the missing attributes.
-        missing: String,
-        /// Names of the attributes that are not allowed.
-        extra: String,
-    },
-    /// In SQD, attributes may change only after the send queue has drained (IBTA 10.3.1).
-    #[error("the send queue is still draining; change {names} after SQ_DRAINED or when query_qp shows it drained")]
-    StillDraining {
-        /// The attributes given.
-        names: String,
-    },
-    /// `cur_qp_state` is not the current state.
-    #[error("cur_qp_state says {said}, but the queue pair is in {actual}", said = said.name(), actual = actual.name())]
-    WrongCurrentState {
-        /// The state that the caller gave.
-        said: QueuePairState,
-        /// The current state.
-        actual: QueuePairState,
-    },
-    /// A value is outside its range.
-    #[error("{name} is {given}; allowed are {allowed}")]
-    OutOfRange {
-        /// Name of the attribute.
-        name: &'static str,
-        /// The value given.
-        given: u64,
-        /// The values allowed.
-        allowed: String,
-    },
-}
 
 impl QueuePair {
     /// Checks a state change without changing anything. Returns the new state.
@@ -226,63 +153,4 @@ impl QueuePair {
         use QueuePairType::{ReliableConnection, UnreliableConnection, UnreliableDatagram, XrcReceive, XrcSend};
         matches!(service, ReliableConnection | UnreliableConnection | UnreliableDatagram | XrcSend | XrcReceive)
     }
-}
-
-/// Checks a change from this state against the standard's table (IBTA 11.2.5.2; `ib_modify_qp_is_ok`). Returns the new
-/// state.
-pub(crate) fn check_transition(
-    from: QueuePairState,
-    service: QueuePairType,
-    given: &QueuePairAttributes,
-) -> Result<QueuePairState, ModifyError> {
-    if let Some(said) = given.cur_qp_state
-        && said != from
-    {
-        return Err(ModifyError::WrongCurrentState { said, actual: from });
-    }
-    let to = given.qp_state.unwrap_or(from);
-    state_machine::check(from, to, service, Mask::of(given)).map_err(|refused| match refused {
-        TransitionError::NoTransition => ModifyError::NoTransition { from, to },
-        TransitionError::Missing(mask) => ModifyError::Missing { from, to, names: mask.names() },
-        TransitionError::NotAllowed(mask) => ModifyError::NotAllowed { from, to, names: mask.names() },
-        TransitionError::MissingAndNotAllowed { missing, extra } => {
-            ModifyError::MissingAndNotAllowed { from, to, missing: missing.names(), extra: extra.names() }
-        }
-    })?;
-    Ok(to)
-}
-
-/// Checks that all values are in range.
-pub(crate) fn check_ranges(given: &QueuePairAttributes, limits: &ModifyLimits) -> Result<(), ModifyError> {
-    let at_most = |name, value: Option<u64>, limit: u64| match value {
-        Some(value) if value > limit => {
-            Err(ModifyError::OutOfRange { name, given: value, allowed: format!("0 to {limit}") })
-        }
-        _ => Ok(()),
-    };
-    at_most("pkey_index", given.pkey_index.map(u64::from), u64::from(limits.pkey_tbl_len.saturating_sub(1)))?;
-    at_most("min_rnr_timer", given.min_rnr_timer.map(u64::from), 31)?;
-    at_most("timeout", given.timeout.map(u64::from), 31)?;
-    at_most("retry_cnt", given.retry_cnt.map(u64::from), 7)?;
-    at_most("rnr_retry", given.rnr_retry.map(u64::from), 7)?;
-    at_most("max_rd_atomic", given.max_rd_atomic.map(u64::from), u64::from(limits.max_rd_atomic))?;
-    at_most("max_dest_rd_atomic", given.max_dest_rd_atomic.map(u64::from), u64::from(limits.max_dest_rd_atomic))?;
-    if let Some(port) = given.port_num.filter(|port| !(1..=limits.ports).contains(port)) {
-        let allowed = if limits.ports == 1 { "1".into() } else { format!("1 to {}", limits.ports) };
-        return Err(ModifyError::OutOfRange { name: "port_num", given: port.into(), allowed });
-    }
-    if let Some(mtu) = given.path_mtu.filter(|mtu| *mtu > limits.active_mtu) {
-        let allowed = format!("256 to {} (the link's active MTU)", limits.active_mtu);
-        return Err(ModifyError::OutOfRange { name: "path_mtu", given: mtu.bytes().into(), allowed });
-    }
-    Ok(())
-}
-
-/// Copies the given attributes.
-fn merge(attributes: &mut QueuePairAttributes, given: &QueuePairAttributes) {
-    macro_rules! take {
-        ($($field:ident)*) => { $(if given.$field.is_some() { attributes.$field = given.$field; })* };
-    }
-    take!(pkey_index port_num qp_access_flags qkey ah_attr path_mtu dest_qp_num rq_psn sq_psn max_dest_rd_atomic
-        max_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry en_sqd_async_notify peer peer_key);
 }

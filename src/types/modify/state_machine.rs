@@ -18,7 +18,7 @@ use QueuePairState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueD
 bitflags::bitflags! {
     /// Which attributes of [`QueuePairAttributes`] are given.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    pub(in crate::transport) struct Mask: u32 {
+    pub(crate) struct Mask: u32 {
         const CUR_QP_STATE = 1;
         const PKEY_INDEX = 1 << 1;
         const PORT_NUM = 1 << 2;
@@ -43,7 +43,7 @@ bitflags::bitflags! {
 
 impl Mask {
     /// Returns the mask of the given attributes.
-    pub(in crate::transport) fn of(attributes: &QueuePairAttributes) -> Self {
+    pub(crate) fn of(attributes: &QueuePairAttributes) -> Self {
         let given = [
             (Self::CUR_QP_STATE, attributes.cur_qp_state.is_some()),
             (Self::PKEY_INDEX, attributes.pkey_index.is_some()),
@@ -69,7 +69,7 @@ impl Mask {
     }
 
     /// Returns the names of the attributes, as in `ibv_qp_attr`.
-    pub(in crate::transport) fn names(self) -> String {
+    pub(crate) fn names(self) -> String {
         let name = |flag: &str| match flag {
             "ACCESS_FLAGS" => "qp_access_flags".to_owned(),
             "SQD_NOTIFY" => "en_sqd_async_notify".to_owned(),
@@ -188,7 +188,7 @@ const TRANSITIONS: &[Transition] = &[
 
 /// Why a transition is refused, with the offending attributes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::transport) enum TransitionError {
+pub(super) enum TransitionError {
     NoTransition,
     Missing(Mask),
     NotAllowed(Mask),
@@ -196,7 +196,7 @@ pub(in crate::transport) enum TransitionError {
 }
 
 /// Checks whether a queue pair of this service may go from one state to another with these attributes.
-pub(in crate::transport) fn check(
+pub(super) fn check(
     from: QueuePairState,
     to: QueuePairState,
     service: QueuePairType,
