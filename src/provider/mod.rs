@@ -11,11 +11,12 @@
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #[doc(hidden)]
 pub mod abi;
+mod common;
 mod error;
 #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
 pub mod ibverbs;
+mod list;
 mod memory_source;
-mod refusal;
 mod shared_receive;
 pub mod soft;
 
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use error::{Error, ErrorKind, RefusedBacking, RefusedChange, Result};
+pub use list::providers;
 pub use memory_source::{DeviceMemory, DeviceMemoryInit, DmaBufInit};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 
@@ -63,17 +65,6 @@ pub trait Provider: Send + Sync {
 
     /// Opens a device by name. [`ErrorKind::NotFound`] if this provider has none of that name.
     fn open(&self, name: &str) -> Result<Arc<dyn Context>>;
-}
-
-/// Returns the providers of this build.
-pub fn providers() -> &'static [&'static dyn Provider] {
-    static SOFT: soft::SoftProvider = soft::SoftProvider::new();
-    static ALL: &[&dyn Provider] = &[
-        &SOFT,
-        #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
-        &ibverbs::IbverbsProvider,
-    ];
-    ALL
 }
 
 /// An open device.

@@ -118,15 +118,15 @@ impl IbverbsQueuePair {
         // Posting threads check the state: nothing more is posted from here on, and a batch that is being posted is
         // finished first, so that all of it is forgotten.
         let _paused = (to == QueuePairState::Reset).then(|| {
-            self.note_state(to);
+            self.state.note(to);
             self.pause_posting()
         });
         let modified = self.change(from, &attributes, bits)?;
         modified.map_err(|error| {
-            self.note_state(from);
+            self.state.note(from);
             self.refused(from, to, given, &error)
         })?;
-        self.note_state(to);
+        self.state.note(to);
         match to {
             QueuePairState::Reset => {
                 *known = QueuePairAttributes::default();

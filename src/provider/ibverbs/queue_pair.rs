@@ -1,29 +1,27 @@
 //! Queue pairs: lifecycle and posting.
 
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::address_handle::IbverbsAddressHandle;
 use super::completion_queue::own_queue;
 use super::device::Device;
-use super::errors::{self, check_range};
+use super::errors;
 use super::memory::{Domain, IbverbsProtectionDomain};
 use super::multicast::Membership;
 use super::shared_receive::{Use, begin_use, own_xrc_domain};
 use super::sides::{PostError, Side};
 use super::wr_tracker::{Ordered, Retained, WrTracker};
 use super::{convert, gid, sys};
+use crate::provider::common::PostingState;
 use crate::provider::{
     CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result, XrcDomain, send_batch_of_one,
 };
+use crate::queue::QueueError;
 use crate::types::{
     BatchEnd, CompletionSource, Counters, Data, EventObject, Gid, GidEntry, MemoryWindowType, Operation, Qpn,
     QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, RateLimit,
     ReceiveRequest, SendRequest, SharedReceiveQueueNumber, Transport,
 };
-
-/// Marks a destroyed queue pair in `state`; not a state of the standard.
-const DESTROYED: u8 = u8::MAX;
 
 /// A queue pair of an adapter.
 pub(super) struct IbverbsQueuePair {
@@ -35,9 +33,7 @@ pub(super) struct IbverbsQueuePair {
     pub(super) device: Arc<Device>,
     /// Attributes that were set. Locked during a state change, so that there is one at a time.
     known: Mutex<QueuePairAttributes>,
-    /// The state as the application last set it, which posting threads check. The adapter's own changes lead to the
-    /// error states only, and make no difference to them.
-    state: AtomicU8,
+    pub(super) state: PostingState,
     send: Side<sys::SendStaging>,
     receive: Side<sys::ReceiveStaging>,
     shared: Mutex<Option<Use>>,
@@ -51,20 +47,9 @@ pub(super) struct IbverbsQueuePair {
     _xrc_domain: Option<Arc<dyn XrcDomain>>,
 }
 
-/// Checks the sizes; zero becomes the smallest size that a queue has.
+/// Checks the sizes; those of queues that the queue pair does not have become 0.
 fn check_sizes(device: &Device, init: &QueuePairInit<'_>) -> Result<QueuePairCapabilities> {
-    let (limits, asked) = (device.limits(), &init.cap);
-    check_range("create_qp", "max_send_wr", asked.max_send_wr, 0..=limits.max_qp_wr)?;
-    check_range("create_qp", "max_recv_wr", asked.max_recv_wr, 0..=limits.max_qp_wr)?;
-    check_range("create_qp", "max_send_sge", asked.max_send_sge, 0..=limits.max_sge)?;
-    check_range("create_qp", "max_recv_sge", asked.max_recv_sge, 0..=limits.max_sge)?;
-    let mut cap = QueuePairCapabilities {
-        max_send_wr: asked.max_send_wr.max(1),
-        max_recv_wr: asked.max_recv_wr.max(1),
-        max_send_sge: asked.max_send_sge.max(1),
-        max_recv_sge: asked.max_recv_sge.max(1),
-        max_inline_data: asked.max_inline_data,
-    };
+    let mut cap = errors::check_sizes(device.limits(), &init.cap)?;
     let is_xrc = matches!(init.qp_type, QueuePairType::XrcSend | QueuePairType::XrcReceive);
     if init.srq.is_some() || is_xrc {
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
@@ -132,7 +117,7 @@ impl IbverbsQueuePair {
             cap,
             device: Arc::clone(device),
             known: Mutex::default(),
-            state: AtomicU8::new(QueuePairState::Reset as u8),
+            state: PostingState::new(qpn),
             send: Side::new(send, cap.max_send_sge),
             receive: Side::new(receive, cap.max_recv_sge),
             srq: shared.as_ref().map(Use::number),
@@ -153,14 +138,8 @@ impl IbverbsQueuePair {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the state after a change; a destroyed queue pair remains so.
-    pub(super) fn note_state(&self, state: QueuePairState) {
-        let keep_destroyed = |old: u8| (old != DESTROYED).then_some(state as u8);
-        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, keep_destroyed);
-    }
-
     pub(super) fn destroyed(&self, verb: &'static str) -> Error {
-        Error::new(verb, ErrorKind::InvalidState, format!("queue pair {} is destroyed", self.qpn))
+        errors::destroyed(verb, self.qpn)
     }
 
     /// Blocks posting while the guards live.
@@ -172,19 +151,6 @@ impl IbverbsQueuePair {
     pub(super) fn forget_requests(&self) {
         self.send.tracker().reset();
         self.receive.tracker().reset();
-    }
-
-    /// Refuses posting in states below `first`.
-    #[inline]
-    fn check_state(&self, verb: &'static str, first: QueuePairState) -> Result<()> {
-        let state = self.state.load(Ordering::Relaxed);
-        if state >= first as u8 && state != DESTROYED {
-            return Ok(());
-        }
-        let Some(state) = QueuePairState::ALL.get(usize::from(state)) else { return Err(self.destroyed(verb)) };
-        let message =
-            format!("queue pair {} is in {}; posting is allowed from {} on", self.qpn, state.name(), first.name());
-        Err(Error::new(verb, ErrorKind::InvalidState, message))
     }
 
     fn push(&self, request: &SendRequest<'_>, target: sys::Target) -> Result<()> {
@@ -257,7 +223,7 @@ impl IbverbsQueuePair {
     /// Checks that the queue pair takes the request.
     fn check_send(&self, request: &SendRequest<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
-        self.check_state("post_send", QueuePairState::ReadyToSend)?;
+        self.state.check("post_send", QueuePairState::ReadyToSend)?;
         errors::check_operation(self.qp_type, &request.operation)
     }
 
@@ -301,17 +267,7 @@ impl IbverbsQueuePair {
 
     fn check_group(&self, verb: &'static str, gid: Gid) -> Result<()> {
         self.device.check_process(verb)?;
-        let refuse = |message: String| Err(Error::new(verb, ErrorKind::InvalidArgument, message));
-        if self.qp_type != QueuePairType::UnreliableDatagram {
-            let (qpn, qp_type) = (self.qpn, self.qp_type);
-            return refuse(format!(
-                "qp_type of queue pair {qpn} is {qp_type:?}; only UnreliableDatagram receives multicasts"
-            ));
-        }
-        if !gid.is_multicast() {
-            return refuse(format!("gid is {gid}; groups are ff00::/8 and ::ffff:224.0.0.0/100"));
-        }
-        Ok(())
+        errors::check_group(verb, self.qpn, self.qp_type, gid)
     }
 }
 
@@ -372,50 +328,25 @@ impl QueuePair for IbverbsQueuePair {
 
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()> {
         self.check_send(request)?;
-        let refuse = |message: String| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
-        match self.qp_type {
-            QueuePairType::UnreliableDatagram => refuse(
-                "a datagram queue pair needs a destination in each request: an address handle, remote_qpn and \
-                 remote_qkey"
-                    .to_owned(),
-            ),
-            QueuePairType::XrcSend => refuse(format!(
-                "queue pair {} is an XRC initiator; its requests must name a shared receive queue of the peer \
-                 (remote_srq)",
-                self.qpn
-            )),
-            QueuePairType::XrcReceive => {
-                refuse(format!("queue pair {} is an XRC target, which only receives", self.qpn))
-            }
-            _ => self.push(request, sys::Target::Peer),
+        if self.qp_type == QueuePairType::UnreliableDatagram {
+            return Err(errors::from_queue("post_send", &QueueError::NoDestination));
         }
+        errors::check_plain_send(self.qpn, self.qp_type)?;
+        self.push(request, sys::Target::Peer)
     }
 
     fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
         self.check_send(request)?;
-        if self.qp_type != QueuePairType::XrcSend {
-            let message = format!(
-                "the request names shared receive queue {srq}, and queue pair {} is no XRC initiator; leave remote_srq \
-                 out",
-                self.qpn
-            );
-            return Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
-        }
+        errors::check_named_queue(self.qpn, self.qp_type, srq)?;
         self.push(request, sys::Target::SharedReceiveQueue(srq.value()))
     }
 
     fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {
         self.check_send(request)?;
         if self.qp_type != QueuePairType::UnreliableDatagram {
-            let message =
-                "an address handle was given, but the queue pair is connected: its requests go to its one peer";
-            return Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
+            return Err(errors::from_queue("post_send", &QueueError::DestinationNotAllowed));
         }
-        let length = match request.data {
-            Data::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
-            Data::Inline(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
-        };
-        let handle = IbverbsAddressHandle::of_request(target, &self.domain, length)?;
+        let handle = IbverbsAddressHandle::of_request(target, &self.domain, errors::length_of(&request.data))?;
         let (qpn, qkey) = (target.remote_qpn.value(), target.remote_qkey.0);
         self.push(request, sys::Target::Datagram { handle, qpn, qkey })
     }
@@ -443,8 +374,7 @@ impl QueuePair for IbverbsQueuePair {
         self.check_group("detach_mcast", gid)?;
         let mut groups = self.groups();
         if groups.iter().all(|(group, _)| *group != gid) {
-            let message = format!("queue pair {} is not attached to the group {gid}", self.qpn);
-            return Err(Error::new("detach_mcast", ErrorKind::InvalidArgument, message));
+            return Err(errors::not_attached(self.qpn, gid));
         }
         let detached = self.sys.detach_mcast(gid.to_bytes()).ok_or_else(|| self.destroyed("detach_mcast"))?;
         detached.map_err(|error| errors::from_errno("detach_mcast", format!("gid is {gid}"), &error))?;
@@ -455,7 +385,7 @@ impl QueuePair for IbverbsQueuePair {
     fn send_end(&self, end: BatchEnd) -> Result<()> {
         self.device.check_process("post_send")?;
         // The state may have been changed since the requests were pushed.
-        let allowed = || self.check_state("post_send", QueuePairState::ReadyToSend);
+        let allowed = || self.state.check("post_send", QueuePairState::ReadyToSend);
         self.settle(self.send.tracker(), self.send.end(end, &self.sys, allowed))
     }
 
@@ -465,7 +395,7 @@ impl QueuePair for IbverbsQueuePair {
             matches!(self.qp_type, QueuePairType::ReliableConnection | QueuePairType::UnreliableConnection);
         if is_connected && let Some(alone) = sys::Alone::of(&self.sys, request) {
             self.check_send(request)?;
-            let allowed = || self.check_state("post_send", QueuePairState::ReadyToSend);
+            let allowed = || self.state.check("post_send", QueuePairState::ReadyToSend);
             let posted = self.send.post_alone(request, alone, self.cap.max_inline_data, &self.sys, allowed);
             return self.settle(self.send.tracker(), posted);
         }
@@ -480,24 +410,14 @@ impl QueuePair for IbverbsQueuePair {
 
     fn recv_push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
         self.device.check_process("post_recv")?;
-        self.check_state("post_recv", QueuePairState::Init)?;
-        let message = match (self.srq, self.qp_type) {
-            (Some(srq), _) => {
-                format!("queue pair {} takes its receives from shared receive queue {srq}; post them there", self.qpn)
-            }
-            (None, QueuePairType::XrcSend) => format!("queue pair {} is an XRC initiator, which only sends", self.qpn),
-            (None, QueuePairType::XrcReceive) => format!(
-                "queue pair {} is an XRC target; post receives to the shared receive queues of its domain",
-                self.qpn
-            ),
-            _ => return self.receive.push(request),
-        };
-        Err(Error::new("post_recv", ErrorKind::InvalidArgument, message))
+        self.state.check("post_recv", QueuePairState::Init)?;
+        errors::check_receive(self.qpn, self.qp_type, self.srq)?;
+        self.receive.push(request)
     }
 
     fn recv_end(&self, end: BatchEnd) -> Result<()> {
         self.device.check_process("post_recv")?;
-        let allowed = || self.check_state("post_recv", QueuePairState::Init);
+        let allowed = || self.state.check("post_recv", QueuePairState::Init);
         self.settle(self.receive.tracker(), self.receive.end(end, &self.sys, allowed))
     }
 
@@ -506,19 +426,16 @@ impl QueuePair for IbverbsQueuePair {
         self.device.check_process("destroy_qp")?;
         // A second caller returns only after the queue pair is destroyed.
         let _known = self.known();
-        let before = self.state.swap(DESTROYED, Ordering::AcqRel);
-        if before == DESTROYED {
-            return Ok(());
-        }
+        let Some(before) = self.state.destroy() else { return Ok(()) };
         for (group, _) in self.groups().drain(..) {
             let _ = self.sys.detach_mcast(group.to_bytes());
         }
-        if before != QueuePairState::Reset as u8 {
+        if before != QueuePairState::Reset {
             let error = sys::QpAttr { qp_state: QueuePairState::Error as u32, ..sys::QpAttr::default() };
             let _ = self.sys.modify(&error, 1);
         }
         if let Err(error) = self.sys.destroy() {
-            self.state.store(before, Ordering::Release);
+            self.state.restore(before);
             return Err(errors::from_errno("destroy_qp", format!("queue pair {}", self.qpn), &error));
         }
         for side in [&self.send.tracker, &self.receive.tracker] {

@@ -96,9 +96,7 @@ impl IbverbsSharedReceiveQueue {
             let message = format!("max_srq of {} is 0: it has no shared receive queues", device.name());
             return Err(Error::new("create_srq", ErrorKind::Unsupported, message));
         }
-        check_range("create_srq", "max_wr", init.max_wr, 1..=limits.max_srq_wr)?;
-        check_range("create_srq", "max_sge", init.max_sge, 0..=limits.max_srq_sge)?;
-        check_range("create_srq", "srq_limit", init.srq_limit, 0..=init.max_wr)?;
+        errors::check_srq_sizes(limits, init)?;
         let number = device.next_number("create_srq")?;
         let asked = sys::SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge.max(1), srq_limit: 0 };
         let xrc = match &init.xrc {
@@ -189,8 +187,7 @@ impl IbverbsSharedReceiveQueue {
     }
 
     fn destroyed(&self, verb: &'static str) -> Error {
-        let message = format!("shared receive queue {} is destroyed", self.number);
-        Error::new(verb, ErrorKind::InvalidState, message)
+        errors::destroyed_srq(verb, self.number)
     }
 
     fn status(&self, verb: &'static str) -> Result<sys::SrqAttr> {
@@ -208,11 +205,7 @@ pub(super) fn begin_use(device: &Arc<Device>, srq: &Arc<dyn SharedReceiveQueue>)
         _ => return Err(errors::foreign("create_qp", "srq")),
     };
     if queue.is_xrc {
-        let message = format!(
-            "srq {} belongs to an XRC domain: the messages of XRC targets name it, other queue pairs cannot use it",
-            queue.number
-        );
-        return Err(Error::new("create_qp", ErrorKind::InvalidArgument, message));
+        return Err(errors::srq_of_xrc(queue.number));
     }
     let mut users = queue.users();
     if queue.sys.query().is_none() {
@@ -340,11 +333,7 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         device.check_process("destroy_srq")?;
         let users = self.users();
         if *users > 0 {
-            let message = format!(
-                "{users} queue pairs take their receives from shared receive queue {}; destroy them first",
-                self.number
-            );
-            return Err(Error::new("destroy_srq", ErrorKind::Busy, message));
+            return Err(errors::srq_in_use(self.number, *users));
         }
         let destroyed = self.sys.destroy();
         let destroyed = destroyed.map_err(|error| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-pub(super) use crate::provider::refusal::check_range;
+pub(super) use crate::provider::common::refusal::check_range;
 use crate::provider::{Error, ErrorKind, Result};
 
 /// The number of objects of a kind, and its limit.

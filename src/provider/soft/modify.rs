@@ -30,13 +30,7 @@ pub(super) enum PathKind {
 impl SoftQueuePair {
     pub(super) fn modify_state(&self, attributes: &QueuePairAttributes) -> Result<()> {
         let mut path = self.path.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_destroyed() {
-            return Err(Error::new(
-                "modify_qp",
-                ErrorKind::InvalidState,
-                format!("queue pair {} is destroyed", self.qpn),
-            ));
-        }
+        self.state.check_alive("modify_qp")?;
         let limits = self.modify_limits();
         let mut given = *attributes;
         let can_segment = self.device.peer_capabilities().segmentation_offload;
@@ -116,14 +110,14 @@ impl SoftQueuePair {
     ) -> Result<()> {
         let mut outcome = Err(errors::engine_failed("modify_qp"));
         self.shard.command(|core, now| {
-            if self.is_destroyed() {
-                // The number may be another queue pair's by now.
-                outcome = self.check_alive("modify_qp");
+            // The number may be another queue pair's by now.
+            if let Err(error) = self.state.check_alive("modify_qp") {
+                outcome = Err(error);
                 return;
             }
             let modified = core.endpoint.modify_queue_pair(now, self.qpn, given, source, limits);
             if let Some(state) = core.endpoint.queue_pair_state(self.qpn) {
-                self.note_state(state);
+                self.state.note(state);
             }
             outcome = modified.map_err(|error| errors::from_modify(&error));
         });
@@ -135,7 +129,7 @@ impl SoftQueuePair {
         let mut outcome = Err(errors::engine_failed(verb));
         self.shard.command(|core, now| {
             // The number may be another queue pair's once this one is destroyed.
-            outcome = self.check_alive(verb);
+            outcome = self.state.check_alive(verb);
             if outcome.is_ok() {
                 let limited = core.endpoint.limit_rate(now, self.qpn, limit);
                 outcome = limited.map_err(|error| errors::from_modify(&error));

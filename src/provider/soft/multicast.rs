@@ -33,7 +33,7 @@ impl SoftQueuePair {
         let group = self.check_group("attach_mcast", gid)?;
         let mut groups = self.device.attachments.lock();
         // Checked under the lock: destruction marks the queue pair before it takes the lock.
-        self.check_alive("attach_mcast")?;
+        self.state.check_alive("attach_mcast")?;
         let members = groups.get(&group.address).map_or(&[][..], Vec::as_slice);
         if members.contains(&self.qpn) {
             return Ok(());
@@ -58,10 +58,7 @@ impl SoftQueuePair {
         let group = self.check_group("detach_mcast", gid)?;
         let mut groups = self.device.attachments.lock();
         let members = groups.get_mut(&group.address).filter(|members| members.contains(&self.qpn));
-        let Some(members) = members else {
-            let message = format!("queue pair {} is not attached to the group {gid}", self.qpn);
-            return Err(Error::new("detach_mcast", ErrorKind::InvalidArgument, message));
-        };
+        let members = members.ok_or_else(|| errors::not_attached(self.qpn, gid))?;
         members.retain(|member| *member != self.qpn);
         if members.is_empty() {
             groups.remove(&group.address);
@@ -86,23 +83,17 @@ impl SoftQueuePair {
     }
 
     fn check_group(&self, verb: &'static str, gid: Gid) -> Result<Group> {
-        let refuse = |message: String| Err(Error::new(verb, ErrorKind::InvalidArgument, message));
-        if self.qp_type != QueuePairType::UnreliableDatagram {
-            return refuse(format!(
-                "qp_type of queue pair {} is {:?}; only UnreliableDatagram receives multicasts",
-                self.qpn, self.qp_type
-            ));
-        }
-        if !gid.is_multicast() {
-            return refuse(format!("gid is {gid}; groups are ff00::/8 and ::ffff:224.0.0.0/100"));
-        }
+        errors::check_group(verb, self.qpn, self.qp_type, gid)?;
         let address = gid.to_ip();
         let interface = &self.device.interface;
         let addresses = self.device.addresses();
         let own = addresses.iter().find(|(_, own)| own.ip.is_ipv4() == address.is_ipv4());
         match own {
             Some((_, own)) => Ok(Group { address, own: own.ip, interface: interface.index }),
-            None => refuse(format!("gid is {gid}, but the device has no address of that family")),
+            None => {
+                let message = format!("gid is {gid}, but the device has no address of that family");
+                Err(Error::new(verb, ErrorKind::InvalidArgument, message))
+            }
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Queue pairs: lifecycle and posting.
 
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::address_handle::SoftAddressHandle;
@@ -12,17 +11,14 @@ use super::modify::PathKind;
 use super::protection_domain::{Domain, SoftProtectionDomain};
 use super::receive_kind::ReceiveKind;
 use crate::engine::{Doorbell, Shard};
-use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result};
-use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
+use crate::provider::common::PostingState;
+use crate::provider::{CompletionQueue, DatagramTarget, Error, QueuePair, QueuePairInit, Result};
+use crate::queue::{QueueError, ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
-    BatchEnd, CompletionSource, Counters, Data, EventObject, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, RateLimit, ReceiveRequest, SendRequest,
-    SharedReceiveQueueNumber,
+    BatchEnd, CompletionSource, Counters, EventObject, Gid, Qpn, QueuePairAttributes, QueuePairReport, QueuePairState,
+    QueuePairStatus, QueuePairType, RateLimit, ReceiveRequest, SendRequest, SharedReceiveQueueNumber,
 };
-
-/// Marks a destroyed queue pair; not a state of the standard.
-const DESTROYED: u8 = u8::MAX;
 
 /// A queue pair of a software device.
 pub(super) struct SoftQueuePair {
@@ -32,9 +28,7 @@ pub(super) struct SoftQueuePair {
     pub(super) device: Arc<Device>,
     /// Kind of the path. The lock serializes state changes.
     pub(super) path: Mutex<PathKind>,
-    /// State last set by the application, read by posting threads. The engine's own changes lead only to the error
-    /// states, which make no difference to posting.
-    state: AtomicU8,
+    pub(super) state: PostingState,
     doorbell: Arc<Doorbell>,
     send: Arc<SendQueue>,
     receive: Arc<ReceiveQueue>,
@@ -80,23 +74,6 @@ fn check_queue(device: &Arc<Device>, queue: &Arc<dyn CompletionQueue>, name: &st
     }
 }
 
-/// Checks the sizes and raises those that are zero to the smallest that a queue has.
-fn check_sizes(device: &Device, asked: &QueuePairCapabilities) -> Result<QueuePairCapabilities> {
-    let limits = &device.attributes;
-    check_range("create_qp", "max_send_wr", asked.max_send_wr, 0..=limits.max_qp_wr)?;
-    check_range("create_qp", "max_recv_wr", asked.max_recv_wr, 0..=limits.max_qp_wr)?;
-    check_range("create_qp", "max_send_sge", asked.max_send_sge, 0..=limits.max_sge)?;
-    check_range("create_qp", "max_recv_sge", asked.max_recv_sge, 0..=limits.max_sge)?;
-    check_range("create_qp", "max_inline_data", asked.max_inline_data, 0..=limits.max_inline_data)?;
-    Ok(QueuePairCapabilities {
-        max_send_wr: asked.max_send_wr.max(1),
-        max_recv_wr: asked.max_recv_wr.max(1),
-        max_send_sge: asked.max_send_sge.max(1),
-        max_recv_sge: asked.max_recv_sge.max(1),
-        max_inline_data: asked.max_inline_data,
-    })
-}
-
 impl SoftQueuePair {
     pub(super) fn new(device: &Arc<Device>, init: &QueuePairInit<'_>) -> Result<Self> {
         let domain = match init.pd.as_any().downcast_ref::<SoftProtectionDomain>() {
@@ -105,7 +82,9 @@ impl SoftQueuePair {
         };
         check_queue(device, init.send_cq, "send_cq")?;
         check_queue(device, init.recv_cq, "recv_cq")?;
-        let cap = check_sizes(device, &init.cap)?;
+        let limits = &device.attributes;
+        let cap = errors::check_sizes(limits, &init.cap)?;
+        check_range("create_qp", "max_inline_data", cap.max_inline_data, 0..=limits.max_inline_data)?;
         let receive_kind = ReceiveKind::of(device, init)?;
         let cap = receive_kind.limit(cap);
         let started = device.engine.start();
@@ -145,7 +124,7 @@ impl SoftQueuePair {
             shard,
             device: Arc::clone(device),
             path: Mutex::default(),
-            state: AtomicU8::new(QueuePairState::Reset as u8),
+            state: PostingState::new(qpn),
             doorbell: Doorbell::new(qpn),
             send,
             receive,
@@ -156,47 +135,18 @@ impl SoftQueuePair {
         })
     }
 
-    /// Records the state after a change; a destroyed queue pair stays destroyed.
-    pub(super) fn note_state(&self, state: QueuePairState) {
-        let keep_destroyed = |old: u8| (old != DESTROYED).then_some(state as u8);
-        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, keep_destroyed);
-    }
-
-    pub(super) fn is_destroyed(&self) -> bool {
-        self.state.load(Ordering::Acquire) == DESTROYED
-    }
-
-    /// Fails in states below `first`, in which posting is refused.
-    #[inline]
-    fn check_state(&self, verb: &'static str, first: QueuePairState) -> Result<()> {
-        let state = self.state.load(Ordering::Relaxed);
-        if state >= first as u8 && state != DESTROYED { Ok(()) } else { Err(self.wrong_state(verb, state, first)) }
-    }
-
     /// Checks the state again, since it may have changed after the batch began. If it becomes RESET only now, leaving
     /// RESET discards what was posted there.
     #[inline]
     fn check_batch(&self, verb: &'static str, first: QueuePairState, end: BatchEnd) -> Result<()> {
-        if end == BatchEnd::Rollback { Ok(()) } else { self.check_state(verb, first) }
+        if end == BatchEnd::Rollback { Ok(()) } else { self.state.check(verb, first) }
     }
 
+    /// Explains why a receive is refused. A queue that the queue pair does not have is always full.
     #[cold]
-    fn wrong_state(&self, verb: &'static str, state: u8, first: QueuePairState) -> Error {
-        let message = match QueuePairState::ALL.get(usize::from(state)) {
-            Some(state) => {
-                format!("queue pair {} is in {}; posting is allowed from {} on", self.qpn, state.name(), first.name())
-            }
-            None => destroyed(self.qpn),
-        };
-        Error::new(verb, ErrorKind::InvalidState, message)
-    }
-
-    /// Fails once the queue pair is destroyed.
-    pub(super) fn check_alive(&self, verb: &'static str) -> Result<()> {
-        if self.is_destroyed() {
-            return Err(Error::new(verb, ErrorKind::InvalidState, destroyed(self.qpn)));
-        }
-        Ok(())
+    fn receive_refused(&self, error: &QueueError) -> Error {
+        let is_its_own = errors::check_receive(self.qpn, self.qp_type, self.receive_kind.shared());
+        is_its_own.err().unwrap_or_else(|| errors::from_queue("post_recv", error))
     }
 
     /// Runs `read` on the endpoint's queue pair.
@@ -209,19 +159,15 @@ impl SoftQueuePair {
         let commanded = self.shard.command(|core, _| {
             // Checked with the shard held: destruction marks the queue pair before it takes the shard, and the number
             // may be another queue pair's afterwards.
-            if !self.is_destroyed() {
+            if !self.state.is_destroyed() {
                 answer = read(&core.endpoint);
             }
         });
         if !commanded {
             return Err(errors::engine_failed(verb));
         }
-        answer.ok_or_else(|| Error::new(verb, ErrorKind::InvalidState, destroyed(self.qpn)))
+        answer.ok_or_else(|| errors::destroyed(verb, self.qpn))
     }
-}
-
-fn destroyed(qpn: Qpn) -> String {
-    format!("queue pair {qpn} is destroyed")
 }
 
 impl QueuePair for SoftQueuePair {
@@ -254,9 +200,9 @@ impl QueuePair for SoftQueuePair {
     #[inline]
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
-        self.check_state("post_send", QueuePairState::ReadyToSend)?;
+        self.state.check("post_send", QueuePairState::ReadyToSend)?;
         if self.qp_type != QueuePairType::ReliableConnection {
-            self.receive_kind.check_plain_send(self.qpn)?;
+            errors::check_plain_send(self.qpn, self.qp_type)?;
             errors::check_operation(self.qp_type, &request.operation)?;
         }
         self.send.push(request).map_err(|error| errors::from_send_queue(&self.send, &error))
@@ -264,19 +210,16 @@ impl QueuePair for SoftQueuePair {
 
     fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
         self.device.check_process("post_send")?;
-        self.check_state("post_send", QueuePairState::ReadyToSend)?;
-        self.receive_kind.check_named_queue(self.qpn, srq)?;
+        self.state.check("post_send", QueuePairState::ReadyToSend)?;
+        errors::check_named_queue(self.qpn, self.qp_type, srq)?;
         self.send.push_to_srq(request, srq).map_err(|error| errors::from_send_queue(&self.send, &error))
     }
 
     fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
-        self.check_state("post_send", QueuePairState::ReadyToSend)?;
+        self.state.check("post_send", QueuePairState::ReadyToSend)?;
         errors::check_operation(self.qp_type, &request.operation)?;
-        let length = match request.data {
-            Data::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
-            Data::Inline(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
-        };
+        let length = errors::length_of(&request.data);
         let destination = SoftAddressHandle::destination(target, &self.domain, self.send_side.shard, length)?;
         self.send.push_to(request, &destination).map_err(|error| errors::from_send_queue(&self.send, &error))
     }
@@ -313,8 +256,8 @@ impl QueuePair for SoftQueuePair {
     #[inline]
     fn recv_push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
         self.device.check_process("post_recv")?;
-        self.check_state("post_recv", QueuePairState::Init)?;
-        self.receive.push(request).map_err(|error| self.receive_kind.receive_refused(self.qpn, &error))
+        self.state.check("post_recv", QueuePairState::Init)?;
+        self.receive.push(request).map_err(|error| self.receive_refused(&error))
     }
 
     #[inline]
@@ -333,7 +276,7 @@ impl QueuePair for SoftQueuePair {
         self.device.check_process("destroy_qp")?;
         let mut begun = None;
         self.shard.command(|core, _| {
-            if !self.is_destroyed() {
+            if !self.state.is_destroyed() {
                 begun = core.endpoint.stop_receiving(self.qpn);
             }
         });
@@ -347,7 +290,7 @@ impl QueuePair for SoftQueuePair {
     /// Waits only for the engine's pass in progress. Outstanding requests are discarded, not flushed.
     fn destroy(&self) -> Result<()> {
         self.device.check_process("destroy_qp")?;
-        if self.state.swap(DESTROYED, Ordering::AcqRel) == DESTROYED {
+        if self.state.destroy().is_none() {
             return Ok(());
         }
         self.leave_groups();
@@ -375,9 +318,9 @@ impl QueuePair for SoftQueuePair {
 
     fn report(&self) -> Result<QueuePairReport> {
         self.device.check_process("query_qp")?;
-        let destroyed = || Error::new("query_qp", ErrorKind::InvalidState, destroyed(self.qpn));
+        let destroyed = || errors::destroyed("query_qp", self.qpn);
         let (mut report, since) =
-            self.shard.queue_pair_report(self.qpn).filter(|_| !self.is_destroyed()).ok_or_else(destroyed)?;
+            self.shard.queue_pair_report(self.qpn).filter(|_| !self.state.is_destroyed()).ok_or_else(destroyed)?;
         if let Some(peer) = report.peer_address() {
             // Unmatched packets may arrive at any shard. The shards' clocks start with the device, within microseconds.
             let shards = self.device.engine.shards().iter();

@@ -1,14 +1,14 @@
-//! The queues of a queue pair, and the requests that it therefore accepts.
+//! The queues of a queue pair.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::device::Device;
 use super::errors;
 use super::shared_receive::{Use, begin_use, own_xrc_domain};
-use crate::provider::{Error, ErrorKind, QueuePairInit, Result, XrcDomain};
-use crate::queue::{self, QueueError, ReceiveQueue};
+use crate::provider::{QueuePairInit, Result, XrcDomain};
+use crate::queue::{self, ReceiveQueue};
 use crate::transport::ReceiveSource;
-use crate::types::{Qpn, QueuePairCapabilities, QueuePairType, SharedReceiveQueueNumber};
+use crate::types::{QueuePairCapabilities, QueuePairType, SharedReceiveQueueNumber};
 
 /// The queues of a queue pair.
 pub(super) enum ReceiveKind {
@@ -64,57 +64,12 @@ impl ReceiveKind {
         }
     }
 
-    /// Refuses send requests that name no queue of the peer but must.
-    pub(super) fn check_plain_send(&self, qpn: Qpn) -> Result<()> {
+    /// Returns the number of the shared queue, if it takes receives from one.
+    pub(super) fn shared(&self) -> Option<SharedReceiveQueueNumber> {
         match self {
-            Self::Initiator | Self::Target { .. } => Err(self.send_refused(qpn)),
-            _ => Ok(()),
+            Self::Sharing { queue, .. } => Some(queue.number()),
+            _ => None,
         }
-    }
-
-    /// Explains why a plain send request is refused.
-    #[cold]
-    fn send_refused(&self, qpn: Qpn) -> Error {
-        let message = match self {
-            Self::Target { .. } => format!("queue pair {qpn} is an XRC target, which only receives"),
-            _ => format!(
-                "queue pair {qpn} is an XRC initiator; its requests must name a shared receive queue of the peer \
-                 (remote_srq)"
-            ),
-        };
-        Error::new("post_send", ErrorKind::InvalidArgument, message)
-    }
-
-    /// Refuses requests that name a queue of the peer but cannot.
-    pub(super) fn check_named_queue(&self, qpn: Qpn, srq: SharedReceiveQueueNumber) -> Result<()> {
-        match self {
-            Self::Initiator => Ok(()),
-            Self::Target { .. } => Err(self.send_refused(qpn)),
-            _ => {
-                let message = format!(
-                    "the request names shared receive queue {srq}, and queue pair {qpn} is no XRC initiator; leave \
-                     remote_srq out"
-                );
-                Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
-            }
-        }
-    }
-
-    /// Explains why a receive is refused. A queue that the queue pair does not have is always full.
-    #[cold]
-    pub(super) fn receive_refused(&self, qpn: Qpn, error: &QueueError) -> Error {
-        let message = match self {
-            Self::Both => return errors::from_queue("post_recv", error),
-            Self::Sharing { queue, .. } => format!(
-                "queue pair {qpn} takes its receives from shared receive queue {}; post them there",
-                queue.number()
-            ),
-            Self::Initiator => format!("queue pair {qpn} is an XRC initiator, which only sends"),
-            Self::Target { .. } => {
-                format!("queue pair {qpn} is an XRC target; post receives to the shared receive queues of its domain")
-            }
-        };
-        Error::new("post_recv", ErrorKind::InvalidArgument, message)
     }
 
     /// Ends the use of the shared queue when the queue pair is destroyed.

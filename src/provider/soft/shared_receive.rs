@@ -93,10 +93,7 @@ impl Drop for Use {
 impl SoftSharedReceiveQueue {
     pub(super) fn new(domain: &Arc<Domain>, init: &SharedReceiveQueueInit<'_>) -> Result<Self> {
         let device = &domain.device;
-        let limits = &device.attributes;
-        check_range("create_srq", "max_wr", init.max_wr, 1..=limits.max_srq_wr)?;
-        check_range("create_srq", "max_sge", init.max_sge, 0..=limits.max_srq_sge)?;
-        check_range("create_srq", "srq_limit", init.srq_limit, 0..=init.max_wr)?;
+        errors::check_srq_sizes(&device.attributes, init)?;
         let xrc = init.xrc.map(|xrc| XrcSide::new(device, xrc.domain, xrc.cq)).transpose()?;
         let share = device.shared_receive_queues.take("create_srq")?;
         let queue = queue::SharedReceiveQueue::new(SharedReceiveInit {
@@ -128,8 +125,7 @@ impl SoftSharedReceiveQueue {
     }
 
     fn destroyed(&self, verb: &'static str) -> Error {
-        let message = format!("shared receive queue {} is destroyed", self.queue.number());
-        Error::new(verb, ErrorKind::InvalidState, message)
+        errors::destroyed_srq(verb, self.queue.number())
     }
 
     fn error_of(&self, verb: &'static str, error: &ChangeError) -> Error {
@@ -151,11 +147,7 @@ pub(super) fn begin_use(
         _ => return Err(errors::foreign("create_qp", "srq")),
     };
     if queue.xrc.is_some() {
-        let message = format!(
-            "srq {} belongs to an XRC domain: the messages of XRC targets name it, other queue pairs cannot use it",
-            queue.queue.number()
-        );
-        return Err(Error::new("create_qp", ErrorKind::InvalidArgument, message));
+        return Err(errors::srq_of_xrc(queue.queue.number()));
     }
     let mut life = queue.life();
     if life.destroyed {
@@ -220,11 +212,7 @@ impl SharedReceiveQueue for SoftSharedReceiveQueue {
         self.device.check_process("destroy_srq")?;
         let mut life = self.life();
         if life.queue_pairs > 0 {
-            let (number, users) = (self.queue.number(), life.queue_pairs);
-            let message = format!(
-                "{users} queue pairs take their receives from shared receive queue {number}; destroy them first"
-            );
-            return Err(Error::new("destroy_srq", ErrorKind::Busy, message));
+            return Err(errors::srq_in_use(self.queue.number(), life.queue_pairs));
         }
         if std::mem::replace(&mut life.destroyed, true) {
             return Ok(());

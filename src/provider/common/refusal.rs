@@ -1,0 +1,242 @@
+//! Checks that all providers share, and errors of the layers below, with the same texts everywhere.
+
+use std::ops::RangeInclusive;
+
+use crate::provider::{Error, ErrorKind, QueuePairInit, Result, SharedReceiveQueueInit};
+use crate::queue::QueueError;
+use crate::types::modify::ModifyError;
+use crate::types::{
+    Data, DeviceAttributes, DomainId, Gid, Operation, Qpn, QueuePairCapabilities, QueuePairType,
+    SharedReceiveQueueNumber,
+};
+
+pub(in crate::provider) fn from_queue(verb: &'static str, error: &QueueError) -> Error {
+    let kind = match error {
+        QueueError::Full { .. } => ErrorKind::QueueFull,
+        QueueError::NotBegun => ErrorKind::InvalidState,
+        _ => ErrorKind::InvalidArgument,
+    };
+    Error::new(verb, kind, error.to_string())
+}
+
+pub(in crate::provider) fn from_modify(error: &ModifyError) -> Error {
+    let kind = match error {
+        ModifyError::UnknownQueuePair
+        | ModifyError::NoTransition { .. }
+        | ModifyError::WrongCurrentState { .. }
+        | ModifyError::StillDraining { .. } => ErrorKind::InvalidState,
+        _ => ErrorKind::InvalidArgument,
+    };
+    Error::new("modify_qp", kind, error.to_string())
+}
+
+/// Returns the error for a device that was opened before the process forked: its resources belong to the parent.
+pub(in crate::provider) fn inherited(verb: &'static str) -> Error {
+    let message = "the device belongs to the process that this one was forked from; open it again in this process";
+    Error::new(verb, ErrorKind::InvalidState, message)
+}
+
+/// Returns the error for a destroyed queue pair.
+pub(in crate::provider) fn destroyed(verb: &'static str, qpn: Qpn) -> Error {
+    Error::new(verb, ErrorKind::InvalidState, format!("queue pair {qpn} is destroyed"))
+}
+
+/// Returns the error for a destroyed shared receive queue.
+pub(in crate::provider) fn destroyed_srq(verb: &'static str, srq: SharedReceiveQueueNumber) -> Error {
+    Error::new(verb, ErrorKind::InvalidState, format!("shared receive queue {srq} is destroyed"))
+}
+
+/// Returns the error for destroying a shared receive queue that queue pairs use.
+pub(in crate::provider) fn srq_in_use(srq: SharedReceiveQueueNumber, users: u32) -> Error {
+    let message =
+        format!("{users} queue pairs take their receives from shared receive queue {srq}; destroy them first");
+    Error::new("destroy_srq", ErrorKind::Busy, message)
+}
+
+/// Returns the error for a new queue pair that is to use the shared receive queue of an XRC domain.
+pub(in crate::provider) fn srq_of_xrc(srq: SharedReceiveQueueNumber) -> Error {
+    let message = format!(
+        "srq {srq} belongs to an XRC domain: the messages of XRC targets name it, other queue pairs cannot use it"
+    );
+    Error::new("create_qp", ErrorKind::InvalidArgument, message)
+}
+
+/// Returns the error for an object of another device.
+pub(in crate::provider) fn foreign(verb: &'static str, object: &str) -> Error {
+    Error::new(verb, ErrorKind::InvalidArgument, format!("{object} belongs to another device"))
+}
+
+/// Refuses a value outside the allowed range, naming the attribute.
+pub(in crate::provider) fn check_range(
+    verb: &'static str,
+    attribute: &str,
+    given: u32,
+    allowed: RangeInclusive<u32>,
+) -> Result<()> {
+    if allowed.contains(&given) {
+        return Ok(());
+    }
+    let message = format!("{attribute} is {given}; allowed are {} to {}", allowed.start(), allowed.end());
+    Err(Error::new(verb, ErrorKind::InvalidArgument, message))
+}
+
+/// Checks the sizes of a new queue pair, except that of inline data, and raises those that are zero to the smallest
+/// that a queue has.
+pub(in crate::provider) fn check_sizes(
+    limits: &DeviceAttributes,
+    asked: &QueuePairCapabilities,
+) -> Result<QueuePairCapabilities> {
+    check_range("create_qp", "max_send_wr", asked.max_send_wr, 0..=limits.max_qp_wr)?;
+    check_range("create_qp", "max_recv_wr", asked.max_recv_wr, 0..=limits.max_qp_wr)?;
+    check_range("create_qp", "max_send_sge", asked.max_send_sge, 0..=limits.max_sge)?;
+    check_range("create_qp", "max_recv_sge", asked.max_recv_sge, 0..=limits.max_sge)?;
+    Ok(QueuePairCapabilities {
+        max_send_wr: asked.max_send_wr.max(1),
+        max_recv_wr: asked.max_recv_wr.max(1),
+        max_send_sge: asked.max_send_sge.max(1),
+        max_recv_sge: asked.max_recv_sge.max(1),
+        max_inline_data: asked.max_inline_data,
+    })
+}
+
+/// Checks the sizes of a new shared receive queue.
+pub(in crate::provider) fn check_srq_sizes(limits: &DeviceAttributes, init: &SharedReceiveQueueInit<'_>) -> Result<()> {
+    check_range("create_srq", "max_wr", init.max_wr, 1..=limits.max_srq_wr)?;
+    check_range("create_srq", "max_sge", init.max_sge, 0..=limits.max_srq_sge)?;
+    check_range("create_srq", "srq_limit", init.srq_limit, 0..=init.max_wr)
+}
+
+/// Refuses operations that queue pairs of this type do not have.
+pub(in crate::provider) fn check_operation(qp_type: QueuePairType, operation: &Operation) -> Result<()> {
+    if operation.is_possible_on(qp_type) {
+        return Ok(());
+    }
+    let possible = match qp_type {
+        QueuePairType::UnreliableDatagram => "SEND with or without immediate",
+        _ => "SEND and RDMA WRITE, with or without immediate",
+    };
+    let message = format!("opcode is {}; a queue pair of type {} takes {possible}", operation.name(), qp_type.name());
+    Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+}
+
+/// Refuses send requests without a queue of the peer on queue pairs whose requests name one, or that have no requests.
+pub(in crate::provider) fn check_plain_send(qpn: Qpn, qp_type: QueuePairType) -> Result<()> {
+    let message = match qp_type {
+        QueuePairType::XrcReceive => format!("queue pair {qpn} is an XRC target, which only receives"),
+        QueuePairType::XrcSend => format!(
+            "queue pair {qpn} is an XRC initiator; its requests must name a shared receive queue of the peer \
+             (remote_srq)"
+        ),
+        _ => return Ok(()),
+    };
+    Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+}
+
+/// Refuses send requests that name a queue of the peer on queue pairs whose requests cannot.
+pub(in crate::provider) fn check_named_queue(
+    qpn: Qpn,
+    qp_type: QueuePairType,
+    srq: SharedReceiveQueueNumber,
+) -> Result<()> {
+    match qp_type {
+        QueuePairType::XrcSend => Ok(()),
+        QueuePairType::XrcReceive => check_plain_send(qpn, qp_type),
+        _ => {
+            let message = format!(
+                "the request names shared receive queue {srq}, and queue pair {qpn} is no XRC initiator; leave \
+                 remote_srq out"
+            );
+            Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+        }
+    }
+}
+
+/// Refuses receives on queue pairs without a receive queue of their own; `srq` is the shared one that it uses.
+pub(in crate::provider) fn check_receive(
+    qpn: Qpn,
+    qp_type: QueuePairType,
+    srq: Option<SharedReceiveQueueNumber>,
+) -> Result<()> {
+    let message = match (srq, qp_type) {
+        (Some(srq), _) => {
+            format!("queue pair {qpn} takes its receives from shared receive queue {srq}; post them there")
+        }
+        (None, QueuePairType::XrcSend) => format!("queue pair {qpn} is an XRC initiator, which only sends"),
+        (None, QueuePairType::XrcReceive) => {
+            format!("queue pair {qpn} is an XRC target; post receives to the shared receive queues of its domain")
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::new("post_recv", ErrorKind::InvalidArgument, message))
+}
+
+/// Refuses groups that the queue pair cannot be in, and addresses that are no group's.
+pub(in crate::provider) fn check_group(verb: &'static str, qpn: Qpn, qp_type: QueuePairType, gid: Gid) -> Result<()> {
+    let message = if qp_type != QueuePairType::UnreliableDatagram {
+        format!("qp_type of queue pair {qpn} is {qp_type:?}; only UnreliableDatagram receives multicasts")
+    } else if !gid.is_multicast() {
+        format!("gid is {gid}; groups are ff00::/8 and ::ffff:224.0.0.0/100")
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(verb, ErrorKind::InvalidArgument, message))
+}
+
+/// Returns the error for detaching a queue pair from a group that it is not in.
+pub(in crate::provider) fn not_attached(qpn: Qpn, gid: Gid) -> Error {
+    let message = format!("queue pair {qpn} is not attached to the group {gid}");
+    Error::new("detach_mcast", ErrorKind::InvalidArgument, message)
+}
+
+/// Refuses a new queue pair whose shared receive queue or XRC domain does not fit its type.
+pub(in crate::provider) fn check_parts(init: &QueuePairInit<'_>) -> Result<()> {
+    let message = match (init.qp_type, init.srq, init.xrc_domain) {
+        (QueuePairType::XrcSend | QueuePairType::XrcReceive, Some(_), _) => {
+            "srq is given; an XRC queue pair has none: its messages name shared receive queues"
+        }
+        (QueuePairType::XrcReceive, None, None) => "xrc_domain is missing; an XRC target needs one",
+        (QueuePairType::XrcReceive, None, Some(_)) => return Ok(()),
+        (_, _, Some(_)) => "xrc_domain is given; only an XRC target has one",
+        (_, _, None) => return Ok(()),
+    };
+    Err(Error::new("create_qp", ErrorKind::InvalidArgument, message))
+}
+
+/// Returns the number of bytes that a request sends.
+pub(in crate::provider) fn length_of(data: &Data<'_>) -> u64 {
+    match data {
+        Data::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
+        Data::Inline(parts) => parts.iter().map(|part| part.len() as u64).sum(),
+    }
+}
+
+/// Refuses a datagram whose address handle belongs to another domain than the queue pair, or that is longer than its
+/// port carries. `is_own` says whether the domains are the same: domains of different devices may have the same number.
+pub(in crate::provider) fn check_datagram(
+    is_own: bool,
+    handle: DomainId,
+    own: DomainId,
+    length: u64,
+    mtu_bytes: u32,
+) -> Result<()> {
+    let message = if !is_own {
+        format!("the address handle belongs to protection domain {}, the queue pair to {}", handle.0, own.0)
+    } else if length > u64::from(mtu_bytes) {
+        format!("length is {length} bytes; a datagram carries at most {mtu_bytes} (the port's active_mtu)")
+    } else {
+        return Ok(());
+    };
+    Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_named() {
+        assert!(check_range("create_cq", "cqe", 7, 1..=7).is_ok());
+        let error = check_range("create_cq", "cqe", 0, 1..=7).unwrap_err();
+        assert_eq!(error.to_string(), "create_cq: cqe is 0; allowed are 1 to 7");
+    }
+}

@@ -1,0 +1,16 @@
+//! The providers of this build.
+#![forbid(unsafe_code)]
+
+use super::Provider;
+use super::soft::SoftProvider;
+
+/// Returns the providers of this build.
+pub fn providers() -> &'static [&'static dyn Provider] {
+    static SOFT: SoftProvider = SoftProvider::new();
+    static ALL: &[&dyn Provider] = &[
+        &SOFT,
+        #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
+        &super::ibverbs::IbverbsProvider,
+    ];
+    ALL
+}
