@@ -4,10 +4,11 @@
 #[path = "tidy/imports.rs"]
 mod imports;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use imports::{imports, module_of};
+use imports::{circles, imports, module_of};
 
 const FILE_LINES_LIMIT: usize = 800;
 const FUNCTION_LINES_LIMIT: usize = 70;
@@ -251,6 +252,24 @@ fn the_library_for_c_stands_on_the_provider_tier_alone() {
         }
     }
     report(problems);
+}
+
+#[test]
+fn the_files_of_the_library_for_c_import_in_no_circle() {
+    let module = |file: &str| module_of(file.trim_start_matches("capi/src/"));
+    let files = rust_files("capi/src");
+    let names: BTreeSet<String> = files.iter().flat_map(|(file, _)| module(file).into_iter().next()).collect();
+    let mut graph = BTreeMap::new();
+    for (file, text) in files {
+        let module = module(&file);
+        let Some(own) = module.first() else { continue };
+        let found =
+            imports(&module, production_lines(&text)).into_iter().filter_map(|(_, path)| path.into_iter().next());
+        let other: BTreeSet<String> = found.filter(|name| names.contains(name) && name != own).collect();
+        graph.insert(own.clone(), other);
+    }
+    assert!(graph.len() > 30 && graph["context"].contains("shared"), "{graph:?}");
+    report(circles(&graph).iter().map(|circle| format!("capi/src: {circle:?} import each other")).collect());
 }
 
 #[test]

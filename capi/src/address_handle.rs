@@ -6,10 +6,10 @@ use std::sync::Arc;
 use rdma_verbs::provider::{self, abi};
 use rdma_verbs::types::{AddressVector, Gid, GlobalRouteHeader};
 
-use crate::context::{Shared, shared_of};
 use crate::error::{Errno, INVALID, Result, number, pointer, zero_or_minus_one};
 use crate::object::{Object, Zeroed, make, own, take};
 use crate::protection_domain::domain_of;
+use crate::shared::{Shared, shared_of};
 use crate::usage::Use;
 use crate::version::exported;
 

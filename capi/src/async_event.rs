@@ -1,16 +1,14 @@
 //! Asynchronous events: translation from the provider's numbers to the program's objects, and acknowledgement.
 
-use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rdma_verbs::provider::abi;
 use rdma_verbs::types::{AsyncEvent, EventObject};
 
-use crate::context::{Shared, shared_of};
-use crate::error::Result;
 use crate::object::{Zeroed, own};
+use crate::shared::{Shared, shared_of};
 use crate::version::exported;
 use crate::waiting::{Look, Uncancelled, may_block, wait_for};
 
@@ -35,37 +33,7 @@ mod kind {
     pub(super) const GID_CHANGE: u32 = 18;
 }
 
-/// An object that the program holds; only its address is used here.
-#[derive(Clone, Copy)]
-struct Place(*mut c_void);
-
-// SAFETY: the address is handed to the program and never followed.
-unsafe impl Send for Place {}
-
-/// Live objects that events can refer to.
-#[derive(Default)]
-pub(crate) struct EventObjects(Mutex<HashMap<EventObject, Place>>);
-
-impl EventObjects {
-    fn lock(&self) -> MutexGuard<'_, HashMap<EventObject, Place>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Registers an object that the program holds.
-    pub(crate) fn add<T>(&self, object: EventObject, place: *mut T) {
-        self.lock().insert(object, Place(place.cast()));
-    }
-}
-
 impl Shared {
-    /// Stops delivering events of an object that is about to be destroyed. Returns when those already delivered are
-    /// acknowledged.
-    pub(crate) fn end_events(&self, object: EventObject) -> Result<()> {
-        self.event_objects.lock().remove(&object);
-        self.device.wait_events_acked(object, None)?;
-        Ok(())
-    }
-
     /// Returns the next event of a live object.
     fn next_event(&self) -> Option<abi::AsyncEvent> {
         // Held while an event is taken: an object that is destroyed concurrently either sees that its event was
@@ -80,7 +48,7 @@ impl Shared {
                 EventObject::Device => {}
                 object => match objects.get(&object) {
                     Some(place) => {
-                        found.element.qp = place.0.cast();
+                        found.element.qp = place.pointer().cast();
                         return Some(found);
                     }
                     None => {

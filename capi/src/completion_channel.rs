@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use rdma_verbs::provider::{self, abi};
 
-use crate::context::{Shared, shared_of};
 use crate::error::{Result, number, pointer};
 use crate::object::{Object, Zeroed, make, own, take};
+use crate::shared::{Shared, shared_of};
 use crate::usage::Users;
 use crate::version::exported;
 use crate::waiting::{Look, Uncancelled, may_block, wait_for};

@@ -9,10 +9,10 @@ use rdma_verbs::provider::{self, CompletionQueueInit, abi};
 use rdma_verbs::types::{CompletionFlags, EventObject, RawCompletion};
 
 use crate::completion_channel::ChannelEvents;
-use crate::completion_queue_ex::Cursor;
-use crate::context::{Shared, shared_of};
+use crate::cursor::Cursor;
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, pointer};
 use crate::object::{Object, Zeroed, make, own, take};
+use crate::shared::{Shared, shared_of};
 use crate::usage::{Use, Users};
 use crate::version::exported;
 use crate::waiting::Uncancelled;

@@ -1,8 +1,6 @@
 //! Extended polling: one completion at a time, read field by field.
 
-use std::cell::UnsafeCell;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_verbs::provider::abi;
 use rdma_verbs::types::RawCompletion;
@@ -26,26 +24,6 @@ mod init {
     pub(super) const FLAGS: u32 = 1;
     pub(super) const PD: u32 = 1 << 1;
     pub(super) const SINGLE_THREADED: u32 = 1;
-}
-
-/// The position of a thread between `ibv_start_poll` and `ibv_end_poll`. Other threads that start wait for its end.
-#[derive(Default)]
-pub(crate) struct Cursor {
-    is_held: AtomicBool,
-    /// The completion that the holder is at.
-    completion: UnsafeCell<RawCompletion>,
-}
-
-impl Cursor {
-    fn hold(&self) {
-        while self.is_held.swap(true, Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-    }
-
-    fn release(&self) {
-        self.is_held.store(false, Ordering::Release);
-    }
 }
 
 /// Creates a queue for extended polling.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use rdma_verbs::provider::{self, DeviceMemoryInit, abi};
 use rdma_verbs::types::AccessFlags;
 
-use crate::context::{Shared, shared_of};
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, pointer};
 use crate::memory_region;
 use crate::object::{Object, make, own, take};
 use crate::protection_domain::domain_of;
+use crate::shared::{Shared, shared_of};
 use crate::usage::Users;
 use crate::version::exported;
 

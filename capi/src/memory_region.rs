@@ -8,10 +8,10 @@ use rdma_verbs::memory::{Backing, RegisterOptions};
 use rdma_verbs::provider::{self, DmaBufInit, Reregistration, abi};
 use rdma_verbs::types::{AccessFlags, AdviceFlags, MemoryAdvice};
 
-use crate::context::Shared;
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, pointer, set_errno};
 use crate::object::{Object, Zeroed, make, own, take};
 use crate::protection_domain::{ProtectionDomain, domain_of};
+use crate::shared::Shared;
 use crate::usage::Use;
 use crate::version::exported;
 

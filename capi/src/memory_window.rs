@@ -6,10 +6,10 @@ use std::sync::Arc;
 use rdma_verbs::provider::{self, abi};
 use rdma_verbs::types::{AccessFlags, Data, Lkey, MemoryWindowType, Operation, Rkey, SendFlags, SendRequest};
 
-use crate::context::Shared;
 use crate::error::{INVALID, Result, number, pointer};
 use crate::object::{Object, QueuePairShell, make, own, take};
 use crate::protection_domain::domain_of;
+use crate::shared::Shared;
 use crate::usage::Use;
 use crate::waiting::Uncancelled;
 

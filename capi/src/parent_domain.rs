@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use rdma_verbs::provider::abi;
 
-use crate::context::{Shared, shared_of};
 use crate::error::{INVALID, Result, UNSUPPORTED, number, pointer};
 use crate::object::{Object, make, own, take};
 use crate::protection_domain::{domain_of, parent_of};
+use crate::shared::{Shared, shared_of};
 use crate::usage::Users;
 
 /// Bits of `ibv_parent_domain_init_attr_mask`: allocators, and the program's context for them.

@@ -5,9 +5,9 @@ use std::ffi::{c_char, c_int};
 use rdma_verbs::provider::{ErrorKind, abi};
 use rdma_verbs::types::{AtomicCapability, DeviceAttributes, Gid, GidEntry, GidType, PortAttributes};
 
-use crate::context::{Shared, shared_of};
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, set_errno, zero_or_minus_one};
 use crate::object::Zeroed;
+use crate::shared::{Shared, shared_of};
 use crate::version::exported;
 
 /// Bytes of `ibv_port_attr` that the exported function may write: the size of its first version.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use rdma_verbs::provider::{self, abi};
 
-use crate::context::{Shared, shared_of};
 use crate::error::{INVALID, Result, number, pointer};
 use crate::object::{Object, Zeroed, make, own, take};
+use crate::shared::{Shared, shared_of};
 use crate::usage::{Use, Users};
 use crate::version::exported;
 

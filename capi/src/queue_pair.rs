@@ -7,10 +7,10 @@ use std::sync::atomic::AtomicU8;
 use rdma_verbs::provider::{self, abi};
 use rdma_verbs::types::{EventObject, Gid, QueuePairType};
 
-use crate::context::Shared;
 use crate::error::{Errno, UNSUPPORTED, number, pointer};
 use crate::object::{Object, QueuePairShell, own, take};
-use crate::queue_pair_ex::Stage;
+use crate::shared::Shared;
+use crate::stage::Stage;
 use crate::usage::Use;
 use crate::version::exported;
 

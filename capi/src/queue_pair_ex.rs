@@ -3,141 +3,18 @@
 //! The provider's batch is open meanwhile, which keeps other threads out, so the stage belongs to the posting thread. A
 //! builder begins a request in the stage, setters complete it, and the next builder or the end adds it to the batch.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::slice;
 
-use rdma_verbs::provider::{DatagramTarget, abi};
-use rdma_verbs::types::{
-    BatchEnd, Data, FlushFlags, Lkey, Operation, Qkey, Qpn, QueuePairCapabilities, QueuePairType, Rkey, SendFlags,
-    SendRequest, Sge, SharedReceiveQueueNumber,
-};
+use rdma_verbs::provider::abi;
+use rdma_verbs::types::{BatchEnd, FlushFlags, Lkey, Operation, Rkey, SendFlags, Sge};
 
-use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number};
+use crate::error::{Errno, INVALID, UNSUPPORTED, number};
 use crate::memory_window::bind_operation_of_type_2;
 use crate::object::{QueuePairShell, own};
 use crate::queue_pair::QueuePair;
+use crate::stage::{Payload, Pending, State, Target};
 use crate::waiting::Uncancelled;
-
-/// Builds requests for the open batch.
-pub(crate) struct Stage(UnsafeCell<State>);
-
-struct State {
-    pending: Option<Pending>,
-    /// The first error; nothing of the batch is posted then.
-    error: Option<Errno>,
-    sges: Box<[Sge]>,
-    inline: Box<[u8]>,
-}
-
-#[derive(Clone, Copy)]
-struct Pending {
-    wr_id: u64,
-    flags: SendFlags,
-    operation: Operation,
-    payload: Payload,
-    target: Target,
-}
-
-/// The used part of the stage's buffers.
-#[derive(Clone, Copy)]
-enum Payload {
-    Sges(usize),
-    Inline(usize),
-}
-
-/// The destination, as far as the queue pair does not determine it.
-#[derive(Clone, Copy)]
-enum Target {
-    Connected,
-    Datagram { ah: *mut abi::Ah, qpn: u32, qkey: u32 },
-    SharedReceiveQueue(u32),
-}
-
-impl Stage {
-    /// Creates a stage for requests of a queue pair of this size.
-    pub(crate) fn new(cap: &QueuePairCapabilities) -> Self {
-        Self(UnsafeCell::new(State {
-            pending: None,
-            error: None,
-            sges: vec![Sge::default(); cap.max_send_sge as usize].into(),
-            inline: vec![0; cap.max_inline_data as usize].into(),
-        }))
-    }
-}
-
-impl State {
-    fn fail(&mut self, error: Errno) {
-        self.error.get_or_insert(error);
-    }
-
-    /// Adds the complete request to the batch.
-    fn flush(&mut self, queue_pair: &QueuePair) {
-        let Some(pending) = self.pending.take() else { return };
-        if self.error.is_none()
-            && let Err(error) = self.push(queue_pair, &pending)
-        {
-            self.error = Some(error);
-        }
-    }
-
-    fn push(&self, queue_pair: &QueuePair, pending: &Pending) -> Result<()> {
-        let piece;
-        let data = match pending.payload {
-            Payload::Sges(count) => Data::Sges(&self.sges[..count]),
-            Payload::Inline(length) => {
-                piece = [&self.inline[..length]];
-                Data::Inline(&piece)
-            }
-        };
-        let Pending { wr_id, flags, operation, .. } = *pending;
-        let request = SendRequest { wr_id, operation, flags, data };
-        let inner = &queue_pair.inner;
-        match (pending.target, queue_pair.qp_type) {
-            (Target::Datagram { ah, qpn, qkey }, QueuePairType::UnreliableDatagram) if !ah.is_null() => {
-                // SAFETY: the program's address handle, which it keeps until the request is posted.
-                let handle = unsafe { own(ah) }.inner.as_ref();
-                let (remote_qpn, remote_qkey) = (Qpn::new(qpn), Qkey(qkey));
-                let target = DatagramTarget { handle, remote_qpn, remote_qkey, long_fails_later: true };
-                inner.send_push_to(&request, &target)?;
-            }
-            (Target::SharedReceiveQueue(queue), QueuePairType::XrcSend) => {
-                inner.send_push_to_srq(&request, SharedReceiveQueueNumber::new(queue))?;
-            }
-            (Target::Connected, QueuePairType::UnreliableDatagram) => return Err(INVALID),
-            (Target::Connected, _) => inner.send_push(&request)?,
-            _ => return Err(INVALID),
-        }
-        Ok(())
-    }
-
-    /// Returns the request that setters apply to.
-    fn pending(&mut self) -> Option<&mut Pending> {
-        if self.pending.is_none() {
-            self.fail(INVALID);
-        }
-        self.pending.as_mut()
-    }
-
-    fn set_payload(&mut self, payload: Payload) {
-        if let Some(pending) = self.pending() {
-            pending.payload = payload;
-        }
-    }
-
-    /// Copies the segments one after another.
-    fn set_inline<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
-        let mut used = 0;
-        for piece in pieces {
-            match self.inline.get_mut(used..used + piece.len()) {
-                Some(room) => room.copy_from_slice(piece),
-                None => return self.fail(INVALID),
-            }
-            used += piece.len();
-        }
-        self.set_payload(Payload::Inline(used));
-    }
-}
 
 /// Returns the queue pair and its stage.
 ///
@@ -161,7 +38,7 @@ unsafe fn begin(qp: *mut abi::QpEx, operation: Operation) {
     let (Some((queue_pair, state)), wr_id, flags) = (unsafe { (parts(qp), (*qp).wr_id, (*qp).wr_flags) }) else {
         return;
     };
-    state.flush(queue_pair);
+    state.flush(&*queue_pair.inner, queue_pair.qp_type);
     let flags = SendFlags::from_bits_truncate(flags);
     state.pending = Some(Pending { wr_id, flags, operation, payload: Payload::Sges(0), target: Target::Connected });
 }
@@ -191,7 +68,7 @@ unsafe extern "C" fn wr_complete(qp: *mut abi::QpEx) -> c_int {
     let _held = Uncancelled::begin();
     // SAFETY: the program's queue pair, whose batch is open.
     let Some((queue_pair, state)) = (unsafe { parts(qp) }) else { return UNSUPPORTED.0 };
-    state.flush(queue_pair);
+    state.flush(&*queue_pair.inner, queue_pair.qp_type);
     let end = if state.error.is_some() { BatchEnd::Rollback } else { BatchEnd::Publish };
     let error = state.error.take();
     // From here on the stage may be another thread's.

@@ -7,12 +7,13 @@ use rdma_verbs::provider::abi::{self, create};
 use rdma_verbs::provider::{self, QueuePairInit};
 use rdma_verbs::types::{EventObject, QueuePairCapabilities, QueuePairType};
 
-use crate::context::{Shared, shared_of};
 use crate::error::{INVALID, Result, UNSUPPORTED, pointer};
 use crate::object::{QueuePairShell, Zeroed, make, own};
 use crate::protection_domain::domain_of;
 use crate::queue_pair::{Path, QueuePair};
-use crate::queue_pair_ex::{Stage, set_builders};
+use crate::queue_pair_ex::set_builders;
+use crate::shared::{Shared, shared_of};
+use crate::stage::Stage;
 use crate::usage::Use;
 use crate::version::exported;
 
@@ -118,7 +119,7 @@ unsafe fn parts(shared: &Shared, wanted: &Wanted, qp_type: QueuePairType) -> Res
             srq = Some(Arc::clone(&queue.inner));
         }
         let pd = match (wanted.pd.is_null(), xrc_domain) {
-            (true, Some(domain)) => domain.inner.protection(shared)?,
+            (true, Some(domain)) => domain.inner.protection(&*shared.device)?,
             _ => {
                 let domain = domain_of(wanted.pd)?;
                 uses.push(domain.users.begin());

@@ -6,11 +6,11 @@ use std::sync::{Arc, PoisonError};
 use rdma_verbs::provider::{self, SharedReceiveQueueInit, XrcReceives, abi};
 use rdma_verbs::types::{BatchEnd, EventObject, ReceiveRequest, SharedReceiveQueueAttributes};
 
-use crate::context::Shared;
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, pointer};
 use crate::object::{Object, Zeroed, make, own, take};
 use crate::post::{Receives, post_receives};
 use crate::protection_domain::domain_of;
+use crate::shared::Shared;
 use crate::usage::{Use, Users};
 use crate::version::exported;
 use crate::waiting::Uncancelled;

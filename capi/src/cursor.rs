@@ -1,0 +1,28 @@
+//! The state of extended polling.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rdma_verbs::types::RawCompletion;
+
+/// The position of a thread between `ibv_start_poll` and `ibv_end_poll`. Other threads that start wait for its end.
+#[derive(Default)]
+pub(crate) struct Cursor {
+    is_held: AtomicBool,
+    /// The completion that the holder is at.
+    pub(crate) completion: UnsafeCell<RawCompletion>,
+}
+
+impl Cursor {
+    /// Takes the cursor for this thread.
+    pub(crate) fn hold(&self) {
+        while self.is_held.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Lets the next thread have it.
+    pub(crate) fn release(&self) {
+        self.is_held.store(false, Ordering::Release);
+    }
+}

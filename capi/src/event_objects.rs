@@ -1,0 +1,42 @@
+//! The program's objects by the numbers that the provider's events name.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rdma_verbs::types::EventObject;
+
+/// An object that the program holds; only its address is used here.
+#[derive(Clone, Copy)]
+pub(crate) struct Place(*mut c_void);
+
+// SAFETY: the address is handed to the program and never followed.
+unsafe impl Send for Place {}
+
+impl Place {
+    /// Returns the address.
+    pub(crate) fn pointer(self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// Live objects that events can refer to.
+#[derive(Default)]
+pub(crate) struct EventObjects(Mutex<HashMap<EventObject, Place>>);
+
+impl EventObjects {
+    /// Locks the objects: none is added or removed meanwhile.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<EventObject, Place>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers an object that the program holds.
+    pub(crate) fn add<T>(&self, object: EventObject, place: *mut T) {
+        self.lock().insert(object, Place(place.cast()));
+    }
+
+    /// Removes an object: no event of it is delivered any more.
+    pub(crate) fn remove(&self, object: EventObject) {
+        self.lock().remove(&object);
+    }
+}
