@@ -97,7 +97,7 @@ unsafe extern "C" fn look(context: *mut abi::Context, event: *mut abi::AsyncEven
     let shared = unsafe { shared_of(context) };
     Look::from(shared.check_process("get_async_event").and_then(|()| match shared.next_event() {
         None => {
-            let descriptor = shared.device.exact_async_fd()?;
+            let descriptor = shared.async_fd()?;
             may_block(descriptor)?;
             Ok(Look::Wait(descriptor.as_raw_fd()))
         }

@@ -86,7 +86,10 @@ impl ChannelEvents {
 
 fn create(shared: &Arc<Shared>, context: *mut abi::Context) -> Result<*mut abi::CompChannel> {
     // Edge-exact: programs poll the descriptor, and then wait for the event that it promised.
-    let inner = shared.device.create_exact_comp_channel()?;
+    let inner = match shared.device.software() {
+        Some(software) => software.create_exact_comp_channel()?,
+        None => shared.device.create_comp_channel()?,
+    };
     let mut visible = abi::CompChannel::zeroed();
     (visible.context, visible.fd) = (context, inner.fd().as_raw_fd());
     let events = Arc::new(ChannelEvents { inner, queues: Mutex::default() });

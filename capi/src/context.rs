@@ -70,7 +70,7 @@ fn visible(device: *mut abi::Device, shared: Arc<Shared>, command: OwnedFd) -> R
     let context = &mut table.context;
     context.device = device;
     context.cmd_fd = command.as_raw_fd();
-    context.async_fd = shared.device.exact_async_fd()?.as_raw_fd();
+    context.async_fd = shared.async_fd()?.as_raw_fd();
     context.num_comp_vectors = shared.attributes.num_comp_vectors as c_int;
     context.abi_compat = usize::MAX as *mut _;
     let made = make(table, Context::new(shared, command));

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -84,6 +84,14 @@ impl Shared {
         self.event_objects.remove(object);
         self.device.wait_events_acked(object, None)?;
         Ok(())
+    }
+
+    /// Returns the descriptor that is readable only while an asynchronous event is pending.
+    pub(crate) fn async_fd(&self) -> Result<BorrowedFd<'_>> {
+        match self.device.software() {
+            Some(software) => Ok(software.exact_async_fd()?),
+            None => Ok(self.device.async_fd()),
+        }
     }
 
     fn importable(&self) -> MutexGuard<'_, HashMap<u32, Weak<dyn Any + Send + Sync>>> {

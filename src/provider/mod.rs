@@ -19,10 +19,10 @@ mod list;
 mod memory_source;
 mod shared_receive;
 pub mod soft;
+mod software;
 
 use std::any::Any;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,14 +30,14 @@ pub use error::{Error, ErrorKind, RefusedBacking, RefusedChange, Result};
 pub use list::providers;
 pub use memory_source::{DeviceMemory, DeviceMemoryInit, DmaBufInit};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
+pub use software::{Capture, SoftwareContext, SoftwareQueuePair};
 
 use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
-    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, CompletionSource,
-    Counters, DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, LiveObjects, Lkey,
-    MemoryAdvice, MemoryWindowType, PathReport, PeerCapabilities, PortAttributes, Qkey, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType, RateLimit, RawCompletion, ReceiveRequest,
-    Rkey, SendRequest, Sge, SharedReceiveQueueNumber,
+    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CompletionSource, Counters, DeviceAttributes,
+    DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryAdvice, MemoryWindowType, PeerCapabilities,
+    PortAttributes, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairStatus, QueuePairType, RateLimit,
+    RawCompletion, ReceiveRequest, Rkey, SendRequest, Sge, SharedReceiveQueueNumber,
 };
 
 /// A kind of device: lists and opens devices by name.
@@ -109,12 +109,6 @@ pub trait Context: Send + Sync {
     /// Creates a completion channel.
     fn create_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>>;
 
-    /// Creates a completion channel whose descriptor is readable only while an event is pending, like an adapter's: for
-    /// programs that check the descriptor and then block for the event that it signals.
-    fn create_exact_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>> {
-        self.create_comp_channel()
-    }
-
     /// Creates a completion queue of at least `cqe` entries. The channel's events return `cq_context`.
     fn create_cq(
         &self,
@@ -132,12 +126,6 @@ pub trait Context: Send + Sync {
     fn query_clock(&self) -> Result<u64> {
         let message = format!("{} has no clock for completions", self.name());
         Err(Error::new("query_clock", ErrorKind::Unsupported, message))
-    }
-
-    /// Returns the numbers of live objects. [`ErrorKind::Unsupported`] if the provider does not count them.
-    fn live_objects(&self) -> Result<LiveObjects> {
-        let message = format!("{} does not count its objects", self.name());
-        Err(Error::new("live_objects", ErrorKind::Unsupported, message))
     }
 
     /// Creates a queue pair in the RESET state.
@@ -180,38 +168,13 @@ pub trait Context: Send + Sync {
     /// until the events are polled.
     fn async_fd(&self) -> BorrowedFd<'_>;
 
-    /// Returns a descriptor that is readable only while an asynchronous event is pending, like an adapter's. A software
-    /// device starts a thread for it, which listens to the system's notifications about its interface.
-    fn exact_async_fd(&self) -> Result<BorrowedFd<'_>> {
-        Ok(self.async_fd())
-    }
-
     /// Returns the counters of the whole device.
     fn counters(&self) -> Counters;
 
-    /// Returns reports on the paths of the device's queue pairs. Empty if this kind of device does not report them.
-    fn path_reports(&self) -> Vec<PathReport> {
-        Vec::new()
+    /// Returns what the device offers because it handles its packets in software. `None` for adapters.
+    fn software(&self) -> Option<&dyn SoftwareContext> {
+        None
     }
-
-    /// Starts a capture of the device's packets. [`ErrorKind::Unsupported`] if this kind of device cannot capture.
-    fn start_capture(&self, config: &CaptureConfig) -> Result<Box<dyn Capture>> {
-        let message =
-            format!("{} cannot capture {}: only software devices see packets", self.name(), config.path.display());
-        Err(Error::new("start_capture", ErrorKind::Unsupported, message))
-    }
-}
-
-/// A capture of a device's packets into a file. Dropping it ends the capture.
-pub trait Capture: Send + Sync {
-    /// Returns the path of the file.
-    fn path(&self) -> &Path;
-
-    /// Returns a summary of the capture so far.
-    fn summary(&self) -> CaptureSummary;
-
-    /// Ends the capture. The file is complete when this returns. Stopping again does nothing.
-    fn stop(&self) -> Result<CaptureSummary>;
 }
 
 /// Options for creating a completion queue.
@@ -418,7 +381,7 @@ pub trait MemoryWindow: Send + Sync {
 /// A completion channel, which armed completion queues notify of completions.
 pub trait CompletionChannel: Send + Sync {
     /// Returns a descriptor that is readable when an event may be pending, edge or level triggered. It may be readable
-    /// spuriously unless the channel is [exact](Context::create_exact_comp_channel).
+    /// spuriously unless the channel is [exact](SoftwareContext::create_exact_comp_channel).
     fn fd(&self) -> BorrowedFd<'_>;
 
     /// Returns the descriptor for a thread that found no event and only waits for one. It is readable when an event may
@@ -558,14 +521,6 @@ pub trait QueuePair: Send + Sync {
     /// Ends the batch.
     fn recv_end(&self, end: BatchEnd) -> Result<()>;
 
-    /// Stops taking receives from the shared queue, before a queue pair that uses one goes to RESET or is destroyed;
-    /// completions that exist can be polled before they are removed. Returns the `wr_id` of the receive that a message
-    /// had begun to fill, if there is one: it will not complete, and nothing accesses its memory any more. A provider
-    /// that cannot tell returns `None`; the receive's memory then stays in use until the shared queue is destroyed.
-    fn stop_receiving(&self) -> Result<Option<u64>> {
-        Ok(None)
-    }
-
     /// Returns the sources that completions carry: that of the sends, and that of the receives. Tiers that return
     /// memory by completions cannot use a provider that does not set them.
     fn completion_sources(&self) -> [CompletionSource; 2] {
@@ -579,10 +534,9 @@ pub trait QueuePair: Send + Sync {
     /// Returns the queue pair's counters.
     fn counters(&self) -> Counters;
 
-    /// Returns what the queue pair knows of itself and of its peer, for explanations. A provider that keeps no such
-    /// records reports state and counters only.
-    fn report(&self) -> Result<QueuePairReport> {
-        Ok(QueuePairReport::new(self.query()?, self.counters()))
+    /// Returns what the queue pair offers because its packets are handled in software. `None` for adapters.
+    fn software(&self) -> Option<&dyn SoftwareQueuePair> {
+        None
     }
 }
 

@@ -159,7 +159,11 @@ impl Context {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn live_objects(&self) -> Result<LiveObjects> {
-        self.inner.live_objects()
+        let unsupported = || {
+            let message = format!("{} does not count its objects", self.name());
+            Error::new("live_objects", ErrorKind::Unsupported, message)
+        };
+        self.inner.software().ok_or_else(unsupported)?.live_objects()
     }
 
     /// Returns the capabilities beyond the standard that this device advertises to its peers; part of a
@@ -330,7 +334,7 @@ impl Context {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn path_reports(&self) -> Vec<PathReport> {
-        self.inner.path_reports()
+        self.inner.software().map_or_else(Vec::new, provider::SoftwareContext::path_reports)
     }
 
     /// Starts a capture: packets that the device sends and receives from now on are written to a pcapng file, for
@@ -355,7 +359,12 @@ impl Context {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn start_capture(&self, config: &CaptureConfig) -> Result<Capture> {
-        Ok(Capture::new(self.inner.start_capture(config)?))
+        let unsupported = || {
+            let message =
+                format!("{} cannot capture {}: only software devices see packets", self.name(), config.path.display());
+            Error::new("start_capture", ErrorKind::Unsupported, message)
+        };
+        Ok(Capture::new(self.inner.software().ok_or_else(unsupported)?.start_capture(config)?))
     }
 
     /// Wraps a device that a provider of this crate opened.

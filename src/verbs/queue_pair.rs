@@ -390,7 +390,10 @@ impl QueuePair {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn report(&self) -> Result<QueuePairReport> {
-        self.inner.report()
+        match self.inner.software() {
+            Some(software) => software.report(),
+            None => Ok(QueuePairReport::new(self.inner.query()?, self.inner.counters())),
+        }
     }
 
     /// Explains in two sentences why a request of this queue pair failed: what happened and most likely why; what was
@@ -467,9 +470,9 @@ impl QueuePair {
         self.inner.destroy()
     }
 
-    /// Stops taking receives from a shared queue; see [`provider::QueuePair::stop_receiving`].
+    /// Stops taking receives from a shared queue; see [`provider::SoftwareQueuePair::stop_receiving`].
     pub(crate) fn stop_receiving(&self) -> Result<Option<u64>> {
-        self.inner.stop_receiving()
+        self.inner.software().map_or(Ok(None), provider::SoftwareQueuePair::stop_receiving)
     }
 
     pub(super) fn inner(&self) -> &dyn provider::QueuePair {

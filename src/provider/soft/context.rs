@@ -16,7 +16,7 @@ use super::queue_pair::SoftQueuePair;
 use super::shared_receive::SoftXrcDomain;
 use crate::provider::{
     Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, DeviceMemory, DeviceMemoryInit,
-    ProtectionDomain, QueuePair, QueuePairInit, Result, XrcDomain,
+    ProtectionDomain, QueuePair, QueuePairInit, Result, SoftwareContext, XrcDomain,
 };
 use crate::queue::AsyncEventQueue;
 use crate::sys::timestamp;
@@ -110,11 +110,6 @@ impl Context for SoftContext {
         Ok(Arc::new(SoftChannel::new(Arc::clone(&self.device))?))
     }
 
-    fn create_exact_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>> {
-        self.device.check_process("create_comp_channel")?;
-        Ok(Arc::new(SoftChannel::exact(Arc::clone(&self.device))?))
-    }
-
     fn create_cq_with(&self, init: &CompletionQueueInit<'_>) -> Result<Arc<dyn CompletionQueue>> {
         self.device.check_process("create_cq")?;
         let channel = match init.channel.map(|channel| channel.as_any().downcast_ref::<SoftChannel>()) {
@@ -127,21 +122,6 @@ impl Context for SoftContext {
 
     fn query_clock(&self) -> Result<u64> {
         Ok(timestamp())
-    }
-
-    fn live_objects(&self) -> Result<LiveObjects> {
-        self.device.check_process("live_objects")?;
-        let device = &self.device;
-        Ok(LiveObjects {
-            queue_pairs: device.engine.shards().iter().map(|shard| shard.queue_pairs() as u32).sum(),
-            memory_regions: device.memory.len() as u32,
-            memory_windows: device.memory.windows() as u32,
-            completion_queues: device.completion_queues.used(),
-            shared_receive_queues: device.shared_receive_queues.used(),
-            protection_domains: device.domains.used(),
-            xrc_domains: device.xrc_domains.used(),
-            address_handles: device.address_handles.used(),
-        })
     }
 
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>> {
@@ -189,12 +169,6 @@ impl Context for SoftContext {
         self.device.events.as_fd()
     }
 
-    fn exact_async_fd(&self) -> Result<BorrowedFd<'_>> {
-        self.device.check_process("get_async_event")?;
-        self.device.listen_to_system()?;
-        Ok(self.device.events.waiting())
-    }
-
     fn counters(&self) -> Counters {
         let mut sum = Counters::default();
         if self.device.is_inherited() {
@@ -202,6 +176,38 @@ impl Context for SoftContext {
         }
         self.device.engine.shards().iter().for_each(|shard| sum.merge(&shard.counters()));
         sum
+    }
+
+    fn software(&self) -> Option<&dyn SoftwareContext> {
+        Some(self)
+    }
+}
+
+impl SoftwareContext for SoftContext {
+    fn create_exact_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>> {
+        self.device.check_process("create_comp_channel")?;
+        Ok(Arc::new(SoftChannel::exact(Arc::clone(&self.device))?))
+    }
+
+    fn exact_async_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.device.check_process("get_async_event")?;
+        self.device.listen_to_system()?;
+        Ok(self.device.events.waiting())
+    }
+
+    fn live_objects(&self) -> Result<LiveObjects> {
+        self.device.check_process("live_objects")?;
+        let device = &self.device;
+        Ok(LiveObjects {
+            queue_pairs: device.engine.shards().iter().map(|shard| shard.queue_pairs() as u32).sum(),
+            memory_regions: device.memory.len() as u32,
+            memory_windows: device.memory.windows() as u32,
+            completion_queues: device.completion_queues.used(),
+            shared_receive_queues: device.shared_receive_queues.used(),
+            protection_domains: device.domains.used(),
+            xrc_domains: device.xrc_domains.used(),
+            address_handles: device.address_handles.used(),
+        })
     }
 
     fn path_reports(&self) -> Vec<PathReport> {

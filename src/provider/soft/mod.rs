@@ -21,9 +21,9 @@
 //!
 //! # Captures
 //!
-//! [`start_capture`](super::Context::start_capture) writes what the device sends and receives into a file for Wireshark
-//! and similar tools. [`SoftConfig::capture`] does so from the opening of the device on. The environment variable
-//! `RDMA_VERBS_CAPTURE` does so for all devices of a process: it names a file or a folder, as
+//! [`start_capture`](super::SoftwareContext::start_capture) writes what the device sends and receives into a file for
+//! Wireshark and similar tools. [`SoftConfig::capture`] does so from the opening of the device on. The environment
+//! variable `RDMA_VERBS_CAPTURE` does so for all devices of a process: it names a file or a folder, as
 //! [`CaptureConfig`](crate::types::CaptureConfig) describes. `RDMA_VERBS_CAPTURE_BYTES` limits each file; the default
 //! is 64 MiB. If the file cannot be created, opening the device fails and says why. Both variables are ignored, with a
 //! warning, in programs that have more privileges than the user who starts them ([`environment_variable`]).

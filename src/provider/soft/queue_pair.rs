@@ -12,7 +12,7 @@ use super::protection_domain::{Domain, SoftProtectionDomain};
 use super::receive_kind::ReceiveKind;
 use crate::engine::{Doorbell, Shard};
 use crate::provider::common::PostingState;
-use crate::provider::{CompletionQueue, DatagramTarget, Error, QueuePair, QueuePairInit, Result};
+use crate::provider::{CompletionQueue, DatagramTarget, Error, QueuePair, QueuePairInit, Result, SoftwareQueuePair};
 use crate::queue::{QueueError, ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
@@ -272,17 +272,6 @@ impl QueuePair for SoftQueuePair {
         ready
     }
 
-    fn stop_receiving(&self) -> Result<Option<u64>> {
-        self.device.check_process("destroy_qp")?;
-        let mut begun = None;
-        self.shard.command(|core, _| {
-            if !self.state.is_destroyed() {
-                begun = core.endpoint.stop_receiving(self.qpn);
-            }
-        });
-        Ok(begun)
-    }
-
     fn completion_sources(&self) -> [CompletionSource; 2] {
         [self.send_side.token.source(), self.receive_side.token.source()]
     }
@@ -314,6 +303,23 @@ impl QueuePair for SoftQueuePair {
         }
         let read = |endpoint: &transport::Endpoint| endpoint.queue_pair_counters(self.qpn).cloned();
         self.with_endpoint("query_qp", read).unwrap_or_default()
+    }
+
+    fn software(&self) -> Option<&dyn SoftwareQueuePair> {
+        Some(self)
+    }
+}
+
+impl SoftwareQueuePair for SoftQueuePair {
+    fn stop_receiving(&self) -> Result<Option<u64>> {
+        self.device.check_process("destroy_qp")?;
+        let mut begun = None;
+        self.shard.command(|core, _| {
+            if !self.state.is_destroyed() {
+                begun = core.endpoint.stop_receiving(self.qpn);
+            }
+        });
+        Ok(begun)
     }
 
     fn report(&self) -> Result<QueuePairReport> {
