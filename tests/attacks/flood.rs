@@ -9,8 +9,8 @@ use rdma_verbs::sim::Random;
 use rdma_verbs::types::{Psn, Qpn};
 use rdma_verbs::verbs::{Counter, DropReason, Mtu};
 use rdma_verbs::wire::Opcode;
+use support::allocator::bytes;
 
-use super::counting::bytes;
 use super::forge::{Aim, Forgery, RawSender};
 use super::world::{End, Kind, exchange, pair, still_work};
 use super::{Attack, Form};

@@ -7,8 +7,6 @@
 mod ahead;
 mod bits;
 mod blind;
-#[path = "../allocator/counting.rs"]
-mod counting;
 mod flood;
 mod forge;
 mod icmp;
@@ -24,9 +22,10 @@ use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Trial};
 use nix::sched::{CloneFlags, unshare};
+use support::allocator::Counting;
 
 #[global_allocator]
-static ALLOCATOR: counting::Counting = counting::Counting;
+static ALLOCATOR: Counting = Counting;
 
 /// The number of tries of an attack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,9 +6,9 @@ use rdma_verbs::sim::{Connection, Host, Port};
 use rdma_verbs::transport::Datagram;
 use rdma_verbs::types::{AccessFlags, Mtu, PeerCapabilities, Psn, Qpn, QueuePairCapabilities, Time};
 use rdma_verbs::wire::Opcode;
+use support::allocator::bytes;
 
 use super::Attack;
-use super::counting::bytes;
 use super::forge::Aim;
 
 pub(super) const ATTACKS: &[Attack] = &[

@@ -1,5 +1,5 @@
 //! The layout of the structures, held at compile time to the numbers of rdma-core on 64-bit machines.
-//! `tests/ibverbs_layout.rs` holds the same numbers to the headers that are installed.
+//! `tests/ibverbs/layout.rs` holds the same numbers to the headers that are installed.
 
 use std::mem::offset_of;
 

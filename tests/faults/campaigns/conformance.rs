@@ -7,8 +7,8 @@
 
 #[path = "choice.rs"]
 mod choice;
-#[path = "../../verbs/main.rs"]
-mod verbs;
+#[path = "../../conformance/main.rs"]
+mod conformance;
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -62,10 +62,10 @@ const OF_PROTOCOL: &[Fault] = &[
 /// Runs the suite in this process.
 fn be_the_suite(name: &str) -> ! {
     if name == NONE {
-        verbs::main();
+        conformance::main();
     }
     turn_on_everywhere(choice::named(WITH_FAULT, name, &[Fault::VERBS, Fault::PROTOCOL].concat()));
-    verbs::run(TIME_LIMIT, |said| {
+    conformance::run(TIME_LIMIT, |said| {
         // The first scenario that finds the fault is enough.
         println!("found by {}", said.split_whitespace().collect::<Vec<_>>().join(" "));
         std::process::exit(1);

@@ -6,40 +6,15 @@
 #[path = "choice.rs"]
 mod choice;
 
-#[path = "../../netsim/application.rs"]
-mod application;
-#[path = "../../netsim/datagrams.rs"]
-mod datagrams;
-#[path = "../../netsim/keys.rs"]
-mod keys;
-#[path = "../../netsim/oracle.rs"]
-mod oracle;
-#[path = "../../netsim/pool.rs"]
-mod pool;
-#[path = "../../netsim/referee.rs"]
-mod referee;
-#[path = "../../netsim/shared.rs"]
-mod shared;
-#[path = "../../netsim/store.rs"]
-mod store;
-#[path = "../../netsim/terms.rs"]
-mod terms;
-#[path = "../../netsim/turns.rs"]
-mod turns;
-#[path = "../../netsim/unreliable.rs"]
-mod unreliable;
-#[path = "../../netsim/watch.rs"]
-mod watch;
-#[path = "../../netsim/windows.rs"]
-mod windows;
-#[path = "../../netsim/world.rs"]
-mod world;
+#[path = "../../netsim/mod.rs"]
+mod netsim;
 
 use std::time::{Duration, Instant};
 
+use netsim::watch::{run_watched, watched};
+use netsim::world::Outcome;
+use netsim::{datagrams, shared, turns, unreliable, windows};
 use rdma_verbs::fault::{Fault, turn_on};
-use watch::{run_watched, watched};
-use world::Outcome;
 
 /// Number of seeds after which a fault counts as not found.
 const MOST_SEEDS: u64 = 1_000;

@@ -1,0 +1,155 @@
+//! Posting, transport and polling allocate nothing: 100,000 requests in the verbs tier and in the owned tier, and each
+//! kind of traffic between two devices of this process. Every allocation of the process counts, those of the engine's
+//! threads included.
+
+use rdma_verbs::owned::{self, BufferPool, Request};
+use rdma_verbs::verbs::{self, AccessFlags, Completion, ReceiveRequest, SendRequest};
+use support::PATIENCE;
+use support::allocator;
+use support::process::alone;
+
+use super::traffic::{self, Ends};
+
+const REQUESTS: usize = 100_000;
+/// Number of requests in flight.
+const DEPTH: usize = 16;
+/// Number and size of the large messages.
+const LARGE_MESSAGES: usize = 2_000;
+const LARGE: usize = 64 << 10;
+
+/// Runs `work` until all buffers have reached their size, then returns its number of allocations over `REQUESTS`
+/// requests. `work` takes the number of requests.
+fn allocations(tier: &str, work: impl FnMut(usize)) -> u64 {
+    allocations_of(tier, REQUESTS, work)
+}
+
+/// As [`allocations`], with another number of requests.
+fn allocations_of(tier: &str, requests: usize, mut work: impl FnMut(usize)) -> u64 {
+    work(requests / 10);
+    let before = allocator::allocations();
+    work(requests);
+    let count = allocator::allocations() - before;
+    println!("{tier}: {count} allocations over {requests} requests");
+    count
+}
+
+#[test]
+fn nothing_is_allocated_per_request() {
+    alone(|| {
+        let before = allocator::allocations();
+        drop(std::hint::black_box(Box::new(1)));
+        assert!(allocator::allocations() > before, "the counter counts");
+        assert_eq!(allocations("verbs tier", verbs_tier("127.90.2.1")), 0);
+        assert_eq!(allocations("owned tier", owned_tier("127.90.2.2")), 0);
+        assert_eq!(allocations("owned tier, shared receive queue", owned_shared("127.43.2.2")), 0);
+    });
+}
+
+#[test]
+fn nothing_is_allocated_at_either_end() {
+    alone(|| {
+        let ends = Ends::connect(["127.98.1.1", "127.98.1.2"]);
+        for signal_every in [1, 16] {
+            let ping_pong = |messages| ends.ping_pong(messages / 2, signal_every);
+            assert_eq!(allocations(&format!("SEND 8 B, there and back, 1 of {signal_every} signaled"), ping_pong), 0);
+        }
+        assert_eq!(allocations("SEND 8 B, in batches", |messages| ends.batches(messages / traffic::BATCH)), 0);
+        assert_eq!(allocations_of("WRITE 64 KiB", LARGE_MESSAGES, |messages| ends.writes(messages, LARGE)), 0);
+        assert_eq!(allocations_of("READ 64 KiB", LARGE_MESSAGES, |messages| ends.reads(messages, LARGE)), 0);
+        let polls =
+            |polls| (0..polls).for_each(|poll| assert_eq!(ends.0[poll % 2].poll(), 0, "a completion of nothing"));
+        assert_eq!(allocations("empty polls", polls), 0);
+    });
+}
+
+/// Rounds of receives, sends, writes, reads and atomics; a quarter of the requests are receives.
+fn verbs_tier(address: &str) -> impl FnMut(usize) {
+    let context = verbs::open(&format!("soft:{address}")).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
+    let qp = pd.create_qp(&cq, &cq).build().unwrap();
+    qp.connect(&qp.connection_info().unwrap()).unwrap();
+    let mr = pd.alloc_mr(8192, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE).unwrap();
+    let remote = mr.remote();
+    move |requests| {
+        for _ in 0..requests / DEPTH {
+            let near = |slot: usize| mr.slice(slot * 64..(slot + 1) * 64).unwrap();
+            let far = |slot: usize| remote.slice(4096 + slot * 64..4096 + (slot + 1) * 64).unwrap();
+            for slot in 0..DEPTH / 4 {
+                qp.post_recv(&[ReceiveRequest::new(near(slot))]).unwrap();
+                qp.post_send(&[SendRequest::send(near(16 + slot))]).unwrap();
+                qp.post_send(&[SendRequest::write(near(16), far(slot))]).unwrap();
+                let word = mr.slice(2048..2056).unwrap();
+                let last = match slot % 2 {
+                    0 => SendRequest::read(near(20 + slot), far(slot)),
+                    _ => SendRequest::fetch_and_add(word, far(slot).slice(..8).unwrap(), 1),
+                };
+                qp.post_send(&[last.signaled()]).unwrap();
+            }
+            // A receive and a signaled request in each quarter.
+            for _ in 0..DEPTH / 2 {
+                let completion: Completion = cq.wait(PATIENCE).unwrap();
+                completion.result().unwrap();
+            }
+        }
+    }
+}
+
+fn owned_tier(address: &str) -> impl FnMut(usize) {
+    let context = verbs::open(&format!("soft:{address}")).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = owned::CompletionQueue::new(&context, 256).unwrap();
+    let qp = owned::QueuePair::new(&pd, &cq, &cq).unwrap();
+    qp.connect(&qp.connection_info().unwrap()).unwrap();
+    let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE).unwrap();
+    let pool = BufferPool::new(&pd, 1 << 20).unwrap();
+    move |requests| {
+        let bytes = [7; 64];
+        for _ in 0..requests / DEPTH {
+            for slot in 0..DEPTH / 4 {
+                let far = mr.remote().slice(slot * 64..(slot + 1) * 64).unwrap();
+                qp.post_recv(pool.take(64).unwrap(), 1).unwrap();
+                qp.post_send(Request::send(pool.copy_from(&bytes).unwrap())).unwrap();
+                qp.post_send(Request::write(pool.copy_from(&bytes).unwrap(), far)).unwrap();
+                let last = match slot % 2 {
+                    0 => Request::read(pool.take(64).unwrap(), far),
+                    _ => Request::fetch_and_add(pool.take(8).unwrap(), far.slice(..8).unwrap(), 1),
+                };
+                qp.post_send(last.signaled()).unwrap();
+            }
+            for _ in 0..DEPTH {
+                let finished = cq.wait(PATIENCE).unwrap();
+                finished.result().unwrap();
+                drop(finished);
+            }
+        }
+        assert_eq!(pool.stats().outstanding, 0);
+    }
+}
+
+/// Half of the requests are sends, alternating between two queue pairs, the others receives of the queue that they
+/// share.
+fn owned_shared(address: &str) -> impl FnMut(usize) {
+    let context = verbs::open(&format!("soft:{address}")).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = owned::CompletionQueue::new(&context, 256).unwrap();
+    let srq = owned::SharedReceiveQueue::new(&pd, 64).unwrap();
+    let qps = [0, 1].map(|_| owned::QueuePair::with_srq(&pd, &cq, &cq, &srq, |builder| builder).unwrap());
+    qps[0].connect(&qps[1].connection_info().unwrap()).unwrap();
+    qps[1].connect(&qps[0].connection_info().unwrap()).unwrap();
+    let pool = BufferPool::new(&pd, 1 << 20).unwrap();
+    move |requests| {
+        for _ in 0..requests / DEPTH {
+            for slot in 0..DEPTH / 2 {
+                srq.post_recv(pool.take(64).unwrap(), slot as u64).unwrap();
+                let request = Request::send(pool.copy_from(&[7; 64]).unwrap());
+                qps[slot % 2].post_send(if slot + 2 >= DEPTH / 2 { request.signaled() } else { request }).unwrap();
+            }
+            for _ in 0..DEPTH {
+                let finished = cq.wait(PATIENCE).unwrap();
+                finished.result().unwrap();
+                drop(finished);
+            }
+        }
+        assert_eq!((pool.stats().outstanding, srq.in_flight()), (0, 0));
+    }
+}

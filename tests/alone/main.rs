@@ -1,0 +1,19 @@
+//! Tests of which each runs in a process of its own, one after the other: they count allocations, threads, descriptors,
+//! context switches or system calls of the process, fork it, or need a quiet machine.
+
+mod allocation;
+mod explain;
+mod fork;
+mod hold_owned;
+mod idle;
+mod processes;
+mod queue_allocation;
+mod resources;
+mod scale;
+mod system_calls;
+mod traffic;
+
+use support::allocator::Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;

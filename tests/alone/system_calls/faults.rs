@@ -1,0 +1,58 @@
+//! How often threads check that the fault handlers are still installed, while they access memory whose pages could
+//! vanish.
+
+use std::arch::x86_64::_rdtsc;
+use std::time::{Duration, Instant};
+
+use rdma_verbs::memory::recover_from_faults;
+use rdma_verbs::verbs::{self, AccessFlags, SendRequest};
+use support::process::alone;
+
+use super::witness::Witness;
+
+/// Interval, in ticks of the time stamp counter (90 µs at 3 GHz), of a thread that checks as often as a new one: it
+/// then makes this call once for each of the two signals.
+const TICKS_OF_A_QUESTION: f64 = (1 << 18) as f64;
+const CALLS_OF_A_QUESTION: f64 = 2.0;
+/// Duration of the traffic, in such intervals.
+const QUESTIONS: f64 = 2_000.0;
+const BYTES: usize = 64 << 10;
+
+#[test]
+fn few_calls_ask_for_the_handlers_while_nothing_changes() {
+    alone(|| {
+        let witness = match Witness::watch() {
+            Ok(witness) => witness,
+            Err(error) => return println!("skipped: the kernel does not let this thread be watched ({error})"),
+        };
+        recover_from_faults().expect("no other handler was installed");
+        let context = verbs::open("soft:127.98.2.3").expect("a device");
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+        let qp = pd.create_qp(&cq, &cq).build().unwrap();
+        qp.connect(&qp.connection_info().unwrap()).unwrap();
+        let memory = Box::leak(vec![0u8; 2 * BYTES].into_boxed_slice());
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+        // SAFETY: the memory is leaked, and nothing but the device accesses it.
+        let mr = unsafe { pd.reg_mr_raw(memory.as_mut_ptr(), memory.len(), None, access) }.unwrap();
+        let remote = mr.remote();
+        let questions = || witness.calls().get(&(libc::SYS_rt_sigaction as i32)).copied().unwrap_or(0);
+        let (before, start, end) = (questions(), ticks(), Instant::now() + Duration::from_secs(60));
+        let mut elapsed = 0.0;
+        while elapsed < QUESTIONS && Instant::now() < end {
+            let write = SendRequest::write(mr.slice(..BYTES).unwrap(), remote.slice(BYTES..).unwrap());
+            qp.post_send(&[write.signaled()]).unwrap();
+            cq.wait(Duration::from_secs(20)).unwrap().result().unwrap();
+            elapsed = (ticks() - start) as f64 / TICKS_OF_A_QUESTION;
+        }
+        let asked = (questions() - before) as f64;
+        let each_time = elapsed * CALLS_OF_A_QUESTION;
+        println!("{asked} calls; one thread that checks every {TICKS_OF_A_QUESTION} ticks makes {each_time:.0}");
+        assert!(asked > 0.0, "no thread checked");
+        assert!(asked < each_time / 10.0, "{asked} calls, of {each_time:.0} by a thread that checks each time");
+    });
+}
+
+fn ticks() -> u64 {
+    // SAFETY: every processor of this architecture has the counter.
+    unsafe { _rdtsc() }
+}

@@ -1,0 +1,177 @@
+//! System calls per message: the sends and receives of the devices, by their own counters, and the other calls of all
+//! threads of the process, as reported by the kernel.
+//!
+//! Bounds hold for the calmest of many rounds: on a busy machine other programs sometimes interrupt a round, and then a
+//! device's thread sends an acknowledgement that would otherwise have left with the next message. Empty receives are
+//! counted, but have no bound: polling makes them.
+
+#[cfg(target_arch = "x86_64")]
+mod faults;
+mod witness;
+
+use std::fmt;
+
+use rdma_verbs::types::{Counter, Counters};
+use support::process::alone;
+use witness::Witness;
+
+use super::traffic::Ends;
+
+const ROUNDS: usize = 30;
+
+/// A kind of traffic, and the largest cost of a message of it.
+struct Kind {
+    name: &'static str,
+    messages: usize,
+    traffic: fn(&Ends),
+    /// Largest numbers of sends of the near end and of the far one.
+    sends: [f64; 2],
+    /// Largest number of times that threads slept or woke each other. On a quiet machine only the devices' threads do,
+    /// to check whether another thread still polls; on a busy one polling threads sleep, too.
+    waits: f64,
+}
+
+/// Loopback has packets of 4 KiB; 15 fit into a send. The first packet of a WRITE is longer than the others,
+/// because it has the address, and so are the first and the last of a READ's response: a longer packet can only begin a
+/// send, and a shorter one ends it. So 64 KiB take two sends, or three.
+const KINDS: [Kind; 7] = [
+    // Both ends send once a round, and the acknowledgement is piggybacked.
+    Kind {
+        name: "SEND 8 B, there and back",
+        messages: 1_000,
+        traffic: |ends| ends.ping_pong(500, 1),
+        sends: [0.53, 0.53],
+        waits: 0.5,
+    },
+    Kind {
+        name: "SEND 8 B, there and back, 1 of 16 signaled",
+        messages: 1_000,
+        traffic: |ends| ends.ping_pong(500, 16),
+        sends: [0.53, 0.53],
+        waits: 0.5,
+    },
+    // The other end sends no messages, so it holds the acknowledgement for a short time, in which a thread sleeps.
+    Kind {
+        name: "SEND 8 B, in batches of 16",
+        messages: 1_600,
+        traffic: |ends| ends.batches(100),
+        sends: [1.05 / 16.0, 1.05 / 16.0],
+        waits: 1.0,
+    },
+    Kind {
+        name: "WRITE 64 KiB",
+        messages: 200,
+        traffic: |ends| ends.writes(200, 64 << 10),
+        sends: [2.05, 0.5],
+        waits: 4.0,
+    },
+    Kind {
+        name: "WRITE 1 MiB",
+        messages: 40,
+        traffic: |ends| ends.writes(40, 1 << 20),
+        sends: [18.5, 4.0],
+        waits: 32.0,
+    },
+    Kind {
+        name: "READ 64 KiB",
+        messages: 200,
+        traffic: |ends| ends.reads(200, 64 << 10),
+        sends: [1.05, 3.05],
+        waits: 4.0,
+    },
+    // Requested in two halves, each with a longer first and last packet.
+    Kind { name: "READ 1 MiB", messages: 40, traffic: |ends| ends.reads(40, 1 << 20), sends: [4.0, 21.5], waits: 32.0 },
+];
+
+/// The cost of a round of traffic.
+#[derive(Clone)]
+struct Cost {
+    messages: f64,
+    /// The changes of each end's counters.
+    ends: [Counters; 2],
+    /// Other calls of all threads: waits and wake-ups, and unexpected calls. `None` if the kernel does not report them.
+    others: Option<[u64; 2]>,
+}
+
+impl Cost {
+    /// Returns a counter per message.
+    fn of(&self, end: usize, counter: Counter) -> f64 {
+        self.ends[end].get(counter) as f64 / self.messages
+    }
+
+    fn sends(&self) -> [f64; 2] {
+        [0, 1].map(|end| self.of(end, Counter::SendCalls))
+    }
+
+    /// Returns the waits and wake-ups per message.
+    fn waits(&self) -> Option<f64> {
+        self.others.map(|others| others[0] as f64 / self.messages)
+    }
+}
+
+/// Values per message, and the number of packets of a send.
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (end, name) in ["near", "far"].into_iter().enumerate() {
+            let [sends, receives, packets] =
+                [Counter::SendCalls, Counter::ReceiveCalls, Counter::SentPackets].map(|counter| self.of(end, counter));
+            write!(f, "{name} {sends:.3} sends of {:.1} packets, {receives:.3} receives; ", packets / sends)?;
+        }
+        match (self.waits(), self.others) {
+            (Some(waits), Some([_, strange])) => {
+                write!(f, "{waits:.3} waits and wake-ups, {strange} other calls in all")
+            }
+            _ => f.write_str("other calls unknown"),
+        }
+    }
+}
+
+/// Returns the fewest sends, and the fewest other calls of either kind, of many rounds after a warm-up.
+fn calmest(ends: &Ends, witness: Option<&Witness>, kind: &Kind) -> Cost {
+    (kind.traffic)(ends);
+    let counters = || [0, 1].map(|end: usize| ends.0[end].context.counters());
+    let round = |_| {
+        let (before, calls_before) = (counters(), witness.map(Witness::waits_and_strange));
+        (kind.traffic)(ends);
+        let others = witness.zip(calls_before).map(|(witness, before)| {
+            let now = witness.waits_and_strange();
+            [now[0] - before[0], now[1] - before[1]]
+        });
+        let after = counters();
+        let spent = [after[0].since(&before[0]), after[1].since(&before[1])];
+        Cost { messages: kind.messages as f64, ends: spent, others }
+    };
+    let rounds: Vec<Cost> = (0..ROUNDS).map(round).collect();
+    let both = |cost: &Cost| cost.sends().iter().sum::<f64>();
+    let calmest = rounds.iter().min_by(|one, other| both(one).total_cmp(&both(other))).unwrap();
+    let fewest = |place: usize| rounds.iter().filter_map(|round| round.others).map(|others| others[place]).min();
+    Cost { others: fewest(0).zip(fewest(1)).map(<[u64; 2]>::from), ..calmest.clone() }
+}
+
+#[test]
+fn a_message_takes_few_system_calls() {
+    alone(|| {
+        // Starts before the devices are opened, so that their threads are watched, too.
+        let witness = Witness::watch();
+        if let Err(error) = &witness {
+            println!("other calls are not counted: the kernel does not let this thread be watched ({error})");
+        }
+        let (ends, witness) = (Ends::connect(["127.98.2.1", "127.98.2.2"]), witness.ok());
+        if let Some(witness) = &witness {
+            let [_, strange] = witness.waits_and_strange();
+            assert!(strange > 100, "sockets were opened and memory was mapped: {:?}", witness.calls());
+        }
+        for kind in &KINDS {
+            let cost = calmest(&ends, witness.as_deref(), kind);
+            println!("{}: {cost}", kind.name);
+            for (sends, most) in cost.sends().into_iter().zip(kind.sends) {
+                assert!(sends <= most, "{}: {sends} sends a message, expected at most {most}: {cost}", kind.name);
+            }
+            let by_number = witness.as_deref().map(Witness::calls);
+            let (waits, most) = (cost.waits().unwrap_or_default(), kind.waits);
+            assert!(waits <= most, "{}: {waits} waits a message, expected at most {most}: {by_number:?}", kind.name);
+            let strange = cost.others.map_or(0, |others| others[1]);
+            assert_eq!(strange, 0, "{}: calls with no place on the way of a message: {by_number:?}", kind.name);
+        }
+    });
+}

@@ -1,0 +1,48 @@
+//! The system's allocator with counts, for test programs that set it as `#[global_allocator]`.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
+
+/// Counts allocations, of the process and of each thread, and the bytes in use.
+pub struct Counting;
+
+static BYTES: AtomicIsize = AtomicIsize::new(0);
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static OF_THREAD: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call is passed on to the system's allocator unchanged; counting touches numbers only, of which the
+// thread-local one has neither an initializer nor a destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        OF_THREAD.set(OF_THREAD.get() + 1);
+        // SAFETY: the caller keeps the rules of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
+        // SAFETY: the pointer came from `alloc` above, thus from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// Returns the number of bytes in use.
+pub fn bytes() -> isize {
+    BYTES.load(Ordering::Relaxed)
+}
+
+/// Returns the number of allocations of the process.
+pub fn allocations() -> u64 {
+    ALLOCATIONS.load(Ordering::Relaxed)
+}
+
+/// Returns the number of allocations of the calling thread.
+pub fn allocations_of_thread() -> u64 {
+    OF_THREAD.get()
+}

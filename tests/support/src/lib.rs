@@ -1,0 +1,22 @@
+//! The common parts of the test programs: ends of connections, processes, and a counting allocator.
+
+pub mod allocator;
+mod end;
+pub mod node;
+pub mod process;
+
+use std::time::Duration;
+
+pub use end::End;
+
+use rdma_verbs::types::AccessFlags;
+
+/// Longer than anything in a test takes.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Local and remote access of every kind.
+pub const ALL_ACCESS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
+
+/// Returns the number of entries of a directory.
+pub fn entries(directory: &str) -> usize {
+    std::fs::read_dir(directory).unwrap().count()
+}

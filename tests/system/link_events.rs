@@ -1,0 +1,127 @@
+//! Added and removed interfaces and addresses raise asynchronous events, and the GID table follows. The test runs in
+//! its own network namespace, in which links can be changed.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rdma_verbs::verbs::{self, AsyncEvent, Context, ErrorKind, Gid, PortState};
+use support::PATIENCE;
+use support::process::{ignored_test, in_namespace, ip, namespace_allows};
+use tokio::io::unix::AsyncFd;
+
+const INSIDE_VARIABLE: &str = "RDMA_VERBS_LINK_EVENTS_INSIDE";
+const SILENCE: Duration = Duration::from_millis(30);
+
+#[test]
+fn interfaces_and_addresses_become_events() {
+    if !namespace_allows("link set lo up") {
+        println!("skipped: no network namespace can be made here");
+        return;
+    }
+    let inside = ignored_test(concat!(module_path!(), "::inside"));
+    let output = in_namespace(&inside).env(INSIDE_VARIABLE, "1").output().unwrap();
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success() && said[0].contains("all has come"), "{}\n{}", said[0], said[1]);
+}
+
+#[test]
+#[ignore = "started by the other test"]
+fn inside() {
+    if std::env::var(INSIDE_VARIABLE).is_err() {
+        return;
+    }
+    ip("link set lo up");
+    addresses_come_and_go();
+    the_link_goes_down_and_up();
+    an_address_is_a_device();
+    println!("all has come");
+}
+
+fn v4(last: u8) -> Gid {
+    Ipv4Addr::new(10, 9, 8, last).into()
+}
+
+#[track_caller]
+fn event(context: &Context) -> AsyncEvent {
+    context.get_async_event(PATIENCE).expect("an event")
+}
+
+/// Returns whether an event makes the descriptor readable without a verb being called.
+fn is_readable(context: &Context) -> bool {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        #[allow(deprecated)] // Newer versions require a promise that the descriptor stays open.
+        let descriptor = AsyncFd::new(context.as_fd()).unwrap();
+        tokio::time::timeout(PATIENCE, descriptor.readable()).await.is_ok()
+    })
+}
+
+fn addresses_come_and_go() {
+    let context = verbs::open("soft_lo").unwrap();
+    let first = context.gid_table(1).unwrap();
+    let next = first.len() as u8;
+    assert_eq!(context.get_async_event(SILENCE), None);
+
+    ip("addr add 10.9.8.1/32 dev lo");
+    assert!(is_readable(&context));
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.find_gid(1, v4(1)).unwrap(), next);
+    ip("addr add 10.9.8.2/32 dev lo");
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.get_async_event(SILENCE), None, "one event for one change");
+    assert!(context.query_port(1).unwrap().gid_tbl_len > u32::from(next) + 2, "an entry stays unused");
+
+    ip("addr del 10.9.8.1/32 dev lo");
+    // The table no longer shows the address, even before the event is taken.
+    let error = context.query_gid(1, next).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(error.to_string().contains(&format!("gid_index is {next}")), "{error}");
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.query_gid(1, next + 1).unwrap().gid, v4(2), "the others keep their places");
+    assert_eq!(context.gid_table(1).unwrap().len(), first.len() + 1);
+    assert_eq!(context.query_gid(1, next + 2).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(context.query_gid(1, u8::MAX).unwrap_err().kind(), ErrorKind::InvalidArgument);
+
+    ip("addr add 10.9.8.3/32 dev lo");
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.query_gid(1, next).unwrap().gid, v4(3), "the free place is used again");
+    ip("addr del 10.9.8.2/32 dev lo");
+    ip("addr del 10.9.8.3/32 dev lo");
+    while context.gid_table(1).unwrap() != first {
+        event(&context);
+    }
+}
+
+fn the_link_goes_down_and_up() {
+    let context = verbs::open("soft_lo").unwrap();
+    assert_eq!(context.query_port(1).unwrap().state, PortState::Active);
+    ip("link set lo down");
+    // IPv6 addresses are removed with the link.
+    while event(&context) != AsyncEvent::PortError(1) {}
+    assert_eq!(context.query_port(1).unwrap().state, PortState::Down);
+    ip("link set lo up");
+    while event(&context) != AsyncEvent::PortActive(1) {}
+    assert_eq!(context.query_port(1).unwrap().state, PortState::Active);
+    while context.get_async_event(SILENCE).is_some() {}
+}
+
+fn an_address_is_a_device() {
+    ip("addr add 10.9.8.7/32 dev lo");
+    let context = verbs::open("soft:10.9.8.7").unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(8).unwrap());
+    let qp = pd.create_qp(&cq, &cq).build().unwrap();
+    let own = qp.connection_info().unwrap();
+    ip("addr add 10.9.8.8/32 dev lo");
+    assert_eq!(context.get_async_event(SILENCE), None, "another's address");
+    ip("addr del 10.9.8.7/32 dev lo");
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.gid_table(1).unwrap(), []);
+    let error = qp.connect(&own).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    ip("addr add 10.9.8.7/32 dev lo");
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.query_gid(1, 0).unwrap().gid.to_ip(), IpAddr::from([10, 9, 8, 7]));
+    qp.reset().unwrap();
+    qp.connect(&own).unwrap();
+}

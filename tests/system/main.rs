@@ -1,0 +1,7 @@
+//! Several processes, their environment, files and network namespaces. The tests start this program again, as other
+//! processes, other users and in other namespaces.
+
+mod capture;
+mod hold_host;
+mod link_events;
+mod multicast;

@@ -1,0 +1,8 @@
+//! The public tiers on the software device, over loopback: providers, verbs, owned buffers, asynchronous verbs.
+
+mod api;
+mod owned;
+#[cfg(all(feature = "tokio", not(loom)))]
+mod owned_async;
+mod owned_srq;
+mod soft;
