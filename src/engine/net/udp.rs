@@ -34,7 +34,7 @@ const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 const PORT_TRIES: u32 = 64;
 /// Checks for unknown sockets in the group, and the pause between them. Among a hundred runnable processes on two
 /// cores, a killed process may keep its socket for several hundred milliseconds.
-const FOREIGN_LOOKS: u32 = 400;
+const FOREIGN_LOOKS: u32 = 200;
 const FOREIGN_PAUSE: Duration = Duration::from_millis(5);
 
 /// Sizes asked for; the kernel gives at most what its own limits allow.
@@ -65,11 +65,9 @@ impl ReceiveSocket {
     /// Opens the socket; it receives the packets for queue pairs of the given blocks.
     pub(crate) fn open(request: JoinRequest<'_>, sizes: &SocketSizes) -> Result<Self, OpenError> {
         let address = request.address;
-        let membership = Membership::join(request, |known| {
-            let socket = bind_receiver(address, sizes).map_err(|error| explain_bind_error(address.ip, error))?;
-            refuse_foreign_members(address.ip, &socket, known)?;
-            Ok::<_, OpenError>(socket)
-        })?;
+        let bind = || bind_receiver(address, sizes).map_err(|error| explain_bind_error(address.ip, error));
+        let check = |socket: &Socket, known: &dyn Fn() -> Vec<u64>| refuse_foreign_members(address.ip, socket, known);
+        let membership = Membership::join(request, bind, check)?;
         Ok(Self { address, membership, dropped: 0 })
     }
 
@@ -105,13 +103,14 @@ fn bind_receiver(address: LocalAddress, sizes: &SocketSizes) -> io::Result<Socke
 
 /// Refuses to share the port with a process that the registry does not know: both would lose packets. A process that
 /// was just killed may still have its socket for a moment.
-fn refuse_foreign_members(address: IpAddr, own: &Socket, known: &[u64]) -> Result<(), OpenError> {
+fn refuse_foreign_members(address: IpAddr, own: &Socket, known: &dyn Fn() -> Vec<u64>) -> Result<(), OpenError> {
     let Some(own) = inode(own.as_fd()) else { return Ok(()) };
-    let is_foreign =
-        |holder: &Holder| holder.address == address && holder.inode != own && !known.contains(&holder.inode);
     let mut foreign = Vec::new();
     for _ in 0..FOREIGN_LOOKS {
-        foreign = holders(address, ROCE_PORT).into_iter().filter(is_foreign).collect();
+        foreign = holders(address, ROCE_PORT);
+        // After the sockets: a member that has joined meanwhile has bound its socket before it wrote its entry.
+        let known = known();
+        foreign.retain(|holder| holder.address == address && holder.inode != own && !known.contains(&holder.inode));
         if foreign.is_empty() {
             return Ok(());
         }

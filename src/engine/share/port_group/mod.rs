@@ -108,18 +108,21 @@ pub(crate) enum Route {
 }
 
 impl Membership {
-    /// Binds a socket to the address with `bind`, and steers packets for its blocks to it.
+    /// Binds a socket to the address with `bind`, and steers packets for its blocks to it unless `check` fails.
     ///
-    /// `bind` gets the inodes of the sockets that are known to be in the group.
+    /// `check` gets the bound socket, and a function that reads the inodes of the sockets that are known to be in the
+    /// group: another process that joins at the same time, because this one was stopped in the middle of it, may appear
+    /// among them later.
     pub(crate) fn join<E: From<io::Error>>(
         request: JoinRequest<'_>,
-        bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
+        bind: impl FnOnce() -> Result<Socket, E>,
+        check: impl FnOnce(&Socket, &dyn Fn() -> Vec<u64>) -> Result<(), E>,
     ) -> Result<Self, E> {
         let Some(mut groups) = groups() else {
             return Err(io::Error::other("this process is a fork of a fork, too many generations deep").into());
         };
         let group = groups.entry(request.address.ip).or_insert_with(|| Group::new(request.address));
-        let result = group.join(request, bind);
+        let result = group.join(request, bind, check);
         let_go(groups, request.address.ip);
         result
     }
@@ -268,14 +271,18 @@ impl Group {
     fn join<E: From<io::Error>>(
         &mut self,
         request: JoinRequest<'_>,
-        bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
+        bind: impl FnOnce() -> Result<Socket, E>,
+        check: impl FnOnce(&Socket, &dyn Fn() -> Vec<u64>) -> Result<(), E>,
     ) -> Result<Membership, E> {
         let own = self.slots();
         for _ in 0..OPENINGS {
-            let Some(file) = self.file.clone() else { return self.join_alone(request, bind) };
+            let Some(file) = self.file.clone() else { return self.join_alone(request, bind, check) };
             let claimed = file.change().and_then(|change| Ok((file.claim(&own)?, change)));
             match claimed {
-                Ok((Some(slot), change)) => return self.join_others(request, &file, slot, change, bind),
+                Ok((Some(slot), change)) => {
+                    let bound = self.bind_member(request, &file, slot, bind, check);
+                    return self.join_others(request, &file, slot, change, bound);
+                }
                 Ok((None, _)) => {
                     let message = "128 sockets of this user already receive on the address, which is the maximum";
                     return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message).into());
@@ -315,10 +322,9 @@ impl Group {
         file: &Arc<AddressFile>,
         slot: u8,
         change: Change<'_>,
-        bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
+        bound: Result<Socket, E>,
     ) -> Result<Membership, E> {
         let own = self.slots();
-        let bound = self.bind_member(request, file, slot, bind);
         let socket = bound.inspect_err(|_| {
             file.release(slot);
             if own.is_empty() {
@@ -333,16 +339,17 @@ impl Group {
         Ok(membership)
     }
 
-    /// Binds a socket and writes its entry to the file.
+    /// Binds a socket, writes its entry to the file, and checks it. The entry comes first: two processes that join at
+    /// the same time would otherwise take each other's sockets for unknown ones.
     fn bind_member<E: From<io::Error>>(
         &self,
         request: JoinRequest<'_>,
         file: &AddressFile,
         slot: u8,
-        bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
+        bind: impl FnOnce() -> Result<Socket, E>,
+        check: impl FnOnce(&Socket, &dyn Fn() -> Vec<u64>) -> Result<(), E>,
     ) -> Result<Socket, E> {
-        let known: Vec<u64> = file.members(&self.slots()).iter().map(|(_, member)| member.inode).collect();
-        let socket = bind(&known)?;
+        let socket = bind()?;
         let member = Member {
             process: std::process::id(),
             inode: inode(socket.as_fd()).unwrap_or_default(),
@@ -352,16 +359,19 @@ impl Group {
             blocks: request.blocks(),
         };
         file.write_member(slot, &member)?;
+        let own = [self.slots(), vec![slot]].concat();
+        check(&socket, &|| file.members(&own).iter().map(|(_, member)| member.inode).collect())?;
         Ok(socket)
     }
 
     fn join_alone<E: From<io::Error>>(
         &mut self,
         request: JoinRequest<'_>,
-        bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
+        bind: impl FnOnce() -> Result<Socket, E>,
+        check: impl FnOnce(&Socket, &dyn Fn() -> Vec<u64>) -> Result<(), E>,
     ) -> Result<Membership, E> {
-        let known: Vec<u64> = self.members.iter().filter_map(|member| inode(member.socket.as_fd())).collect();
-        let socket = bind(&known)?;
+        let socket = bind()?;
+        check(&socket, &|| self.members.iter().filter_map(|member| inode(member.socket.as_fd())).collect())?;
         // Without a file, a slot only identifies the member.
         let slot = (0..=u8::MAX).find(|slot| !self.slots().contains(slot)).unwrap_or_default();
         let membership = self.add(slot, socket, request, None);

@@ -22,7 +22,7 @@ fn bind(address: IpAddr) -> io::Result<Socket> {
 fn join(address: IpAddr, blocks: &[u32]) -> Membership {
     let address = LocalAddress { ip: address, scope: 0 };
     let request = JoinRequest { address, blocks, capabilities: PeerCapabilities::STANDARD };
-    Membership::join(request, |_| bind(address.ip)).unwrap()
+    Membership::join(request, || bind(address.ip), |_, _| Ok::<_, io::Error>(())).unwrap()
 }
 
 fn send_to_block(sender: &UdpSocket, address: IpAddr, block: u32) {
@@ -64,10 +64,11 @@ fn members_get_their_blocks_also_after_another_has_left() {
 fn failed_binding_leaves_no_trace() {
     let address = LocalAddress { ip: "127.77.0.3".parse().unwrap(), scope: 0 };
     let request = JoinRequest { address, blocks: &[1], capabilities: PeerCapabilities::STANDARD };
-    let failed = Membership::join(request, |known| {
-        assert!(known.is_empty());
-        Err::<Socket, io::Error>(io::ErrorKind::AddrInUse.into())
-    });
+    let is_bound = |socket: &Socket, known: &dyn Fn() -> Vec<u64>| {
+        assert_eq!(known(), [inode(socket.as_fd()).unwrap()], "its entry is there before the check");
+        Err(io::Error::from(io::ErrorKind::AddrInUse))
+    };
+    let failed = Membership::join(request, || bind(address.ip), is_bound);
     assert_eq!(failed.err().map(|error| error.kind()), Some(io::ErrorKind::AddrInUse));
     assert!(!groups().unwrap().contains_key(&address.ip));
 }
