@@ -188,9 +188,10 @@ impl Shard {
             let now = self.clock.now();
             let progress = self.pass(core, SERVING, now, |_, _| false);
             served.worked |= progress.worked;
-            let latest = match progress.has_more {
-                false if let Rest::Sleep(latest) = rest(now, progress.worked) => Some(latest),
-                _ => None,
+            let rest = if progress.has_more { Rest::Linger } else { rest(now, progress.worked) };
+            let latest = match rest {
+                Rest::Sleep(latest) => Some(latest),
+                Rest::Linger => None,
             };
             let deadline =
                 latest.map_or(Time::ZERO, |latest| progress.next_deadline.map_or(latest, |due| due.min(latest)));

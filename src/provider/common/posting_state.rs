@@ -34,7 +34,7 @@ impl PostingState {
     }
 
     /// Takes [`PostingState::destroy`] back, because the device did not destroy the queue pair.
-    #[cfg(feature = "ibverbs")]
+    #[cfg(any(test, feature = "ibverbs"))]
     pub(in crate::provider) fn restore(&self, state: QueuePairState) {
         self.state.store(state as u8, Ordering::Release);
     }
