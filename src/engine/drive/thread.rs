@@ -4,7 +4,7 @@
 //! It sleeps on the sockets and on its own eventfd. While an application thread polls, it sleeps until the poller lease
 //! ends, without watching the sockets, unless a thread sleeps on a descriptor that only the shard's thread makes
 //! readable. While a completion queue is armed on a channel, it lets the threads that sleep there on packets have one
-//! first, for one lease.
+//! first, for the longest pause of a poller.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -71,10 +71,12 @@ fn stand_back(shard: &Shard, alarm: &mut Alarm, lease_ends: Time) {
     // Published before the moderations are checked: a thread that adds one afterwards wakes this thread.
     shard.wake.sleeps_until(lease_ends);
     let moderation_ends = shard.end_moderations(shard.clock.now()).unwrap_or(Time::NEVER);
-    if shard.policy.leave() {
+    if shard.policy.stand_back() {
         sleep(shard, alarm, lease_ends.min(moderation_ends), Watch::Event);
         let readable = || wait_readable([shard.sockets.as_fd()], Some(Duration::ZERO));
-        shard.policy.come_back(shard.clock.now(), lease_ends, || readable().is_ok_and(|[packets_wait]| packets_wait));
+        shard
+            .policy
+            .end_stand_back(shard.clock.now(), lease_ends, || readable().is_ok_and(|[packets_wait]| packets_wait));
     }
 }
 

@@ -48,6 +48,7 @@ pub(super) const CROWDED: Duration = Duration::from_millis(20);
 /// Longest nap. Everything but packets waits this long, and so does a packet that another thread was about to take.
 /// Less than the longest pause of a busy poller, so that a napping poller keeps its lease.
 pub(in crate::engine::drive) const NAP: Duration = Duration::from_micros(50);
+const _: () = assert!(NAP.as_nanos() < LONGEST_PAUSE.as_nanos());
 /// Period in which a poller may sleep, after another thread used the shard. As long as such threads come more often
 /// than this, none starves, and the poller does not spin.
 pub(super) const SHORTEST_SLEEPS: Duration = Duration::from_millis(4);
@@ -66,7 +67,7 @@ pub(super) const MOST_SKIPS: u32 = 256;
 pub(super) const LINGER: Duration = Duration::from_micros(50);
 /// Time that it keeps watching the sockets after a queue was armed for a thread that sleeps on a descriptor: until the
 /// next arming, if the program arms for each message. Otherwise each message would have to wake the thread.
-pub(super) const STAY_FOR_WAITERS: Duration = Duration::from_micros(800);
+pub(super) const STAY_FOR_WAITERS: Duration = LONGEST_PAUSE.saturating_mul(2);
 
 // ---- The shard's thread (the scheduler and the protocol) ----
 

@@ -1,9 +1,10 @@
 //! The driving policy: who serves a shard at a time, how pollers share their core, and when the shard's thread rests.
 //!
-//! The policy is pure: it reads no clock and makes no system call. Threads report what they do and when, and the policy
-//! answers with a state: [`PollerState`] after an empty look of a poller, [`Duty`] before and [`Rest`] after a pass of
-//! the shard's thread. All shared fields are hints: a value lost to a race makes a thread wait or work for a moment
-//! longer, and what must not be lost is guarded by the lock, the doorbells and the wake-up calls.
+//! The policy reads no clock and makes no system call. Threads report what they do and when, and the policy answers
+//! with a state: [`PollerState`] after an empty look of a poller, [`Duty`] before and [`Rest`] after a pass of the
+//! shard's thread. The fields of the lease and of the back-offs are hints: a value lost to a race makes a thread wait
+//! or work for a moment longer. The counts of armed queues are exact, and `fd_waiters` has a handshake with the
+//! shard's thread.
 //!
 //! `constants` has all constants.
 
@@ -121,7 +122,7 @@ impl DrivingPolicy {
         self.poll_backoff.takes_quick_poll()
     }
 
-    /// Notes a full pass of a poller. Returns whether the poller comes back soon.
+    /// Notes a poller that made a full pass, or found another thread driving. Returns whether it comes back soon.
     #[inline]
     pub(super) fn note_pass(&self, now: Time) -> bool {
         self.poll_backoff.note_visit(now.saturating_since(self.lease.last_visit()));
@@ -215,13 +216,13 @@ impl DrivingPolicy {
 
     /// Called by the thread before it stands back; a waiter on a descriptor that needs it calls it. Returns false if
     /// one needs it already.
-    pub(super) fn leave(&self) -> bool {
+    pub(super) fn stand_back(&self) -> bool {
         self.fd_waiters.leave()
     }
 
     /// Called by the thread when it stood back until `until` or was called. If the poller has left and packets wait,
     /// the next lease takes longer to get.
-    pub(super) fn come_back(&self, now: Time, until: Time, packets_wait: impl FnOnce() -> bool) {
+    pub(super) fn end_stand_back(&self, now: Time, until: Time, packets_wait: impl FnOnce() -> bool) {
         self.fd_waiters.come_back();
         if now >= until {
             self.lease.note_end(now, packets_wait);

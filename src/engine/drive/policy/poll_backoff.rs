@@ -73,6 +73,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn core_is_crowded_for_a_while_after_two_long_yields() {
+        let (backoff, start) = (PollBackoff::default(), Time::from_nanos(1_000));
+        (0..2).for_each(|_| backoff.note_yield(start, LONG_YIELD, true));
+        let last = start + (CROWDED - Duration::from_nanos(1));
+        assert!(backoff.is_crowded(last) && !backoff.is_crowded(start + CROWDED));
+        assert!(backoff.is_suspected(start + CROWDED) && !backoff.is_suspected(start + 2 * CROWDED));
+    }
+
+    #[test]
     fn yields_that_nobody_uses_become_rare() {
         let backoff = PollBackoff::default();
         let turns = |looks: u32| (0..looks).filter(|_| backoff.takes_turn()).count();

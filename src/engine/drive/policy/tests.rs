@@ -59,11 +59,11 @@ impl World {
             if !watches {
                 self.outcome.lease_ends += 1;
                 let waits = self.waiting.is_some();
-                self.policy.come_back(self.now, until, || waits);
+                self.policy.end_stand_back(self.now, until, || waits);
             }
         }
         self.sleeps = match self.policy.duty(self.now) {
-            Duty::StandBack { until } if self.policy.leave() => Some((until, false)),
+            Duty::StandBack { until } if self.policy.stand_back() => Some((until, false)),
             Duty::StandBack { .. } => None,
             Duty::Serve => {
                 let worked = self.take();
@@ -188,7 +188,7 @@ fn poller_yields_naps_and_spins_beside_threads_that_compute() {
     world.policy.note_yield(world.now, slice, true);
     assert_eq!(world.poll(), PollerState::Napping);
     let began = world.now;
-    while world.poll() != PollerState::Spinning {
+    while world.poll() != PollerState::Spinning && world.now < began + 2 * LONGEST_SLEEPS {
         world.pass_time(NAP);
         world.policy.note_yield(world.now, slice, true);
     }

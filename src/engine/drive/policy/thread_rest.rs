@@ -93,7 +93,7 @@ mod tests {
         for switches in 1..=12 {
             rest.note_yield(now, USEFUL_YIELD, || switches);
             let mut length = Duration::ZERO;
-            while rest.after_pass(now + length, true) != Rest::Linger {
+            while rest.after_pass(now + length, true) != Rest::Linger && length <= LONGEST_BACKOFF {
                 length += SHORTEST_BACKOFF;
             }
             backoffs.push(length);
