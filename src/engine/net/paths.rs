@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_bound_of_the_rate_holds_for_each_path_to_another_host() {
-        for algorithm in CongestionAlgorithm::ALL {
+        for &algorithm in CongestionAlgorithm::ALL {
             let to = |peer| control(algorithm, Some(1_000), "198.51.100.1", peer);
             let capped = to("198.51.100.2").expect("a controller");
             assert_eq!((capped.pacing_rate(), capped.known_rate(None)), (Some(1_000), Some(1_000)));

@@ -306,7 +306,7 @@ impl Group {
     }
 
     /// Falls back to working without the registry, for example because its file system is full. If there are other
-    /// processes on the address, binding the socket finds them and fails.
+    /// processes on the address, the check of the socket finds them and fails.
     fn work_alone(&mut self, error: &io::Error, file: Option<&AddressFile>) {
         let path = file.map_or(Path::new(""), AddressFile::path).display();
         tracing::warn!(
@@ -324,19 +324,28 @@ impl Group {
         change: Change<'_>,
         bound: Result<Socket, E>,
     ) -> Result<Membership, E> {
-        let own = self.slots();
-        let socket = bound.inspect_err(|_| {
-            file.release(slot);
-            if own.is_empty() {
-                file.remove_if_unused(&change);
-            }
-        })?;
+        let socket = bound.inspect_err(|_| self.withdraw(file, slot, &change))?;
         let membership = self.add(slot, socket, request, Some(Arc::clone(file)));
         let members = file.members(&self.slots());
         self.arrange(file, &change, &members, Some(&membership));
         drop(change);
         self.call_all(&members);
         Ok(membership)
+    }
+
+    /// Gives up the slot of a socket that was not bound, or did not pass its check. A process that proceeds without the
+    /// lock may have found the entry meanwhile.
+    fn withdraw(&self, file: &AddressFile, slot: u8, change: &Change<'_>) {
+        file.release(slot);
+        let mut header = file.header();
+        if header.order.contains(&slot) {
+            header.is_settled = false;
+            let _ = file.write_header(&header);
+            self.call_all(&file.members(&self.slots()));
+        }
+        if self.members.is_empty() {
+            file.remove_if_unused(change);
+        }
     }
 
     /// Binds a socket, writes its entry to the file, and checks it. The entry comes first: two processes that join at

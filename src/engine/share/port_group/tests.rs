@@ -64,13 +64,29 @@ fn members_get_their_blocks_also_after_another_has_left() {
 fn failed_binding_leaves_no_trace() {
     let address = LocalAddress { ip: "127.77.0.3".parse().unwrap(), scope: 0 };
     let request = JoinRequest { address, blocks: &[1], capabilities: PeerCapabilities::STANDARD };
-    let is_bound = |socket: &Socket, known: &dyn Fn() -> Vec<u64>| {
-        assert_eq!(known(), [inode(socket.as_fd()).unwrap()], "its entry is there before the check");
-        Err(io::Error::from(io::ErrorKind::AddrInUse))
-    };
-    let failed = Membership::join(request, || bind(address.ip), is_bound);
+    let taken = || Err::<Socket, io::Error>(io::ErrorKind::AddrInUse.into());
+    let failed = Membership::join(request, taken, |_, _| unreachable!("there is no socket"));
     assert_eq!(failed.err().map(|error| error.kind()), Some(io::ErrorKind::AddrInUse));
     assert!(!groups().unwrap().contains_key(&address.ip));
+}
+
+#[test]
+fn socket_is_known_to_others_while_it_is_checked_and_forgotten_if_it_fails() {
+    let address = LocalAddress { ip: "127.77.0.11".parse().unwrap(), scope: 0 };
+    let first = join(address.ip, &[0x400]);
+    let file = first.file.clone().unwrap();
+    let request = JoinRequest { address, blocks: &[0x401], capabilities: PeerCapabilities::STANDARD };
+    let refuse = |socket: &Socket, known: &dyn Fn() -> Vec<u64>| {
+        let own = inode(socket.as_fd()).unwrap();
+        assert!(known().contains(&own) && known().len() == 2, "its entry is there before the check");
+        // Another process that joins at the same time, and becomes known during the check.
+        let entry = |inode| Member { inode, ..file.members(&[first.slot])[0].1.clone() };
+        file.write_member(first.slot, &entry(77)).unwrap();
+        assert!(known().contains(&77), "entries are read again");
+        Err(io::Error::from(io::ErrorKind::AddrInUse))
+    };
+    assert!(Membership::join(request, || bind(address.ip), refuse).is_err());
+    assert_eq!(file.members(&[first.slot]).len(), 1);
 }
 
 #[test]
