@@ -16,6 +16,8 @@ const DEPTH: usize = 16;
 /// Number and size of the large messages.
 const LARGE_MESSAGES: usize = 2_000;
 const LARGE: usize = 64 << 10;
+/// Most attempts until one has no repairs.
+const ATTEMPTS: usize = 10;
 
 /// Runs `work` until all buffers have reached their size, then returns its number of allocations over `REQUESTS`
 /// requests. `work` takes the number of requests.
@@ -31,6 +33,20 @@ fn allocations_of(tier: &str, requests: usize, mut work: impl FnMut(usize)) -> u
     let count = allocator::allocations() - before;
     println!("{tier}: {count} allocations over {requests} requests");
     count
+}
+
+/// As [`allocations_of`], for traffic between two ends. On a busy machine a response may be so late that a probe asks
+/// for it again, and repairs are recorded: an attempt with a repair says nothing.
+fn allocations_between(ends: &Ends, traffic: &str, requests: usize, mut work: impl FnMut(usize)) -> u64 {
+    for _ in 0..ATTEMPTS {
+        let before = ends.repairs();
+        let count = allocations_of(traffic, requests, &mut work);
+        if ends.repairs() == before {
+            return count;
+        }
+        println!("{traffic}: with repairs");
+    }
+    panic!("{traffic}: each of {ATTEMPTS} attempts had repairs");
 }
 
 #[test]
@@ -51,11 +67,13 @@ fn nothing_is_allocated_at_either_end() {
         let ends = Ends::connect(["127.98.1.1", "127.98.1.2"]);
         for signal_every in [1, 16] {
             let ping_pong = |messages| ends.ping_pong(messages / 2, signal_every);
-            assert_eq!(allocations(&format!("SEND 8 B, there and back, 1 of {signal_every} signaled"), ping_pong), 0);
+            let traffic = format!("SEND 8 B, there and back, 1 of {signal_every} signaled");
+            assert_eq!(allocations_between(&ends, &traffic, REQUESTS, ping_pong), 0);
         }
-        assert_eq!(allocations("SEND 8 B, in batches", |messages| ends.batches(messages / traffic::BATCH)), 0);
-        assert_eq!(allocations_of("WRITE 64 KiB", LARGE_MESSAGES, |messages| ends.writes(messages, LARGE)), 0);
-        assert_eq!(allocations_of("READ 64 KiB", LARGE_MESSAGES, |messages| ends.reads(messages, LARGE)), 0);
+        let of = |traffic: &str, requests, work: &dyn Fn(usize)| allocations_between(&ends, traffic, requests, work);
+        assert_eq!(of("SEND 8 B, in batches", REQUESTS, &|messages| ends.batches(messages / traffic::BATCH)), 0);
+        assert_eq!(of("WRITE 64 KiB", LARGE_MESSAGES, &|messages| ends.writes(messages, LARGE)), 0);
+        assert_eq!(of("READ 64 KiB", LARGE_MESSAGES, &|messages| ends.reads(messages, LARGE)), 0);
         let polls =
             |polls| (0..polls).for_each(|poll| assert_eq!(ends.0[poll % 2].poll(), 0, "a completion of nothing"));
         assert_eq!(allocations("empty polls", polls), 0);

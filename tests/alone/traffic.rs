@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use rdma_verbs::verbs::{
-    self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, Context, MemoryRegion, QueuePair, ReceiveRequest,
-    SendRequest,
+    self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, Context, Counter, MemoryRegion, QueuePair,
+    ReceiveRequest, SendRequest,
 };
 use support::PATIENCE;
 
@@ -106,6 +106,14 @@ impl Ends {
         ends[0].qp.connect(&ends[1].qp.connection_info().unwrap()).unwrap();
         ends[1].qp.connect(&ends[0].qp.connection_info().unwrap()).unwrap();
         Self(ends)
+    }
+
+    /// Returns how often the two devices have probed for a packet or repeated one.
+    pub(crate) fn repairs(&self) -> u64 {
+        let repairs =
+            [Counter::TailProbe, Counter::LocalAckTimeout, Counter::RetransmittedPackets, Counter::ReadRepair];
+        let of = |end: &End| repairs.map(|counter| end.context.counters().get(counter)).iter().sum::<u64>();
+        self.0.iter().map(of).sum()
     }
 
     /// Sends a small message there and one back in each round. The sends of one round in `signal_every` are signaled.
