@@ -1,5 +1,6 @@
-//! Tests of which each runs in a process of its own, one after the other: they count allocations, threads, descriptors,
-//! context switches or system calls of the process, fork it, or need a quiet machine.
+//! Tests that each run in a process of its own, one after the other: they count allocations, threads, descriptors,
+//! context switches or system calls of the process, fork it, or need a quiet machine. Beside them run the tests that
+//! count the allocations of their own thread.
 
 mod allocation;
 mod explain;

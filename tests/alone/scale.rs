@@ -1,5 +1,4 @@
 //! Many objects on one device: 10,000 queue pairs, 100,000 regions; the cost of each, and that nothing is left behind.
-//!
 
 use std::time::{Duration, Instant};
 

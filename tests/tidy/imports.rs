@@ -82,14 +82,14 @@ fn branches<'a>(text: &'a str, base: &[String], found: &mut Vec<Vec<String>>) ->
     }
 }
 
-/// Returns the circles of a graph: the largest sets of nodes that all reach each other, of two or more.
-pub(super) fn circles(graph: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<BTreeSet<String>> {
+/// Returns the cycles of a graph: the largest sets of nodes that all reach each other, of two or more.
+pub(super) fn cycles(graph: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<BTreeSet<String>> {
     let reached: BTreeMap<&str, BTreeSet<&str>> = graph.keys().map(|node| (&**node, reach(graph, node))).collect();
-    let circle = |node: &str| -> BTreeSet<String> {
+    let cycle = |node: &str| -> BTreeSet<String> {
         let is_mutual = |other: &&&str| reached.get(**other).is_some_and(|back| back.contains(node));
         reached[node].iter().filter(is_mutual).map(|other| (*other).to_owned()).collect()
     };
-    graph.keys().map(|node| circle(node)).filter(|circle| circle.len() > 1).collect()
+    graph.keys().map(|node| cycle(node)).filter(|cycle| cycle.len() > 1).collect()
 }
 
 /// Returns the nodes that an edge, or several, lead to from a node.
@@ -114,12 +114,12 @@ fn paths_are_resolved() {
 }
 
 #[test]
-fn circles_are_found() {
+fn cycles_are_found() {
     let edges = [("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("e", "a"), ("d", "d")];
     let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (from, to) in edges {
         graph.entry(from.to_owned()).or_default().insert(to.to_owned());
     }
-    let circle = BTreeSet::from(["a", "b", "c"].map(str::to_owned));
-    assert_eq!(circles(&graph), BTreeSet::from([circle]));
+    let cycle = BTreeSet::from(["a", "b", "c"].map(str::to_owned));
+    assert_eq!(cycles(&graph), BTreeSet::from([cycle]));
 }

@@ -18,18 +18,35 @@ thread_local! {
 // thread-local one has neither an initializer nor a destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        OF_THREAD.set(OF_THREAD.get() + 1);
+        count(layout.size() as isize);
         // SAFETY: the caller keeps the rules of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller keeps the rules of `alloc_zeroed`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        count(new_size as isize - layout.size() as isize);
+        // SAFETY: the caller keeps the rules of `realloc`; the pointer came from `System`.
+        unsafe { System.realloc(pointer, layout, new_size) }
+    }
+
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the pointer came from `alloc` above, thus from `System`.
+        // SAFETY: the pointer came from one of the functions above, thus from `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
+}
+
+/// Counts an allocation that adds this many bytes.
+fn count(bytes: isize) {
+    BYTES.fetch_add(bytes, Ordering::Relaxed);
+    ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+    OF_THREAD.set(OF_THREAD.get() + 1);
 }
 
 /// Returns the number of bytes in use.

@@ -1,14 +1,19 @@
 //! Processes that tests start: this program again, also alone, and in a network namespace of its own.
 
-use std::process::Command;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Names the test for which a process was started.
 const ALONE: &str = "RDMA_VERBS_TEST_ALONE";
+/// Longest time that such a process runs.
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// Runs the body of a test in a process of its own, and such tests one after the other: for tests that count what
-/// belongs to the whole process, change it, or need the machine to themselves. `body` is a closure in the test's
-/// function, whose name it has; the process is this program again, with that test only.
+/// belongs to the whole process, change it, or need the machine to themselves. The process is this program again, with
+/// that test only. `body` is a closure in the test's function: the name of its type gives the name of the test.
 #[track_caller]
 pub fn alone<F: FnOnce()>(body: F) {
     static TURN: Mutex<()> = Mutex::new(());
@@ -18,13 +23,35 @@ pub fn alone<F: FnOnce()>(body: F) {
     }
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = this_program();
-    let output = command.args(["--exact", test, "--nocapture"]).env(ALONE, test).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    print!("{said}");
-    eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    command.args(["--exact", test, "--nocapture"]).env(ALONE, test);
+    let name = format!("rdma-verbs-alone-{}-{}", std::process::id(), test.replace(':', "-"));
+    let (status, said) = run_into(&mut command, &std::env::temp_dir().join(name));
+    // Without the lines of the process's own harness, which would be counted as tests of this one.
+    said.lines().filter(|line| !line.starts_with("test result:")).for_each(|line| println!("{line}"));
+    let status = status.unwrap_or_else(|| panic!("{test}, in a process of its own, took more than {LONGEST:?}"));
     // A process that found no test of this name succeeds as well.
     let is_run = said.contains("test result: ok. 1 passed");
-    assert!(output.status.success() && is_run, "{test}, in a process of its own: {}", output.status);
+    assert!(status.success() && is_run, "{test}, in a process of its own: {status}");
+}
+
+/// Runs a command with its output in a file, and removes the file. Returns the status, `None` if the command took too
+/// long and was killed, and the output. A pipe would also wait for the command's own children.
+fn run_into(command: &mut Command, path: &Path) -> (Option<ExitStatus>, String) {
+    let file = File::create(path).unwrap();
+    let mut child = command.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap();
+    let end = Instant::now() + LONGEST;
+    let mut has_ended = || child.try_wait().unwrap();
+    while has_ended().is_none() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let status = has_ended();
+    if status.is_none() {
+        child.kill().unwrap();
+    }
+    child.wait().unwrap();
+    let said = String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned();
+    fs::remove_file(path).unwrap();
+    (status, said)
 }
 
 /// Returns a command that runs an ignored test of this program, which is the program of another process. The test is
@@ -35,8 +62,8 @@ pub fn ignored_test(path: &str) -> Command {
     command
 }
 
-/// Returns the command with the arguments of this one, in user and network namespaces of its own. Its variables are not
-/// taken over.
+/// Returns the command with the arguments of this one, in user and network namespaces of its own. Variables that `env`
+/// has set on `command` are not copied.
 pub fn in_namespace(command: &Command) -> Command {
     let mut unshare = Command::new("unshare");
     unshare.arg("-rn").arg(command.get_program()).args(command.get_args());
