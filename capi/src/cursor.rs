@@ -9,7 +9,7 @@ use rdma_verbs::types::RawCompletion;
 #[derive(Default)]
 pub(crate) struct Cursor {
     is_held: AtomicBool,
-    /// The completion that the holder is at.
+    /// The completion that the holder is at. Only the holder uses the cell (`completion_queue_ex`).
     pub(crate) completion: UnsafeCell<RawCompletion>,
 }
 

@@ -11,7 +11,7 @@ use rdma_verbs::types::{
 use crate::error::{Errno, INVALID, Result};
 use crate::object::own;
 
-/// Builds requests for the open batch.
+/// Builds requests for the open batch. Only the thread that opened the batch uses the cell (`queue_pair_ex`).
 pub(crate) struct Stage(pub(crate) UnsafeCell<State>);
 
 /// A request that is being built, and its buffers.

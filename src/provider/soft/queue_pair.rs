@@ -145,8 +145,8 @@ impl SoftQueuePair {
     /// Explains why a receive is refused. A queue that the queue pair does not have is always full.
     #[cold]
     fn receive_refused(&self, error: &QueueError) -> Error {
-        let is_its_own = errors::check_receive(self.qpn, self.qp_type, self.receive_kind.shared());
-        is_its_own.err().unwrap_or_else(|| errors::from_queue("post_recv", error))
+        let allowed = errors::check_receive(self.qpn, self.qp_type, self.receive_kind.shared());
+        allowed.err().unwrap_or_else(|| errors::from_queue("post_recv", error))
     }
 
     /// Runs `read` on the endpoint's queue pair.
