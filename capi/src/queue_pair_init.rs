@@ -59,7 +59,7 @@ fn capabilities(from: abi::QpCap) -> QueuePairCapabilities {
 }
 
 fn kind(number: u32) -> Result<QueuePairType> {
-    match QueuePairType::ALL.into_iter().find(|kind| *kind as u32 == number) {
+    match QueuePairType::ALL.iter().copied().find(|kind| *kind as u32 == number) {
         Some(kind) => Ok(kind),
         // Raw packets and vendors' own types.
         None if matches!(number, 8 | 255) => Err(UNSUPPORTED),

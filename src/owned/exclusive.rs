@@ -115,7 +115,7 @@ pub(super) fn check_device(domain: &ProtectionDomain) -> Result<()> {
     }
     let message = format!(
         "{} comes from a provider outside this crate, which may access memory when it likes; buffers need a device \
-         that verbs::open or Device::open opened",
+         that verbs::open, verbs::open_soft or Device::open opened",
         domain.context()
     );
     Err(Error::new("reg_mr", ErrorKind::Unsupported, message))

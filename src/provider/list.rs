@@ -1,8 +1,10 @@
-//! The providers of this build.
+//! The providers of this build, and the settings of the one that has any.
 #![forbid(unsafe_code)]
 
 use super::Provider;
 use super::soft::SoftProvider;
+
+pub use super::soft::SoftConfig;
 
 /// Returns the providers of this build.
 pub fn providers() -> &'static [&'static dyn Provider] {

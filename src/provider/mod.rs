@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use error::{Error, ErrorKind, RefusedBacking, RefusedChange, Result};
-pub use list::providers;
+pub use list::{SoftConfig, providers};
 pub use memory_source::{DeviceMemory, DeviceMemoryInit, DmaBufInit};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 pub use software::{Capture, SoftwareContext, SoftwareQueuePair};

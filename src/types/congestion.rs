@@ -28,7 +28,7 @@ pub enum CongestionAlgorithm {
 
 impl CongestionAlgorithm {
     /// All algorithms.
-    pub const ALL: [Self; 2] = [Self::Cubic, Self::Constant];
+    pub const ALL: &[Self] = &[Self::Cubic, Self::Constant];
 
     /// Returns its name, as in the environment variable `RDMA_VERBS_CONGESTION`.
     pub const fn name(self) -> &'static str {
@@ -54,7 +54,7 @@ impl FromStr for CongestionAlgorithm {
     type Err = UnknownAlgorithm;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let mut all = Self::ALL.into_iter();
+        let mut all = Self::ALL.iter().copied();
         all.find(|algorithm| algorithm.name() == name).ok_or_else(|| UnknownAlgorithm(name.to_owned()))
     }
 }
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        for algorithm in CongestionAlgorithm::ALL {
+        for &algorithm in CongestionAlgorithm::ALL {
             assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
         }
         let error = "Cubic".parse::<CongestionAlgorithm>().unwrap_err();

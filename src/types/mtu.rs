@@ -21,7 +21,7 @@ pub enum Mtu {
 
 impl Mtu {
     /// All values, ascending.
-    pub const ALL: [Mtu; 5] = [Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096];
+    pub const ALL: &[Mtu] = &[Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096];
 
     /// Returns the size in bytes.
     pub const fn bytes(self) -> u32 {
@@ -30,19 +30,19 @@ impl Mtu {
 
     /// Returns the MTU of exactly this many bytes.
     pub fn from_bytes(bytes: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
+        Self::ALL.iter().copied().find(|mtu| mtu.bytes() == bytes)
     }
 
     /// Returns the MTU with the standard's code, 1 to 5.
     pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|mtu| *mtu as u8 == code)
+        Self::ALL.iter().copied().find(|mtu| *mtu as u8 == code)
     }
 
     /// Returns the largest MTU whose packets, with `overhead_bytes` of headers, fit a link of `link_mtu_bytes`; never
     /// less than 256.
     pub fn largest_within(link_mtu_bytes: u32, overhead_bytes: u32) -> Self {
         let room = link_mtu_bytes.saturating_sub(overhead_bytes);
-        Self::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= room).unwrap_or(Mtu::Mtu256)
+        Self::ALL.iter().copied().rev().find(|mtu| mtu.bytes() <= room).unwrap_or(Mtu::Mtu256)
     }
 }
 

@@ -43,6 +43,7 @@ impl OnDemandOperations {
 
 /// On-demand paging capabilities of a device (`ibv_odp_caps`): in general, and for each transport service.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub struct OnDemandCapabilities {
     /// Supported kinds of regions; if empty, on-demand regions are refused.
     pub general: OnDemandSupport,
@@ -59,6 +60,7 @@ pub struct OnDemandCapabilities {
 /// Advice about the expected use of on-demand regions. The numbers are those of `ib_uverbs_advise_mr_advice`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum MemoryAdvice {
     /// The ranges will be read: makes their pages present.
     Prefetch = 0,

@@ -37,6 +37,7 @@ impl ControlReport {
 
 /// Round-trip times of a path, from a packet that requests a response to the response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct RoundTripReport {
     /// Smoothed round-trip time, with a gain of 1/8.
     pub smoothed: Duration,

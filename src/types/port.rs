@@ -38,6 +38,7 @@ impl PortState {
 /// Lanes of a link. The numbers are those of `active_width` in `ibv_port_attr`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum LinkWidth {
     /// One lane.
     X1 = 1,
@@ -53,7 +54,7 @@ pub enum LinkWidth {
 
 impl LinkWidth {
     /// All widths.
-    pub const ALL: [LinkWidth; 5] = [Self::X1, Self::X4, Self::X8, Self::X12, Self::X2];
+    pub const ALL: &[LinkWidth] = &[Self::X1, Self::X4, Self::X8, Self::X12, Self::X2];
 
     /// Returns the number of lanes.
     pub const fn lanes(self) -> u32 {
@@ -70,6 +71,7 @@ impl LinkWidth {
 /// Speed of each lane of a link. The numbers are those of `active_speed` in `ibv_port_attr`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u16)]
+#[non_exhaustive]
 pub enum LinkSpeed {
     /// Single data rate: 2.5 Gb/s a lane.
     Sdr = 1,
@@ -93,8 +95,8 @@ pub enum LinkSpeed {
 
 impl LinkSpeed {
     /// All speeds.
-    pub const ALL: [LinkSpeed; 9] =
-        [Self::Sdr, Self::Ddr, Self::Qdr, Self::Fdr10, Self::Fdr, Self::Edr, Self::Hdr, Self::Ndr, Self::Xdr];
+    pub const ALL: &[LinkSpeed] =
+        &[Self::Sdr, Self::Ddr, Self::Qdr, Self::Fdr10, Self::Fdr, Self::Edr, Self::Hdr, Self::Ndr, Self::Xdr];
 
     /// Returns the speed of a lane in megabits per second.
     pub const fn megabits(self) -> u32 {
@@ -137,6 +139,7 @@ impl LinkLayer {
 
 /// Attributes of a port; names are those of `ibv_port_attr`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PortAttributes {
     /// Current state.
     pub state: PortState,
@@ -210,6 +213,7 @@ impl PortAttributes {
 
 /// An entry of a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GidEntry {
     /// The GID.
     pub gid: Gid,
@@ -219,6 +223,13 @@ pub struct GidEntry {
     pub gid_type: GidType,
     /// Index of the network interface; 0: unknown.
     pub ndev_ifindex: u32,
+}
+
+impl GidEntry {
+    /// Creates an entry for RoCE v2 packets of an unknown interface, to be completed by a provider.
+    pub const fn new(gid: Gid, gid_index: u8) -> Self {
+        Self { gid, gid_index, gid_type: GidType::RoceV2, ndev_ifindex: 0 }
+    }
 }
 
 /// Type of the packets that use an entry of the GID table. The numbers are those of `ibv_gid_type`.

@@ -22,7 +22,7 @@ pub enum QueuePairType {
 
 impl QueuePairType {
     /// All types.
-    pub const ALL: [QueuePairType; 5] = [
+    pub const ALL: &[QueuePairType] = &[
         Self::ReliableConnection,
         Self::UnreliableConnection,
         Self::UnreliableDatagram,
@@ -75,7 +75,7 @@ pub enum QueuePairState {
 
 impl QueuePairState {
     /// All states.
-    pub const ALL: [QueuePairState; 7] = [
+    pub const ALL: &[QueuePairState] = &[
         Self::Reset,
         Self::Init,
         Self::ReadyToReceive,
@@ -198,6 +198,7 @@ pub struct QueuePairAttributes {
 
 /// The state and all attributes of a queue pair, as set or defaulted (IBTA 11.2.5.3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct QueuePairStatus {
     /// Transport service, as created.
     pub qp_type: QueuePairType,
@@ -211,6 +212,20 @@ pub struct QueuePairStatus {
     pub attributes: QueuePairAttributes,
     /// Actual sizes of the queues.
     pub cap: QueuePairCapabilities,
+}
+
+impl QueuePairStatus {
+    /// Creates the status of a queue pair in RESET, to be completed by a provider.
+    pub fn new(qp_type: QueuePairType, cap: QueuePairCapabilities) -> Self {
+        Self {
+            qp_type,
+            sq_sig_all: false,
+            qp_state: QueuePairState::Reset,
+            sq_draining: false,
+            attributes: QueuePairAttributes::default(),
+            cap,
+        }
+    }
 }
 
 /// The standard's delay after an RNR NAK, by its 5-bit code, in microseconds (IBTA 9.7.5.2.8).

@@ -42,6 +42,7 @@ impl PeerPacketKind {
 
 /// The last valid packet of a kind from the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct LastPeerPacket {
     /// Kind of the packet.
     pub what: PeerPacketKind,
@@ -114,6 +115,7 @@ impl RefusedRequest {
 
 /// A local request that failed, with the retries spent on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct FailedRequest {
     /// `wr_id` of the request.
     pub wr_id: u64,
@@ -149,6 +151,7 @@ pub enum ErrorCause {
 
 /// An error that the kernel or the network reported for packets to the peer's address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct PathError {
     /// The kernel's error number, for example `ECONNREFUSED` after "port unreachable".
     pub errno: i32,
@@ -166,6 +169,7 @@ pub struct PathError {
 
 /// Packets from the peer's address that belong to no queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct UnmatchedPackets {
     /// Destination queue pair, if the packet could be parsed that far.
     pub qpn: Option<Qpn>,
@@ -179,6 +183,7 @@ pub struct UnmatchedPackets {
 
 /// A remote access that succeeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct RemoteAccess {
     /// Start address.
     pub remote_addr: u64,
@@ -190,6 +195,7 @@ pub struct RemoteAccess {
 
 /// The last successful remote access of each kind on this connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct LastSuccesses {
     /// The last READ.
     pub read: Option<RemoteAccess>,

@@ -290,7 +290,8 @@ fn parse_records(mut info: ConnectionInfo, mut records: &[u8]) -> Result<Connect
 
 fn parse_type(code: u8) -> Result<QueuePairType> {
     QueuePairType::ALL
-        .into_iter()
+        .iter()
+        .copied()
         .find(|known| *known as u32 == u32::from(code))
         .ok_or_else(|| protocol(format!("qp_type is {code}; 2 (RC), 3 (UC), 4 (UD), 9 and 10 (XRC) exist")))
 }

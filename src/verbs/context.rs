@@ -393,7 +393,9 @@ impl Context {
     }
 }
 
-/// Wraps a device opened at the provider tier, for example with a custom configuration.
+/// Wraps a device opened at the provider tier, of any provider. Buffers of the owned tiers and
+/// [`reg_mr_implicit`](super::ProtectionDomain::reg_mr_implicit) need a device that [`open`](super::open),
+/// [`open_soft`](super::open_soft) or [`Device::open`](super::Device::open) opened.
 impl From<Arc<dyn provider::Context>> for Context {
     fn from(inner: Arc<dyn provider::Context>) -> Self {
         Self { inner, built_in: false }

@@ -72,7 +72,7 @@ impl provider::Context for Fake {
     }
 
     fn query_gid(&self, _port_num: u8, gid_index: u8) -> Result<GidEntry> {
-        Ok(GidEntry { gid: self.address.into(), gid_index, gid_type: GidType::RoceV2, ndev_ifindex: 1 })
+        Ok(GidEntry { ndev_ifindex: 1, ..GidEntry::new(self.address.into(), gid_index) })
     }
 
     fn query_pkey(&self, _port_num: u8, _pkey_index: u16) -> Result<u16> {
@@ -275,7 +275,7 @@ impl provider::QueuePair for FakeQueuePair {
         let qp_state = log.modified.last().and_then(|attributes| attributes.qp_state).unwrap_or_default();
         let attributes = log.modified.last().copied().unwrap_or_default();
         let Self { qp_type, sq_sig_all, cap, .. } = *self;
-        Ok(QueuePairStatus { qp_type, sq_sig_all, qp_state, sq_draining: false, attributes, cap })
+        Ok(QueuePairStatus { sq_sig_all, qp_state, attributes, ..QueuePairStatus::new(qp_type, cap) })
     }
 
     fn send_begin(&self) {}

@@ -64,7 +64,7 @@ impl ProtectionDomain {
         if !self.context().is_built_in() {
             let message = format!(
                 "{} comes from a provider outside this crate, which may access memory when it likes; the whole address \
-                 space needs a device that verbs::open or Device::open opened",
+                 space needs a device that verbs::open, verbs::open_soft or Device::open opened",
                 self.context()
             );
             return Err(Error::new("reg_mr", ErrorKind::Unsupported, message));

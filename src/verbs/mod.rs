@@ -6,7 +6,7 @@
 //! | here | C API | made by |
 //! |---|---|---|
 //! | [`Device`] | `ibv_device` | [`devices`] |
-//! | [`Context`] | `ibv_context` | [`open`], [`Device::open`] |
+//! | [`Context`] | `ibv_context` | [`open`], [`open_soft`], [`Device::open`] |
 //! | [`ProtectionDomain`] | `ibv_pd` | [`Context::alloc_pd`] |
 //! | [`MemoryRegion`] | `ibv_mr` | [`ProtectionDomain::reg_mr`], [`ProtectionDomain::alloc_mr`] |
 //! | [`ImplicitMemoryRegion`] | `ibv_mr` of address 0, `SIZE_MAX` | [`ProtectionDomain::reg_mr_implicit`] |
@@ -107,7 +107,7 @@ pub use completion_queue_options::CompletionQueueOptions;
 pub use connect::ConnectOptions;
 pub use connection_info::ConnectionInfo;
 pub use context::Context;
-pub use device::{Device, devices, open};
+pub use device::{Device, devices, open, open_soft};
 pub use device_memory::DeviceMemory;
 pub use implicit_region::ImplicitMemoryRegion;
 pub use memory::{Memory, RefusedMemory};
@@ -125,15 +125,15 @@ pub use shared_receive::{SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQu
 pub use xrc_domain::XrcDomain;
 
 pub use crate::memory::RegisterOptions;
-pub use crate::provider::{Error, ErrorKind, Result};
+pub use crate::provider::{Error, ErrorKind, Result, SoftConfig};
 pub use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode,
-    CompletionStatus, Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags,
-    Gid, GidEntry, GidType, GlobalRouteHeader, KeyShare, LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey,
-    MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities, OnDemandOperations, OnDemandSupport, PathReport,
-    PeerCapabilities, PeerKey, PortAttributes, PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, RateLimit, Rkey, SharedReceiveQueueAttributes,
-    SharedReceiveQueueNumber, SharedReceiveQueueStatus, Transport,
+    CompletionStatus, CongestionAlgorithm, Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason,
+    EventObject, FlushFlags, Gid, GidEntry, GidType, GlobalRouteHeader, KeyShare, LinkLayer, LinkSpeed, LinkWidth,
+    LiveObjects, Lkey, MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities, OnDemandOperations, OnDemandSupport,
+    PathReport, PeerCapabilities, PeerKey, PortAttributes, PortState, Psn, Qkey, Qpn, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, RateLimit, Rkey,
+    SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus, Transport, VendorIdentity,
 };
 
 /// Enforces at compile time that these types may be shared between threads, as the module's documentation promises.

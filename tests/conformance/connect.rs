@@ -149,7 +149,7 @@ fn without_gid(world: &World) {
 fn mtu_too_large(world: &World) {
     let end = world.end(0, &Shape::default());
     let active = end.context.query_port(1).unwrap().active_mtu;
-    let Some(larger) = Mtu::ALL.into_iter().find(|mtu| *mtu > active) else {
+    let Some(larger) = Mtu::ALL.iter().copied().find(|mtu| *mtu > active) else {
         // No MTU is larger than the link's: then the largest must be accepted.
         return end
             .qp

@@ -49,7 +49,7 @@ fn read(left: &End, right: &End, len: usize, seed: u64) {
 
 fn around_the_mtu(world: &World, how: Move) {
     let active = world.device(0).query_port(1).unwrap().active_mtu;
-    for mtu in Mtu::ALL.into_iter().filter(|mtu| *mtu <= active) {
+    for mtu in Mtu::ALL.iter().copied().filter(|mtu| *mtu <= active) {
         let (left, right) = world.pair_of(&Shape::default(), &ConnectOptions::default().path_mtu(mtu));
         assert_eq!(left.qp.query().unwrap().attributes.path_mtu, Some(mtu));
         let bytes = mtu.bytes() as usize;

@@ -147,7 +147,7 @@ fn path_mtu_above_the_active_one(world: &World) {
     let (all, active) = (everything(&end), end.context.query_port(1).unwrap().active_mtu);
     end.qp.modify(&set(Init, &all, START)).unwrap();
     let receive = set(ReadyToReceive, &all, TO_RECEIVE);
-    for mtu in Mtu::ALL.into_iter().filter(|mtu| *mtu > active) {
+    for mtu in Mtu::ALL.iter().copied().filter(|mtu| *mtu > active) {
         let names = ["path_mtu", &mtu.bytes().to_string(), &active.to_string()];
         all_refused(&end, [(QueuePairAttributes { path_mtu: Some(mtu), ..receive }, &names)]);
     }

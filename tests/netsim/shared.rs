@@ -165,7 +165,7 @@ impl World {
 
     fn connect(&mut self) {
         let peer = if self.random.chance(500) { OURS } else { PeerCapabilities::STANDARD };
-        let path_mtu = self.random.choose(&Mtu::ALL);
+        let path_mtu = self.random.choose(Mtu::ALL);
         for client in &self.clients {
             let first = [0, 1].map(|_| Psn::new((0xff_ffff - self.random.below(100)) as u32));
             let ends = [(0, &client.server, client.at, &client.port), (client.at, &client.port, 0, &client.server)];

@@ -77,7 +77,7 @@ impl Terms {
         // Over IPv4 a damaged packet of a standard peer passes the ICRC once in 65,536 times; over IPv6 never.
         let is_standard = random.chance(500) && (is_v6 || faults.iter().all(|faults| faults.corruption == 0));
         let peer = if is_standard { PeerCapabilities::STANDARD } else { OURS };
-        let mtu = random.choose(&Mtu::ALL);
+        let mtu = random.choose(Mtu::ALL);
         faults.iter_mut().for_each(|faults| faults.pins_ports = !is_standard);
         let socket = is_crowded.then(|| Socket { packets: 25, wake: Duration::from_micros(random.between(1, 100)) });
         let is_slow = has_blackouts || stops;

@@ -140,7 +140,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
     let mut sides = [0, 1].map(|at| Side::new(&mut network.hosts[at]));
     let first = [0, 1].map(|_| Psn::new((0xff_ffff - random.below(400)) as u32));
     let peer = if random.chance(500) { OURS } else { PeerCapabilities::STANDARD };
-    let path_mtu = random.choose(&Mtu::ALL);
+    let path_mtu = random.choose(Mtu::ALL);
     for at in [0, 1] {
         let connection = Connection {
             peer_address: addresses[1 - at],

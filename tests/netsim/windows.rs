@@ -168,7 +168,7 @@ impl World {
         let faults = hosts.iter().map(|_| random_faults(&mut random)).collect();
         let mut network = Network::new(hosts, faults, random.number());
         network.observer = verbose.then_some(|line: &str| eprintln!("{line}"));
-        let (peer, mtu) = (random.choose(&[OURS, PeerCapabilities::STANDARD]), random.choose(&Mtu::ALL));
+        let (peer, mtu) = (random.choose(&[OURS, PeerCapabilities::STANDARD]), random.choose(Mtu::ALL));
         for ends in [[&owner, &user], [&elsewhere[0], &elsewhere[1]]] {
             connect(&mut network, ends, peer, mtu, &mut random);
         }

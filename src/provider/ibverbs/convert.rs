@@ -108,7 +108,7 @@ fn on_demand(from: &sys::DeviceAttrEx) -> OnDemandCapabilities {
 /// Returns the speed in the wider field, where there is one: the other ends with NDR.
 fn speed(from: &sys::PortAttrWithSpeed) -> LinkSpeed {
     let code = if from.active_speed_ex != 0 { from.active_speed_ex } else { from.base.active_speed.into() };
-    LinkSpeed::ALL.into_iter().find(|speed| u32::from(*speed as u16) == code).unwrap_or(LinkSpeed::Sdr)
+    LinkSpeed::ALL.iter().copied().find(|speed| u32::from(*speed as u16) == code).unwrap_or(LinkSpeed::Sdr)
 }
 
 fn mtu(code: u32) -> Mtu {
@@ -147,7 +147,8 @@ pub(super) fn port(answer: &sys::PortAttrWithSpeed) -> PortAttributes {
         port_cap_flags: from.port_cap_flags,
         max_vl_num: from.max_vl_num,
         active_width: LinkWidth::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .find(|width| *width as u8 == from.active_width)
             .unwrap_or(LinkWidth::X1),
         active_speed: speed(answer),

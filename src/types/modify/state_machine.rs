@@ -228,8 +228,8 @@ mod tests {
     fn picture() -> String {
         let mut text = String::new();
         for service in [RC, UC, UD, XRC_SEND, XRC_RECEIVE] {
-            for from in QueuePairState::ALL {
-                for to in QueuePairState::ALL {
+            for &from in QueuePairState::ALL {
+                for &to in QueuePairState::ALL {
                     let required = match check(from, to, service, Mask::empty()) {
                         Ok(()) => Mask::empty(),
                         Err(TransitionError::Missing(mask)) => mask,

@@ -32,9 +32,8 @@ fn report(peer: &str) -> QueuePairReport {
         rnr_retry: Some(3),
         ..QueuePairAttributes::default()
     };
-    let cap = QueuePairCapabilities::default();
-    let (qp_type, qp_state) = (QueuePairType::ReliableConnection, QueuePairState::Error);
-    let status = QueuePairStatus { qp_type, sq_sig_all: false, qp_state, sq_draining: false, attributes, cap };
+    let mut status = QueuePairStatus::new(QueuePairType::ReliableConnection, QueuePairCapabilities::default());
+    (status.qp_state, status.attributes) = (QueuePairState::Error, attributes);
     QueuePairReport::new(status, Counters::default())
 }
 
