@@ -41,8 +41,9 @@ fn run(shard: &Shard, mut alarm: Alarm) {
         if shard.stop.load(Ordering::Acquire) || shard.has_failed() {
             return;
         }
-        match shard.policy.duty(shard.clock.now()) {
-            Duty::StandBack { until } => stand_back(shard, &mut alarm, until),
+        let now = shard.clock.now();
+        match shard.policy.duty(now) {
+            Duty::StandBack { until } => stand_back(shard, &mut alarm, now, until),
             Duty::Serve => serve(shard, &mut alarm, &mut rest),
         }
     }
@@ -59,7 +60,7 @@ fn serve(shard: &Shard, alarm: &mut Alarm, rest: &mut ThreadRest) {
         }
         Some(until) => {
             let by_packet = sleep(shard, alarm, until, Watch::Sockets);
-            if by_packet && let Some(theirs) = shard.policy.packet_is_for_others(shard.clock.now()) {
+            if by_packet && let Some(theirs) = shard.policy.packet_is_for_others(|| shard.clock.now()) {
                 sleep(shard, alarm, until.min(theirs), Watch::Event);
             }
         }
@@ -67,16 +68,15 @@ fn serve(shard: &Shard, alarm: &mut Alarm, rest: &mut ThreadRest) {
 }
 
 /// Leaves the sockets to the poller until its lease ends.
-fn stand_back(shard: &Shard, alarm: &mut Alarm, lease_ends: Time) {
+fn stand_back(shard: &Shard, alarm: &mut Alarm, now: Time, lease_ends: Time) {
     // Published before the moderations are checked: a thread that adds one afterwards wakes this thread.
     shard.wake.sleeps_until(lease_ends);
-    let moderation_ends = shard.end_moderations(shard.clock.now()).unwrap_or(Time::NEVER);
+    let moderation_ends = shard.end_moderations(now).unwrap_or(Time::NEVER);
     if shard.policy.stand_back() {
         sleep(shard, alarm, lease_ends.min(moderation_ends), Watch::Event);
         let readable = || wait_readable([shard.sockets.as_fd()], Some(Duration::ZERO));
-        shard
-            .policy
-            .end_stand_back(shard.clock.now(), lease_ends, || readable().is_ok_and(|[packets_wait]| packets_wait));
+        let packets_wait = || readable().is_ok_and(|[packets_wait]| packets_wait);
+        shard.policy.end_stand_back(shard.clock.now(), lease_ends, packets_wait);
     }
 }
 

@@ -230,9 +230,10 @@ impl DrivingPolicy {
     }
 
     /// Returns until when threads that sleep on packets may take the packet that woke the shard's thread, if there are
-    /// such threads, and none sleeps on a descriptor, which only the shard's thread makes readable.
-    pub(super) fn packet_is_for_others(&self, now: Time) -> Option<Time> {
+    /// such threads, and none sleeps on a descriptor, which only the shard's thread makes readable. `now` is called
+    /// only if the time matters.
+    pub(super) fn packet_is_for_others(&self, now: impl FnOnce() -> Time) -> Option<Time> {
         let is_for_others = self.sleepers.load(Ordering::Relaxed) > 0 && self.fd_waiters.queues() == 0;
-        is_for_others.then(|| now + LONGEST_PAUSE)
+        is_for_others.then(|| now() + LONGEST_PAUSE)
     }
 }
