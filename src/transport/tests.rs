@@ -400,7 +400,7 @@ fn every_operation_arrives_whole() {
             let received = pair.ends[1].poll();
             assert_eq!(received.len(), 2);
             assert_eq!((received[0].immediate_or_key, received[0].byte_len), (0xabcd, length as u32));
-            assert_eq!(received[1].opcode, CompletionOpcode::ReceiveRdmaWithImmediate);
+            assert_eq!(received[1].opcode, CompletionOpcode::ReceiveWriteWithImmediate);
             let counters = pair.ends[0].endpoint.counters();
             assert_eq!(counters.get(Counter::RetransmittedPackets), 0);
             assert_eq!(counters.total_drops(), 0);

@@ -58,9 +58,9 @@ pub enum CompletionOpcode {
     #[default]
     Send = 0,
     /// A WRITE, with or without immediate data.
-    RdmaWrite = 1,
+    Write = 1,
     /// A READ.
-    RdmaRead = 2,
+    Read = 2,
     /// A compare-and-swap.
     CompareAndSwap = 3,
     /// A fetch-and-add.
@@ -76,7 +76,7 @@ pub enum CompletionOpcode {
     /// A message received.
     Receive = 128,
     /// A WRITE with immediate data received.
-    ReceiveRdmaWithImmediate = 129,
+    ReceiveWriteWithImmediate = 129,
 }
 
 bitflags::bitflags! {

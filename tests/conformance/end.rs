@@ -122,7 +122,7 @@ impl End {
         let success = completion.result().unwrap_or_else(|error| panic!("{}", self.qp.explain(&error)));
         assert_eq!(success.opcode, opcode, "{completion:?}");
         let carried = (success.immediate, success.invalidated);
-        let of_receive = matches!(opcode, CompletionOpcode::Receive | CompletionOpcode::ReceiveRdmaWithImmediate);
+        let of_receive = matches!(opcode, CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteWithImmediate);
         assert!(of_receive || carried == (None, None), "a send request carries nothing back: {completion:?}");
         success
     }
@@ -136,13 +136,13 @@ impl End {
     /// Checks that a WRITE has completed.
     #[track_caller]
     pub(crate) fn written(&self, wr_id: u64) {
-        self.done(wr_id, CompletionOpcode::RdmaWrite);
+        self.done(wr_id, CompletionOpcode::Write);
     }
 
     /// Checks that a READ of `byte_len` bytes has completed.
     #[track_caller]
     pub(crate) fn read(&self, wr_id: u64, byte_len: u32) {
-        assert_eq!(self.done(wr_id, CompletionOpcode::RdmaRead).byte_len, byte_len, "byte_len of the READ {wr_id}");
+        assert_eq!(self.done(wr_id, CompletionOpcode::Read).byte_len, byte_len, "byte_len of the READ {wr_id}");
     }
 
     /// Checks that a plain SEND of `byte_len` bytes has arrived.
@@ -161,7 +161,7 @@ impl End {
     /// Checks that a WRITE with immediate data has arrived.
     #[track_caller]
     pub(crate) fn notified(&self, wr_id: u64, byte_len: u32, immediate: u32) {
-        let success = self.done(wr_id, CompletionOpcode::ReceiveRdmaWithImmediate);
+        let success = self.done(wr_id, CompletionOpcode::ReceiveWriteWithImmediate);
         let found = (success.byte_len, success.immediate, success.invalidated);
         assert_eq!(found, (byte_len, Some(immediate), None));
     }

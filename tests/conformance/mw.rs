@@ -503,8 +503,8 @@ fn each_right(world: &World) {
             let remote = bind(&right, &window, 1, MemoryWindowBind::new(&region, granted));
             let into = left.region.slice(..8).unwrap();
             let (request, opcode) = match used {
-                AccessFlags::REMOTE_READ => (SendRequest::read(into, remote), CompletionOpcode::RdmaRead),
-                AccessFlags::REMOTE_WRITE => (SendRequest::write(into, remote), CompletionOpcode::RdmaWrite),
+                AccessFlags::REMOTE_READ => (SendRequest::read(into, remote), CompletionOpcode::Read),
+                AccessFlags::REMOTE_WRITE => (SendRequest::write(into, remote), CompletionOpcode::Write),
                 _ => (SendRequest::fetch_and_add(into, remote, 1), CompletionOpcode::FetchAndAdd),
             };
             left.qp.post_send(&[request.wr_id(1).signaled()]).unwrap();

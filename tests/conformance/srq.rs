@@ -184,7 +184,7 @@ fn write_with_immediate(world: &World) {
     let write = SendRequest::write_with_immediate(Payload::inline(b"written"), remote, 77);
     sharing.senders[0].post_send(&[write]).unwrap();
     let success = sharing.completed(5, 0);
-    assert_eq!((success.opcode, success.byte_len), (CompletionOpcode::ReceiveRdmaWithImmediate, 7));
+    assert_eq!((success.opcode, success.byte_len), (CompletionOpcode::ReceiveWriteWithImmediate, 7));
     assert_eq!(success.immediate, Some(77));
     check_all(&sharing.inbox, 5 * ROOM, ROOM, 0);
     assert_eq!(sharing.inbox.to_vec(4096..4103).unwrap(), b"written");

@@ -261,7 +261,7 @@ fn immediate_dropped_without_a_receive(world: &World) {
     let (left, right) = pair(world);
     let target = right.region.remote().slice(..8).unwrap();
     let request = SendRequest::write_with_immediate(left.region.slice(..8).unwrap(), target, 5);
-    dropped(&left, &right, request, rdma_verbs::verbs::CompletionOpcode::RdmaWrite);
+    dropped(&left, &right, request, rdma_verbs::verbs::CompletionOpcode::Write);
     exchange(&left, &right, 10, 2);
 }
 
@@ -270,7 +270,7 @@ fn immediate_dropped_without_a_receive(world: &World) {
 fn write_dropped(left: &End, right: &End, target: RemoteMemory, len: usize) {
     fill(&left.region, 0, len, 99);
     let request = SendRequest::write(left.region.slice(..len).unwrap(), target);
-    dropped(left, right, request, rdma_verbs::verbs::CompletionOpcode::RdmaWrite);
+    dropped(left, right, request, rdma_verbs::verbs::CompletionOpcode::Write);
     check_all(&right.region, 0, right.region.len(), 0);
     exchange(left, right, 2000, 3);
 }

@@ -138,7 +138,7 @@ fn write_bytes(world: &World) {
     fill(&ends.outbox, 0, 20_000, 6);
     let request = SendRequest::write(ends.outbox.slice(..20_000).unwrap(), ends.inbox.remote().slice(64..).unwrap());
     ends.request(request, ends.queues[0].number());
-    ends.sent(CompletionOpcode::RdmaWrite);
+    ends.sent(CompletionOpcode::Write);
     check_all(&ends.inbox, 0, 64, 0);
     check(&ends.inbox, 64, 20_000, 6);
     ends.silent();
@@ -151,10 +151,10 @@ fn write_with_immediate(world: &World) {
     ends.request(SendRequest::write_with_immediate(Payload::inline(b"bytes"), remote, 9), ends.queues[1].number());
     let success = ends.completed(1, 2);
     let found = (success.opcode, success.byte_len, success.immediate);
-    assert_eq!(found, (CompletionOpcode::ReceiveRdmaWithImmediate, 5, Some(9)));
+    assert_eq!(found, (CompletionOpcode::ReceiveWriteWithImmediate, 5, Some(9)));
     assert_eq!(ends.inbox.to_vec(8192..8197).unwrap(), b"bytes");
     check_all(&ends.inbox, 2 * ROOM, ROOM, 0);
-    ends.sent(CompletionOpcode::RdmaWrite);
+    ends.sent(CompletionOpcode::Write);
 }
 
 fn read_bytes(world: &World) {
@@ -162,7 +162,7 @@ fn read_bytes(world: &World) {
     fill(&ends.inbox, 0, 20_000, 7);
     let request = SendRequest::read(ends.outbox.slice(..20_000).unwrap(), ends.inbox.remote());
     ends.request(request, ends.queues[0].number());
-    assert_eq!(ends.sent(CompletionOpcode::RdmaRead).byte_len, 20_000);
+    assert_eq!(ends.sent(CompletionOpcode::Read).byte_len, 20_000);
     check(&ends.outbox, 0, 20_000, 7);
     ends.silent();
 }
@@ -243,7 +243,7 @@ fn access_domain(world: &World) {
     let region = other.alloc_mr(64, ALL_RIGHTS).unwrap();
     let queue = other.create_srq(4, 1).xrc(&ends.domain, &ends.cqs[1]).build().unwrap();
     ends.request(SendRequest::write(Payload::inline(b"allowed"), region.remote()), queue.number());
-    ends.sent(CompletionOpcode::RdmaWrite);
+    ends.sent(CompletionOpcode::Write);
     assert_eq!(region.to_vec(..7).unwrap(), b"allowed");
     ends.request(SendRequest::write(Payload::inline(b"refused"), region.remote()), ends.queues[0].number());
     ends.fails(CompletionStatus::RemoteAccessError);

@@ -146,7 +146,7 @@ fn read_domain(world: &World) {
             SendRequest::write(Payload::inline(b"mine"), beyond).wr_id(100).signaled().remote_srq(mine),
         ];
         ends.initiator.post_send(&requests).unwrap();
-        ends.sent(CompletionOpcode::RdmaWrite);
+        ends.sent(CompletionOpcode::Write);
         check(&ends.outbox, 0, EACH, 1);
         check(&ends.outbox, EACH, EACH, 2);
     }
@@ -177,7 +177,7 @@ fn atomic_domain(world: &World) {
 fn write_to_empty(world: &World) {
     let ends = Extended::new(world);
     ends.request(SendRequest::write(Payload::inline(b"data"), ends.inbox.remote()), ends.queues[1].number());
-    ends.sent(CompletionOpcode::RdmaWrite);
+    ends.sent(CompletionOpcode::Write);
     assert_eq!(ends.inbox.to_vec(..4).unwrap(), b"data");
     ends.silent();
     ends.post(1, 2);

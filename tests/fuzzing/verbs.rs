@@ -264,8 +264,8 @@ impl End {
         let found = self.region.load_acquire_u64(posted.place).unwrap();
         let expected = match posted.step {
             Step::Send { .. } => CompletionOpcode::Send,
-            Step::Write { .. } => CompletionOpcode::RdmaWrite,
-            Step::Read { .. } => CompletionOpcode::RdmaRead,
+            Step::Write { .. } => CompletionOpcode::Write,
+            Step::Read { .. } => CompletionOpcode::Read,
             _ => CompletionOpcode::FetchAndAdd,
         };
         assert_eq!(completion.result().unwrap().opcode, expected);

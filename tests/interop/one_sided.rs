@@ -263,7 +263,7 @@ fn guests_messages(home: &mut Home) -> Outcome {
         done.expect(&[("status", "success")])?;
         let received = home.wait()?.result()?;
         let found = (received.opcode, received.immediate, received.byte_len);
-        let expected = (CompletionOpcode::ReceiveRdmaWithImmediate, Some(4712), length as u32);
+        let expected = (CompletionOpcode::ReceiveWriteWithImmediate, Some(4712), length as u32);
         ensure(found == expected, &format!("{found:?} instead of {expected:?}"))?;
         home.own_bytes_are(0, &pattern(seed, length))?;
     }

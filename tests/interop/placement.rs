@@ -127,9 +127,9 @@ fn our_flushes_among_others(home: &mut Home, qp: &QueuePair, memory: RemoteMemor
         ])?;
     }
     for wr_id in (0..MANY as u64).map(|index| 10 * index) {
-        home.done(qp, wr_id, CompletionOpcode::RdmaWrite)?;
+        home.done(qp, wr_id, CompletionOpcode::Write)?;
         home.done(qp, wr_id + 1, CompletionOpcode::Flush)?;
-        home.done(qp, wr_id + 2, CompletionOpcode::RdmaRead)?;
+        home.done(qp, wr_id + 2, CompletionOpcode::Read)?;
     }
     home.own_bytes_are(MANY * STEP, &pattern(320, MANY * STEP))?;
     home.guest.expect_pattern("open", 0, MANY * STEP, 320)
@@ -262,7 +262,7 @@ fn our_atomic_writes_among_others(home: &mut Home, qp: &QueuePair, memory: Remot
         ])?;
     }
     for wr_id in (0..MANY as u64).map(|index| 10 * index) {
-        home.done(qp, wr_id, CompletionOpcode::RdmaWrite)?;
+        home.done(qp, wr_id, CompletionOpcode::Write)?;
         home.done(qp, wr_id + 1, CompletionOpcode::AtomicWrite)?;
         home.done(qp, wr_id + 2, CompletionOpcode::FetchAndAdd)?;
     }

@@ -92,8 +92,8 @@ impl Kind {
     /// Returns the opcode of its completion.
     pub(crate) fn completes_as(self) -> CompletionOpcode {
         match self {
-            Self::Write { .. } | Self::Relay | Self::WordWrite { .. } => CompletionOpcode::RdmaWrite,
-            Self::Read => CompletionOpcode::RdmaRead,
+            Self::Write { .. } | Self::Relay | Self::WordWrite { .. } => CompletionOpcode::Write,
+            Self::Read => CompletionOpcode::Read,
             Self::FetchAndAdd => CompletionOpcode::FetchAndAdd,
             Self::CompareAndSwap { .. } => CompletionOpcode::CompareAndSwap,
             Self::AtomicWrite { .. } => CompletionOpcode::AtomicWrite,

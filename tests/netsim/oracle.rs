@@ -192,7 +192,7 @@ impl Side {
         for completion in &completions {
             assert_eq!(completion.qpn, self.port.qpn, "{completion:?}");
             is_solicited |= !completion.status.is_success();
-            if matches!(completion.opcode, CompletionOpcode::Receive | CompletionOpcode::ReceiveRdmaWithImmediate) {
+            if matches!(completion.opcode, CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteWithImmediate) {
                 is_solicited |= self.judge_receive(network, completion, other);
             } else {
                 self.judge_send(network, terms, completion, other, outcome);
@@ -302,7 +302,7 @@ impl Side {
         };
         assert_eq!(completion.byte_len, message.length as u32, "{message:?}");
         assert_eq!((completion.flags, completion.immediate_or_key), (flags, value), "{message:?}");
-        assert_eq!(completion.opcode == CompletionOpcode::ReceiveRdmaWithImmediate, is_write);
+        assert_eq!(completion.opcode == CompletionOpcode::ReceiveWriteWithImmediate, is_write);
         let (area, place) = if is_write { (Area::Written, message.index) } else { (Area::Received, self.received - 1) };
         self.store.expect_bytes(area, place, &pattern(other.salt, message.source, message.length));
         self.is_revoked |= matches!(message.kind, Kind::SendInvalidate(_));

@@ -414,7 +414,7 @@ impl Client {
         let bytes = self.bytes(&message);
         let with_immediate = (CompletionFlags::WITH_IMMEDIATE, message.number as u32);
         let (opcode, told, received) = match message.kind {
-            Kind::WriteWithImmediate => (CompletionOpcode::ReceiveRdmaWithImmediate, with_immediate, Vec::new()),
+            Kind::WriteWithImmediate => (CompletionOpcode::ReceiveWriteWithImmediate, with_immediate, Vec::new()),
             Kind::SendWithImmediate => (CompletionOpcode::Receive, with_immediate, bytes.clone()),
             _ => (CompletionOpcode::Receive, (CompletionFlags::empty(), 0), bytes.clone()),
         };

@@ -94,7 +94,7 @@ impl Side {
 
     fn check(&mut self, seed: u64, completion: &RawCompletion, outcome: &mut Outcome) {
         assert!(completion.status.is_success(), "{completion:?}");
-        if matches!(completion.opcode, CompletionOpcode::Send | CompletionOpcode::RdmaWrite) {
+        if matches!(completion.opcode, CompletionOpcode::Send | CompletionOpcode::Write) {
             assert_eq!(completion.wr_id, self.completed, "requests complete in order");
             self.completed += 1;
             return;

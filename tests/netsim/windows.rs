@@ -281,7 +281,7 @@ impl World {
         if trespass == Trespass::FromElsewhere {
             return self.elsewhere[1].post(&mut self.network, 0, operation, source);
         }
-        self.post(operation, source, CompletionOpcode::RdmaWrite, CompletionStatus::RemoteAccessError);
+        self.post(operation, source, CompletionOpcode::Write, CompletionStatus::RemoteAccessError);
     }
 
     /// Posts one request through the window, to a range that no other request of this round touches.
@@ -296,7 +296,7 @@ impl World {
             0 if may_write => {
                 self.fill(offset, &bytes);
                 let operation = Operation::Write { remote_addr, rkey };
-                self.post(operation, (offset, length), CompletionOpcode::RdmaWrite, CompletionStatus::Success);
+                self.post(operation, (offset, length), CompletionOpcode::Write, CompletionStatus::Success);
             }
             1 if may_write => {
                 self.fill(offset, &bytes[..8]);
@@ -305,7 +305,7 @@ impl World {
             }
             _ => {
                 let operation = Operation::Read { remote_addr, rkey };
-                self.post(operation, (offset, length), CompletionOpcode::RdmaRead, CompletionStatus::Success);
+                self.post(operation, (offset, length), CompletionOpcode::Read, CompletionStatus::Success);
                 let expected = self.model[offset as usize..][..length as usize].to_vec();
                 self.outstanding.back_mut().expect("it was posted").fetches = Some((offset, expected));
             }

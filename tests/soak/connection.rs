@@ -209,7 +209,7 @@ impl Connection {
         let (step, opcode, area) = match self.received % 3 {
             0 => (Step::Send, CompletionOpcode::Receive, buffer),
             1 => (Step::SendWithImmediate, CompletionOpcode::Receive, buffer),
-            _ => (Step::WriteWithImmediate, CompletionOpcode::ReceiveRdmaWithImmediate, WRITTEN_WITH_IMMEDIATE),
+            _ => (Step::WriteWithImmediate, CompletionOpcode::ReceiveWriteWithImmediate, WRITTEN_WITH_IMMEDIATE),
         };
         let immediate = (step != Step::Send).then_some(round as u32);
         let bytes = pattern(self.salt, step, round);

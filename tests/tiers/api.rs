@@ -73,7 +73,7 @@ fn one_sided_operations_work_on_the_peers_memory() {
         ])
         .unwrap();
     let written = right.succeeds(9);
-    assert_eq!((written.opcode, written.immediate), (CompletionOpcode::ReceiveRdmaWithImmediate, Some(77)));
+    assert_eq!((written.opcode, written.immediate), (CompletionOpcode::ReceiveWriteWithImmediate, Some(77)));
     assert_eq!(written.byte_len, 3);
     assert_eq!(left.succeeds(2).byte_len, 1 << 19);
     assert_eq!(far.to_vec(..1 << 19).unwrap(), pattern);
@@ -137,7 +137,7 @@ fn limits_are_named() {
         end.qp.post_send(&vec![write; cap.max_send_wr as usize]).unwrap();
         refused(end.qp.post_send(&[write]), ErrorKind::QueueFull, &["post_send"]);
         for _ in 0..cap.max_send_wr {
-            assert_eq!(end.succeeds(0).opcode, CompletionOpcode::RdmaWrite);
+            assert_eq!(end.succeeds(0).opcode, CompletionOpcode::Write);
         }
     }
 }

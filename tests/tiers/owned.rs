@@ -105,7 +105,7 @@ fn every_operation_moves_its_buffer_and_gives_it_back() {
     assert_eq!(*carried.into_buffer().unwrap(), *b"carries");
     let written = b.next();
     assert!(written.is_receive());
-    assert_eq!(written.result().unwrap().unwrap().opcode, CompletionOpcode::ReceiveRdmaWithImmediate);
+    assert_eq!(written.result().unwrap().unwrap().opcode, CompletionOpcode::ReceiveWriteWithImmediate);
     assert!(written.into_buffer().unwrap().is_empty(), "the bytes went elsewhere");
     assert_eq!(region.to_vec(..7).unwrap(), b"written");
     drop(victim);

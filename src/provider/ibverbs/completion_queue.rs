@@ -282,8 +282,8 @@ fn cause(status: CompletionStatus) -> Cause {
 /// Numbers of `ibv_wc_opcode`.
 fn opcode(number: u32) -> CompletionOpcode {
     match number {
-        1 => CompletionOpcode::RdmaWrite,
-        2 => CompletionOpcode::RdmaRead,
+        1 => CompletionOpcode::Write,
+        2 => CompletionOpcode::Read,
         3 => CompletionOpcode::CompareAndSwap,
         4 => CompletionOpcode::FetchAndAdd,
         5 => CompletionOpcode::BindMemoryWindow,
@@ -291,7 +291,7 @@ fn opcode(number: u32) -> CompletionOpcode {
         8 => CompletionOpcode::Flush,
         9 => CompletionOpcode::AtomicWrite,
         128 => CompletionOpcode::Receive,
-        129 => CompletionOpcode::ReceiveRdmaWithImmediate,
+        129 => CompletionOpcode::ReceiveWriteWithImmediate,
         _ => CompletionOpcode::Send,
     }
 }

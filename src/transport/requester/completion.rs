@@ -51,8 +51,8 @@ impl Requester {
         let signaled = self.signal_all || header.flags.contains(SendFlags::SIGNALED);
         let retired = index.wrapping_add(1);
         let (opcode, byte_len) = match header.operation {
-            Operation::Write { .. } | Operation::WriteWithImmediate { .. } => (CompletionOpcode::RdmaWrite, 0),
-            Operation::Read { .. } => (CompletionOpcode::RdmaRead, header.length),
+            Operation::Write { .. } | Operation::WriteWithImmediate { .. } => (CompletionOpcode::Write, 0),
+            Operation::Read { .. } => (CompletionOpcode::Read, header.length),
             Operation::CompareAndSwap { .. } => (CompletionOpcode::CompareAndSwap, 8),
             Operation::FetchAndAdd { .. } => (CompletionOpcode::FetchAndAdd, 8),
             Operation::AtomicWrite { .. } => (CompletionOpcode::AtomicWrite, 0),

@@ -193,7 +193,7 @@ impl Responder {
         self.count_message();
         if let Some(immediate) = packet.headers.immediate {
             let completion = RawCompletion {
-                opcode: CompletionOpcode::ReceiveRdmaWithImmediate,
+                opcode: CompletionOpcode::ReceiveWriteWithImmediate,
                 flags: CompletionFlags::WITH_IMMEDIATE,
                 immediate_or_key: immediate,
                 byte_len: write.total,

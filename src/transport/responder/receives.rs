@@ -222,7 +222,7 @@ impl Receives {
     #[inline]
     fn complete(&self, common: &mut Common, mut completion: RawCompletion, solicited: bool) {
         // In place: a copy would wait for the stores of its fields.
-        if completion.opcode != CompletionOpcode::ReceiveRdmaWithImmediate {
+        if completion.opcode != CompletionOpcode::ReceiveWriteWithImmediate {
             completion.opcode = CompletionOpcode::Receive;
         }
         completion.source_qpn = common.attributes.dest_qp_num.unwrap_or(completion.source_qpn);
