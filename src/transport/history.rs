@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use crate::types::{
     Counters, DropReason, ErrorCause, LastPeerPacket, LastSuccesses, Operation, PeerFault, PeerPacketKind, Qpn,
-    QueuePairReport, QueuePairState, QueuePairStatus, RefusedRequest, RemoteAccess, Time, UnmatchedPackets,
+    QueuePairReport, QueuePairState, QueuePairStatus, FailedPeerRequest, RemoteAccess, Time, UnmatchedPackets,
 };
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Packet, Syndrome};
 
@@ -144,7 +144,7 @@ impl History {
 
     /// Records that a request of the peer is refused.
     pub(super) fn note_refusal(&mut self, fault: PeerFault, packet: Option<&Packet<'_>>, wr_id: Option<u64>) {
-        let mut refused = RefusedRequest { wr_id, ..RefusedRequest::new(fault) };
+        let mut refused = FailedPeerRequest { wr_id, ..FailedPeerRequest::new(fault) };
         if let Some(Packet { headers, payload, .. }) = packet {
             let opcode = headers.bth.opcode;
             refused.operation = match opcode {

@@ -52,8 +52,8 @@ pub use queue_pair::{
 };
 pub use rate_limit::RateLimit;
 pub use report::{
-    ErrorCause, FailedRequest, LastPeerPacket, LastSuccesses, PathError, PeerFault, PeerPacketKind, QueuePairReport,
-    RefusedRequest, RemoteAccess, UnmatchedPackets,
+    ErrorCause, FailedPeerRequest, FailedRequest, LastPeerPacket, LastSuccesses, PathError, PeerFault, PeerPacketKind,
+    QueuePairReport, RemoteAccess, UnmatchedPackets,
 };
 pub use request::{BatchEnd, Data, FlushFlags, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
 pub use route_header::GlobalRouteHeader;

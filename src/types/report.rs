@@ -93,7 +93,7 @@ pub enum PeerFault {
 /// A request of the peer that was refused; the connection ended with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct RefusedRequest {
+pub struct FailedPeerRequest {
     /// Reason for the refusal.
     pub fault: PeerFault,
     /// Operation of the request: `SEND`, `WRITE`, `READ`, `ATOMIC WRITE`, `FLUSH`, `atomic`, or `request` if unknown.
@@ -106,7 +106,7 @@ pub struct RefusedRequest {
     pub wr_id: Option<u64>,
 }
 
-impl RefusedRequest {
+impl FailedPeerRequest {
     /// Creates a report with the fault alone.
     pub const fn new(fault: PeerFault) -> Self {
         Self { fault, operation: "request", remote: None, length: 0, wr_id: None }
@@ -140,7 +140,7 @@ pub enum ErrorCause {
     /// A local request failed.
     Request(FailedRequest),
     /// A request of the peer was refused.
-    PeerRequest(RefusedRequest),
+    PeerRequest(FailedPeerRequest),
     /// The application requested it.
     Application,
     /// A completion queue overflowed.

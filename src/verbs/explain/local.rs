@@ -1,7 +1,7 @@
 //! Failures of this end, and requests of the peer that this end refused.
 
 use super::{Diagnosis, name};
-use crate::types::{Cause, Counter, FailedRequest, PeerFault, QueuePairReport, RefusedRequest};
+use crate::types::{Cause, Counter, FailedPeerRequest, FailedRequest, PeerFault, QueuePairReport};
 
 /// Diagnoses a failure of a request's local memory, or any other local failure.
 pub(super) fn request(failed: &FailedRequest) -> Diagnosis {
@@ -66,8 +66,8 @@ pub(super) fn overflow(report: &QueuePairReport) -> Diagnosis {
 }
 
 /// Diagnoses a request of the peer that was refused here.
-pub(super) fn refused(refused: &RefusedRequest, report: &QueuePairReport) -> Diagnosis {
-    let RefusedRequest { fault, operation, length, .. } = *refused;
+pub(super) fn refused(refused: &FailedPeerRequest, report: &QueuePairReport) -> Diagnosis {
+    let FailedPeerRequest { fault, operation, length, .. } = *refused;
     let attributes = &report.status.attributes;
     let key = refused.remote.map(|(_, rkey)| format!("key {rkey}")).unwrap_or_else(|| "its key".to_owned());
     let asked = match refused.remote {

@@ -2,9 +2,9 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::types::{
-    AddressVector, ControlReport, Counters, DropReason, Gid, LastPeerPacket, PathError, PathReport, PeerFault,
-    PeerPacketKind, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
-    RefusedRequest, Rkey,
+    AddressVector, ControlReport, Counters, DropReason, FailedPeerRequest, Gid, LastPeerPacket, PathError, PathReport,
+    PeerFault, PeerPacketKind, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus,
+    QueuePairType, Rkey,
 };
 
 const NO_ANSWER: FailedRequest = FailedRequest {
@@ -161,7 +161,7 @@ fn every_fault_of_the_peer_has_its_own_words() {
         Invalidate,
     ];
     let explained = faults.map(|fault| {
-        let refused = RefusedRequest { wr_id: Some(3), ..RefusedRequest::new(fault) };
+        let refused = FailedPeerRequest { wr_id: Some(3), ..FailedPeerRequest::new(fault) };
         let report = QueuePairReport { error_cause: Some(ErrorCause::PeerRequest(refused)), ..report("10.0.0.2") };
         explain(&error(CompletionStatus::RemoteInvalidRequestError, Cause::PeerViolation), Some(&report))
     });
