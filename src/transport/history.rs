@@ -6,8 +6,8 @@
 use std::net::IpAddr;
 
 use crate::types::{
-    Counters, DropReason, ErrorCause, LastPeerPacket, LastSuccesses, Operation, PeerFault, PeerPacketKind, Qpn,
-    QueuePairReport, QueuePairState, QueuePairStatus, FailedPeerRequest, RemoteAccess, Time, UnmatchedPackets,
+    Counters, DropReason, ErrorOrigin, FailedPeerRequest, LastPeerPacket, LastSuccesses, Operation, PeerFault,
+    PeerPacketKind, Qpn, QueuePairReport, QueuePairState, QueuePairStatus, RemoteAccess, Time, UnmatchedPackets,
 };
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Packet, Syndrome};
 
@@ -49,7 +49,7 @@ pub(super) struct History {
     /// The last response and the last request of the peer.
     heard: [Option<HeardPacket>; 2],
     last_successes: LastSuccesses,
-    error_cause: Option<ErrorCause>,
+    error_origin: Option<ErrorOrigin>,
     gave_up_at: Option<Time>,
     late_responses: u32,
     wrong_source: Option<IpAddr>,
@@ -101,13 +101,13 @@ impl History {
     }
 
     /// Records the reason for the error state; the first one counts.
-    pub(super) fn note_error_cause(&mut self, error_cause: ErrorCause) {
-        self.error_cause.get_or_insert(error_cause);
+    pub(super) fn note_error_origin(&mut self, error_origin: ErrorOrigin) {
+        self.error_origin.get_or_insert(error_origin);
     }
 
     /// Clears the reason when the queue pair leaves the error state.
     pub(super) fn forget_ending(&mut self) {
-        self.error_cause = None;
+        self.error_origin = None;
     }
 
     /// Returns when the connection began.
@@ -128,7 +128,7 @@ impl History {
         };
         let mut report = QueuePairReport::new(status, counters);
         [report.last_response, report.last_request] = self.heard.map(|heard| heard.map(|packet| packet.report(now)));
-        report.error_cause = self.error_cause;
+        report.error_origin = self.error_origin;
         report.last_successes = self.last_successes;
         report.gave_up = self.gave_up_at.map(|at| now.saturating_since(at));
         report.late_responses = self.late_responses;
@@ -164,7 +164,7 @@ impl History {
                 refused.remote = Some((0, rkey));
             }
         }
-        self.note_error_cause(ErrorCause::PeerRequest(refused));
+        self.note_error_origin(ErrorOrigin::PeerRequest(refused));
     }
 
     /// Records a dropped packet of this queue pair.
@@ -244,10 +244,10 @@ mod tests {
     #[test]
     fn first_ending_counts() {
         let mut history = History::default();
-        history.note_error_cause(ErrorCause::Application);
-        history.note_error_cause(ErrorCause::CompletionQueueOverflow);
-        assert_eq!(history.error_cause, Some(ErrorCause::Application));
+        history.note_error_origin(ErrorOrigin::Application);
+        history.note_error_origin(ErrorOrigin::CompletionQueueOverflow);
+        assert_eq!(history.error_origin, Some(ErrorOrigin::Application));
         history.connect(Time::from_nanos(5), &Counters::default());
-        assert_eq!(history.error_cause, None);
+        assert_eq!(history.error_origin, None);
     }
 }

@@ -52,7 +52,7 @@ pub use queue_pair::{
 };
 pub use rate_limit::RateLimit;
 pub use report::{
-    ErrorCause, FailedPeerRequest, FailedRequest, LastPeerPacket, LastSuccesses, PathError, PeerFault, PeerPacketKind,
+    ErrorOrigin, FailedPeerRequest, FailedRequest, LastPeerPacket, LastSuccesses, PathError, PeerFault, PeerPacketKind,
     QueuePairReport, RemoteAccess, UnmatchedPackets,
 };
 pub use request::{BatchEnd, Data, FlushFlags, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};

@@ -136,7 +136,7 @@ pub struct FailedRequest {
 /// Event that moved the queue pair to the error state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum ErrorCause {
+pub enum ErrorOrigin {
     /// A local request failed.
     Request(FailedRequest),
     /// A request of the peer was refused.
@@ -229,7 +229,7 @@ pub struct QueuePairReport {
     /// Whether any request of the peer was executed.
     pub was_requested: bool,
     /// Event that moved the queue pair to the error state, if any.
-    pub error_cause: Option<ErrorCause>,
+    pub error_origin: Option<ErrorOrigin>,
     /// The last successful remote accesses.
     pub last_successes: LastSuccesses,
     /// Time since the last packet that requests an acknowledgement was sent.
@@ -275,7 +275,7 @@ impl QueuePairReport {
             packets_elsewhere: None,
             was_acknowledged: false,
             was_requested: false,
-            error_cause: None,
+            error_origin: None,
             last_successes: LastSuccesses::default(),
             last_try: None,
             gave_up: None,

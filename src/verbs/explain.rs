@@ -16,7 +16,7 @@ mod unreliable;
 use std::time::Duration;
 
 use super::{AsyncEvent, Cause, CompletionError, CompletionStatus, Counter};
-use crate::types::{ErrorCause, FailedRequest, Operation, QueuePairReport};
+use crate::types::{ErrorOrigin, FailedRequest, Operation, QueuePairReport};
 
 pub(super) use state::explain_state;
 
@@ -38,12 +38,12 @@ pub(super) fn explain(error: &CompletionError, report: Option<&QueuePairReport>)
     let Some(report) = report else {
         return format!("{error}: the queue pair is gone, and its records with it");
     };
-    let diagnosis = match report.error_cause {
+    let diagnosis = match report.error_origin {
         Some(ending) if error.status == CompletionStatus::WorkRequestFlushedError => flushed(&ending, report),
-        Some(ErrorCause::Request(failed)) if (failed.wr_id, failed.status) == (error.wr_id, error.status) => {
+        Some(ErrorOrigin::Request(failed)) if (failed.wr_id, failed.status) == (error.wr_id, error.status) => {
             diagnose(&failed, report)
         }
-        Some(ErrorCause::PeerRequest(refused)) if refused.wr_id == Some(error.wr_id) => {
+        Some(ErrorOrigin::PeerRequest(refused)) if refused.wr_id == Some(error.wr_id) => {
             local::refused(&refused, report)
         }
         _ => Diagnosis::new(
@@ -63,7 +63,7 @@ pub(super) fn explain_event(event: &AsyncEvent, report: Option<&QueuePairReport>
         AsyncEvent::QueuePairFatal(_)
         | AsyncEvent::QueuePairRequestError(_)
         | AsyncEvent::QueuePairAccessError(_)
-        | AsyncEvent::CompletionQueueError(_) => match &report.error_cause {
+        | AsyncEvent::CompletionQueueError(_) => match &report.error_origin {
             Some(ending) => ended(ending, report),
             None => Diagnosis::new("nothing ended this queue pair since it was connected", "look at the others"),
         },
@@ -95,7 +95,7 @@ fn compose(headline: &str, diagnosis: &Diagnosis, report: &QueuePairReport) -> S
 
 /// Returns whether the queue pair ended because no response came, possibly because of losses on its path.
 fn is_unanswered(report: &QueuePairReport) -> bool {
-    let Some(ErrorCause::Request(failed)) = &report.error_cause else { return false };
+    let Some(ErrorOrigin::Request(failed)) = &report.error_origin else { return false };
     failed.status == CompletionStatus::RetryExceededError
 }
 
@@ -116,20 +116,20 @@ fn diagnose(failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
 }
 
 /// Diagnoses what ended the queue pair.
-fn ended(ending: &ErrorCause, report: &QueuePairReport) -> Diagnosis {
+fn ended(ending: &ErrorOrigin, report: &QueuePairReport) -> Diagnosis {
     match ending {
-        ErrorCause::Request(failed) => {
+        ErrorOrigin::Request(failed) => {
             let Diagnosis { cause, advice } = diagnose(failed, report);
             let (what, status) = (name(failed), failed.status);
             Diagnosis::new(format!("request {} ({what}) failed with {status:?}: {cause}", failed.wr_id), advice)
         }
-        ErrorCause::PeerRequest(refused) => local::refused(refused, report),
-        ErrorCause::Application => Diagnosis::new(
+        ErrorOrigin::PeerRequest(refused) => local::refused(refused, report),
+        ErrorOrigin::Application => Diagnosis::new(
             "the application moved the queue pair to ERR with modify, which flushes everything",
             "nothing is wrong if that was meant; otherwise find the caller of modify",
         ),
-        ErrorCause::CompletionQueueOverflow => local::overflow(report),
-        ErrorCause::Panic => Diagnosis::new(
+        ErrorOrigin::CompletionQueueOverflow => local::overflow(report),
+        ErrorOrigin::Panic => Diagnosis::new(
             "a panic in this library ended the queue pair, which is a bug",
             "report it with the message of the panic, which is in the log, and connect again",
         ),
@@ -137,10 +137,10 @@ fn ended(ending: &ErrorCause, report: &QueuePairReport) -> Diagnosis {
 }
 
 /// Diagnoses a flushed request, whose cause is that of the first failure.
-fn flushed(ending: &ErrorCause, report: &QueuePairReport) -> Diagnosis {
+fn flushed(ending: &ErrorOrigin, report: &QueuePairReport) -> Diagnosis {
     let Diagnosis { cause, advice } = ended(ending, report);
     match ending {
-        ErrorCause::Request(_) => Diagnosis::new(format!("it was not at fault: an earlier {cause}"), advice),
+        ErrorOrigin::Request(_) => Diagnosis::new(format!("it was not at fault: an earlier {cause}"), advice),
         _ => Diagnosis::new(cause, advice),
     }
 }
@@ -167,7 +167,7 @@ fn evidence(report: &QueuePairReport) -> String {
 
 fn details(report: &QueuePairReport) -> Vec<String> {
     let mut details = Vec::new();
-    if let Some(ErrorCause::Request(failed)) = &report.error_cause
+    if let Some(ErrorOrigin::Request(failed)) = &report.error_origin
         && is_unanswered(report)
     {
         details.push(tries(failed, report));

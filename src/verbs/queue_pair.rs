@@ -386,7 +386,7 @@ impl QueuePair {
     /// let qp = pd.create_qp(&cq, &cq).build()?;
     /// qp.connect(&qp.connection_info()?)?; // to itself
     /// let report = qp.report()?;
-    /// assert_eq!((report.last_packet(), report.error_cause), (None, None));
+    /// assert_eq!((report.last_packet(), report.error_origin), (None, None));
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn report(&self) -> Result<QueuePairReport> {

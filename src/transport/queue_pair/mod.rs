@@ -17,7 +17,7 @@ use super::requester::{RequestFailure, Requester};
 use super::responder::{ReceiveSource, Receives, ReorderBudget, Responder};
 use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
 use crate::types::{
-    Accessor, AsyncEvent, Cause, DomainId, ErrorCause, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities,
+    Accessor, AsyncEvent, Cause, DomainId, ErrorOrigin, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities,
     QueuePairState, QueuePairStatus, QueuePairType, Time,
 };
 
@@ -212,7 +212,7 @@ impl QueuePair {
         }
         // Before the events of the error state.
         self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
-        self.common.history.note_error_cause(ErrorCause::CompletionQueueOverflow);
+        self.common.history.note_error_origin(ErrorOrigin::CompletionQueueOverflow);
         self.enter_error(Cause::CompletionQueueOverflow);
     }
 
@@ -223,7 +223,7 @@ impl QueuePair {
             return false;
         }
         self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
-        self.common.history.note_error_cause(ErrorCause::Panic);
+        self.common.history.note_error_origin(ErrorOrigin::Panic);
         self.requester.abandon();
         self.responder.abandon();
         self.enter_error(Cause::Panic);

@@ -10,7 +10,7 @@ use crate::transport::marks::{Marking, TrafficClass};
 use crate::transport::path::{HiddenFields, Path, PathKey};
 use crate::transport::window_share::WindowShare;
 use crate::types::modify::{Mask, ModifyError, ModifyLimits, check_ranges, check_transition, merge};
-use crate::types::{Cause, ErrorCause, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
+use crate::types::{Cause, ErrorOrigin, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
 use crate::wire::Flow;
 use crate::wire::icrc::Seed;
 
@@ -43,7 +43,7 @@ impl QueuePair {
         match to {
             QueuePairState::Reset => return self.reset(),
             QueuePairState::Error => {
-                self.common.history.note_error_cause(ErrorCause::Application);
+                self.common.history.note_error_origin(ErrorOrigin::Application);
                 return self.enter_error(Cause::QueuePairInError);
             }
             _ => {}

@@ -6,7 +6,7 @@ use crate::queue::SendConsumer;
 use crate::transport::loop_bound::LoopBound;
 use crate::transport::peer_fault::local_cause;
 use crate::types::{
-    Cause, CompletionOpcode, CompletionStatus, Counter, ErrorCause, FailedRequest, Operation, RawCompletion, SendFlags,
+    Cause, CompletionOpcode, CompletionStatus, Counter, ErrorOrigin, FailedRequest, Operation, RawCompletion, SendFlags,
 };
 
 /// The failure of the oldest request. The queue pair decides what that means for the others.
@@ -94,7 +94,7 @@ impl Requester {
     pub(super) fn fail(&mut self, common: &mut Common, index: u32, RequestFailure { status, cause }: RequestFailure) {
         let header = self.send.header(index);
         let (tries, rnr_tries) = self.recovery.spent();
-        common.history.note_error_cause(ErrorCause::Request(FailedRequest {
+        common.history.note_error_origin(ErrorOrigin::Request(FailedRequest {
             wr_id: header.wr_id,
             status,
             cause,

@@ -9,7 +9,7 @@ pub(crate) fn explain_state(qpn: Qpn, report: Option<&QueuePairReport>) -> Strin
         return format!("queue pair {qpn} is gone, and its records with it");
     };
     let state = report.status.qp_state;
-    let diagnosis = match &report.error_cause {
+    let diagnosis = match &report.error_origin {
         Some(ending) if state == QueuePairState::Error => ended(ending, report),
         Some(ending) if state == QueuePairState::SendQueueError => {
             let Diagnosis { cause, advice } = ended(ending, report);

@@ -43,7 +43,7 @@ fn ago(milliseconds: u64, what: PeerPacketKind) -> Option<LastPeerPacket> {
 
 /// Returns the explanation of a failed request.
 fn of(failed: FailedRequest, mut report: QueuePairReport) -> String {
-    report.error_cause = Some(ErrorCause::Request(failed));
+    report.error_origin = Some(ErrorOrigin::Request(failed));
     explain(&error(failed.status, failed.cause), Some(&report))
 }
 
@@ -162,7 +162,7 @@ fn every_fault_of_the_peer_has_its_own_words() {
     ];
     let explained = faults.map(|fault| {
         let refused = FailedPeerRequest { wr_id: Some(3), ..FailedPeerRequest::new(fault) };
-        let report = QueuePairReport { error_cause: Some(ErrorCause::PeerRequest(refused)), ..report("10.0.0.2") };
+        let report = QueuePairReport { error_origin: Some(ErrorOrigin::PeerRequest(refused)), ..report("10.0.0.2") };
         explain(&error(CompletionStatus::RemoteInvalidRequestError, Cause::PeerViolation), Some(&report))
     });
     assert!(explained.iter().all(|text| text.contains("was refused here")), "{explained:?}");
@@ -172,13 +172,13 @@ fn every_fault_of_the_peer_has_its_own_words() {
 #[test]
 fn flushed_requests_name_the_first_failure() {
     let mut flushed = report("10.0.0.2");
-    flushed.error_cause = Some(ErrorCause::Request(FailedRequest { wr_id: 1, ..NO_ANSWER }));
+    flushed.error_origin = Some(ErrorOrigin::Request(FailedRequest { wr_id: 1, ..NO_ANSWER }));
     let text = explain(&error(CompletionStatus::WorkRequestFlushedError, Cause::EarlierFailure), Some(&flushed));
     has(&text, &["request 3", "an earlier request 1 (a SEND of 64 bytes)", "10.0.0.2 never answered"]);
-    flushed.error_cause = Some(ErrorCause::CompletionQueueOverflow);
+    flushed.error_origin = Some(ErrorOrigin::CompletionQueueOverflow);
     let text = explain(&error(CompletionStatus::WorkRequestFlushedError, Cause::EarlierFailure), Some(&flushed));
     has(&text, &["its completion queue overflowed"]);
-    flushed.error_cause = Some(ErrorCause::Panic);
+    flushed.error_origin = Some(ErrorOrigin::Panic);
     let text = explain(&error(CompletionStatus::WorkRequestFlushedError, Cause::Panic), Some(&flushed));
     has(&text, &["a panic in this library", "report it"]);
 }
