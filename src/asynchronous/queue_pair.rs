@@ -239,8 +239,8 @@ impl QueuePair {
     }
 
     /// Returns the number of buffers in flight in the send queue and in the receive queue.
-    pub fn in_flight(&self) -> (usize, usize) {
-        self.shared.qp.in_flight()
+    pub fn buffers_in_flight(&self) -> (usize, usize) {
+        self.shared.qp.buffers_in_flight()
     }
 
     /// Moves to the RESET state; the requests in flight fail with the cause

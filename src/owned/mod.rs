@@ -43,7 +43,7 @@
 //! // The send is unsignaled: its buffer stays with the queue pair until a later one completes.
 //! let received = cq.wait(Duration::from_secs(10))?;
 //! assert_eq!(*received.into_buffer()?, *b"ping");
-//! assert_eq!(qp.in_flight(), (1, 0));
+//! assert_eq!(qp.buffers_in_flight(), (1, 0));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]

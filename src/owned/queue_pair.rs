@@ -134,7 +134,7 @@ impl QueuePair {
     }
 
     /// Returns the number of buffers in flight in the send queue and in the receive queue.
-    pub fn in_flight(&self) -> (usize, usize) {
+    pub fn buffers_in_flight(&self) -> (usize, usize) {
         (self.posted.in_flight(Side::Send), self.posted.in_flight(Side::Receive))
     }
 
@@ -301,6 +301,6 @@ impl Drop for QueuePair {
 impl fmt::Debug for QueuePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("QueuePair");
-        debug.field("queue_pair", self.posted.qp()).field("in_flight", &self.in_flight()).finish()
+        debug.field("queue_pair", self.posted.qp()).field("buffers_in_flight", &self.buffers_in_flight()).finish()
     }
 }

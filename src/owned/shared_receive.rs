@@ -106,7 +106,7 @@ impl SharedReceiveQueue {
     }
 
     /// Returns the number of buffers in flight: waiting, being filled by a message, or filled and not yet polled.
-    pub fn in_flight(&self) -> usize {
+    pub fn buffers_in_flight(&self) -> usize {
         self.posted.in_flight()
     }
 
@@ -161,6 +161,6 @@ impl SharedReceiveQueue {
 impl fmt::Debug for SharedReceiveQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("SharedReceiveQueue");
-        debug.field("queue", self.posted.queue()).field("in_flight", &self.in_flight()).finish()
+        debug.field("queue", self.posted.queue()).field("buffers_in_flight", &self.buffers_in_flight()).finish()
     }
 }

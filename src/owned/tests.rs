@@ -86,11 +86,11 @@ fn completions_of_other_queue_pairs_give_no_buffer_back() {
     }
     let given = world.forge();
     assert!(given.is_empty(), "forged completions gave {given:?} back");
-    assert_eq!(qp.in_flight(), (0, 2));
+    assert_eq!(qp.buffers_in_flight(), (0, 2));
     // The device still writes to them.
     qp.post_send(Request::send(world.pool.copy_from(b"genuine").unwrap())).unwrap();
     let received = world.cq.wait(PATIENCE).unwrap();
-    assert_eq!((received.wr_id(), qp.in_flight()), (1, (1, 1)));
+    assert_eq!((received.wr_id(), qp.buffers_in_flight()), (1, (1, 1)));
     assert_eq!(*received.into_buffer().unwrap(), *b"genuine");
 }
 
@@ -102,7 +102,7 @@ fn completions_of_other_queue_pairs_finish_no_send() {
     qp.post_send(Request::send(world.pool.copy_from(b"waits").unwrap()).wr_id(3).signaled()).unwrap();
     let given = world.forge();
     assert!(given.is_empty(), "forged completions gave {given:?} back");
-    assert_eq!(qp.in_flight(), (1, 0));
+    assert_eq!(qp.buffers_in_flight(), (1, 0));
     qp.post_recv(world.pool.take(64).unwrap(), 4).unwrap();
     let mut finished = [world.cq.wait(PATIENCE).unwrap(), world.cq.wait(PATIENCE).unwrap()];
     finished.sort_by_key(Finished::wr_id);
@@ -122,10 +122,10 @@ fn completions_of_other_queue_pairs_take_nothing_from_a_shared_queue() {
     }
     let given = world.forge();
     assert!(given.is_empty(), "forged completions gave {given:?} back");
-    assert_eq!(srq.in_flight(), 2);
+    assert_eq!(srq.buffers_in_flight(), 2);
     qp.post_send(Request::send(world.pool.copy_from(b"genuine").unwrap())).unwrap();
     let received = world.cq.wait(PATIENCE).unwrap();
-    assert_eq!((received.wr_id(), srq.in_flight()), (1, 1));
+    assert_eq!((received.wr_id(), srq.buffers_in_flight()), (1, 1));
     assert_eq!(*received.into_buffer().unwrap(), *b"genuine");
     drop(qp);
     assert_eq!(srq.destroy().unwrap().len(), 1);
@@ -147,6 +147,6 @@ fn kept_completions_belong_to_the_shared_queue_that_they_came_from() {
     let second = world.queue_pair();
     second.post_recv(world.pool.take(64).unwrap(), 2).unwrap();
     let received = world.cq.wait(PATIENCE).unwrap();
-    assert_eq!((received.wr_id(), second.in_flight()), (1, (0, 1)));
+    assert_eq!((received.wr_id(), second.buffers_in_flight()), (1, (0, 1)));
     assert_eq!(*received.into_buffer().unwrap(), *b"early");
 }

@@ -165,7 +165,7 @@ impl Network {
     }
 
     /// Number of packets in flight.
-    pub fn in_flight(&self) -> usize {
+    pub fn packets_in_flight(&self) -> usize {
         self.cargo.len() + self.machines.iter().map(|machine| machine.waiting.len()).sum::<usize>()
     }
 

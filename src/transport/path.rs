@@ -241,7 +241,7 @@ impl Path {
         // Excludes the reference of the endpoint's table.
         report.queue_pairs = Arc::strong_count(&self.window_share) as u32 - 1;
         report.window = bytes_of(self.common_window());
-        report.in_flight = bytes_of(self.window_share.in_flight());
+        report.bytes_in_flight = bytes_of(self.window_share.in_flight());
         self.window_share.report(now, &mut report);
         report
     }

@@ -118,7 +118,7 @@ pub struct PathReport {
     /// Bytes that may be in flight. Each packet counts as a whole path MTU.
     pub window: u64,
     /// Bytes in flight.
-    pub in_flight: u64,
+    pub bytes_in_flight: u64,
     /// State of its congestion controller. `None` if it has none: the path does not leave the host, or the algorithm is
     /// [`CongestionAlgorithm::Constant`](super::CongestionAlgorithm::Constant). The following fields are then unknown.
     pub control: Option<ControlReport>,
@@ -147,7 +147,7 @@ impl PathReport {
             dscp: 0,
             queue_pairs: 0,
             window: 0,
-            in_flight: 0,
+            bytes_in_flight: 0,
             control: None,
             pacing_rate: None,
             round_trip: None,

@@ -251,7 +251,7 @@ pub struct QueuePairReport {
     /// The oldest of them that has started.
     pub oldest: Option<Operation>,
     /// Number of packets sent and not yet acknowledged.
-    pub in_flight: u32,
+    pub packets_in_flight: u32,
     /// Whether the peer reported that it has no receive posted, and the delay that it requested is still running.
     pub waits_for_receiver: bool,
     /// Number of posted, unused receives.
@@ -286,7 +286,7 @@ impl QueuePairReport {
             unmatched_packets: Vec::new(),
             unfinished: 0,
             oldest: None,
-            in_flight: 0,
+            packets_in_flight: 0,
             waits_for_receiver: false,
             receives: 0,
             groups: Vec::new(),

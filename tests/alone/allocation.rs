@@ -168,6 +168,6 @@ fn owned_shared(address: &str) -> impl FnMut(usize) {
                 drop(finished);
             }
         }
-        assert_eq!((pool.stats().outstanding, srq.in_flight()), (0, 0));
+        assert_eq!((pool.stats().outstanding, srq.buffers_in_flight()), (0, 0));
     }
 }

@@ -81,7 +81,7 @@ impl Owned {
             is_refused(self.cq.poll()),
             is_refused(self.qp.reset()),
             is_refused(self.qp.query()),
-            self.qp.in_flight() == (0, 0),
+            self.qp.buffers_in_flight() == (0, 0),
             self.pool.stats() == PoolStats::default(),
         ];
         checks == [true; 7]

@@ -91,7 +91,7 @@ fn faults(random: &mut Random, is_v6: bool) -> Faults {
 pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
     let mut world = World::new(seed, verbose);
     let mut steps = 0;
-    while world.sides.iter().any(|side| side.completed < MESSAGES) || world.network.in_flight() > 0 {
+    while world.sides.iter().any(|side| side.completed < MESSAGES) || world.network.packets_in_flight() > 0 {
         steps += 1;
         assert!(steps < MOST_STEPS, "the datagrams do not end");
         world.act();

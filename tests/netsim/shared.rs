@@ -124,7 +124,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
     let mut world = World::new(seed, verbose);
     world.connect();
     let mut steps = 0;
-    while !world.clients.iter().all(Client::is_done) || world.network.in_flight() > 0 {
+    while !world.clients.iter().all(Client::is_done) || world.network.packets_in_flight() > 0 {
         steps += 1;
         assert!(steps < MOST_STEPS, "the messages do not end");
         world.act();

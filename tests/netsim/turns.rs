@@ -73,7 +73,7 @@ struct World {
 pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
     let mut world = World::new(seed, verbose);
     let mut steps = 0;
-    while !world.members.iter().all(|member| member.is_over) || world.network.in_flight() > 0 {
+    while !world.members.iter().all(|member| member.is_over) || world.network.packets_in_flight() > 0 {
         steps += 1;
         assert!(steps < MOST_STEPS, "a queue pair waits forever");
         world.act();

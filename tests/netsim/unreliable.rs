@@ -196,7 +196,7 @@ fn play(
             side.port.poll(&mut completions);
             completions.iter().for_each(|completion| side.check(seed, completion, &mut outcome));
         }
-        if sides.iter().all(|side| side.completed == MESSAGES) && network.in_flight() == 0 {
+        if sides.iter().all(|side| side.completed == MESSAGES) && network.packets_in_flight() == 0 {
             break;
         }
     }

@@ -138,7 +138,7 @@ impl End {
 pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
     let mut world = World::new(seed, verbose);
     let mut steps = 0;
-    while !world.is_over || world.network.in_flight() > 0 {
+    while !world.is_over || world.network.packets_in_flight() > 0 {
         steps += 1;
         assert!(steps < MOST_STEPS, "no end: {:?} of round {}", world.phase, world.round);
         if !world.is_over {

@@ -249,7 +249,7 @@ impl World {
     fn settle(&mut self) {
         let until = self.network.now + Duration::from_secs(2);
         let mut steps = 0;
-        while self.network.now < until || self.network.in_flight() > 0 {
+        while self.network.now < until || self.network.packets_in_flight() > 0 {
             steps += 1;
             assert!(steps < MOST_STEPS, "the links never fall silent");
             self.network.step(Duration::from_millis(100));

@@ -184,7 +184,7 @@ fn one_signaled_completion_brings_back_all_before_it() {
             assert_eq!((finished.wr_id(), finished.completion().is_some()), (id.into(), id == 9));
             assert_eq!(*finished.into_buffer().unwrap(), [id; 16]);
         }
-        assert_eq!((a.outstanding(), a.qp.in_flight()), (0, (0, 0)));
+        assert_eq!((a.outstanding(), a.qp.buffers_in_flight()), (0, (0, 0)));
     }
     assert!(a.cq.poll().unwrap().is_none());
 }
@@ -223,7 +223,7 @@ fn errors_and_flushes_return_buffers_in_order() {
     assert_eq!(a.qp.state().unwrap(), QueuePairState::Error);
     a.receive(14, 64);
     a.fails(14, CompletionStatus::WorkRequestFlushedError);
-    assert_eq!((a.outstanding(), a.qp.in_flight()), (0, (0, 0)));
+    assert_eq!((a.outstanding(), a.qp.buffers_in_flight()), (0, (0, 0)));
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn what_cannot_be_posted_comes_back_at_once() {
     drop((full, too_long.error));
     let reset = QueuePairAttributes { qp_state: Some(QueuePairState::Reset), ..QueuePairAttributes::default() };
     assert!(a.qp.modify(&reset).unwrap_err().to_string().contains("reset()"));
-    assert_eq!(a.qp.in_flight(), (4, 2));
+    assert_eq!(a.qp.buffers_in_flight(), (4, 2));
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn reset_returns_what_is_held_and_the_queue_pair_works_again() {
         assert!(returned[0].request_buffer().len() == 8 && returned.last().unwrap().request_buffer().is_empty());
         drop(returned);
         assert!(a.cq.poll().unwrap().is_none(), "nothing comes twice");
-        assert_eq!((a.outstanding(), a.qp.in_flight()), (0, (0, 0)));
+        assert_eq!((a.outstanding(), a.qp.buffers_in_flight()), (0, (0, 0)));
 
         b.qp.reset().unwrap();
         let (a_info, b_info) = (a.qp.connection_info().unwrap(), b.qp.connection_info().unwrap());
@@ -458,7 +458,7 @@ fn resets_and_posts_of_several_threads_lose_no_buffer() {
     });
     a.qp.reset().unwrap();
     while a.cq.poll().unwrap().is_some() {}
-    assert_eq!((a.outstanding(), a.qp.in_flight()), (0, (0, 0)));
+    assert_eq!((a.outstanding(), a.qp.buffers_in_flight()), (0, (0, 0)));
 }
 
 #[test]

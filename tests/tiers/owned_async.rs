@@ -257,7 +257,9 @@ fn futures_may_be_dropped_at_any_point() {
                 a.qp.modify(&flush).unwrap();
                 b.qp.modify(&flush).unwrap();
                 sink.await.unwrap();
-                while a.qp.in_flight() != (0, 0) || b.qp.in_flight() != (0, 0) || a.outstanding() + b.outstanding() > 0
+                while a.qp.buffers_in_flight() != (0, 0)
+                    || b.qp.buffers_in_flight() != (0, 0)
+                    || a.outstanding() + b.outstanding() > 0
                 {
                     tokio::task::yield_now().await;
                 }
@@ -284,7 +286,7 @@ fn messages_arrive_in_order_within_their_bound() {
         let (a, b) = pair(7);
         assert!(b.qp.messages(&b.pool, 64, 0).is_err() && b.qp.messages(&b.pool, 64, 129).is_err());
         let mut messages = b.qp.messages(&b.pool, 64, 4).unwrap();
-        assert_eq!((b.outstanding(), b.qp.in_flight().1), (4, 4));
+        assert_eq!((b.outstanding(), b.qp.buffers_in_flight().1), (4, 4));
         let sender = tokio::spawn(async move {
             for number in 0..200u64 {
                 a.qp.send(a.bytes(&number.to_ne_bytes())).await.0.unwrap();
@@ -356,7 +358,7 @@ fn failures_flushes_and_resets_end_the_futures() {
             let (qp, buffer) = (a.qp.clone(), a.pool.take(64).unwrap());
             tokio::spawn(async move { qp.recv(buffer).await })
         };
-        while a.qp.in_flight().1 == 0 {
+        while a.qp.buffers_in_flight().1 == 0 {
             tokio::task::yield_now().await;
         }
         a.qp.reset().unwrap();
@@ -380,7 +382,7 @@ fn a_panicking_task_loses_no_buffer() {
             std::panic::resume_unwind(Box::new("in the middle"));
         });
         assert!(task.await.unwrap_err().is_panic());
-        assert_eq!((a.outstanding(), a.qp.in_flight().1), (1, 1));
+        assert_eq!((a.outstanding(), a.qp.buffers_in_flight().1), (1, 1));
         b.qp.send(b.bytes(b"nobody listens")).await.0.unwrap();
         while a.outstanding() > 0 {
             tokio::task::yield_now().await;
@@ -396,14 +398,14 @@ fn when_the_runtime_ends_buffers_come_back() {
         let (qp, buffer) = (a.qp.clone(), a.pool.take(64).unwrap());
         let mut waiting = Box::pin(async move { qp.recv(buffer).await });
         runtime.block_on(async { assert!(give_up(&mut waiting, 1).await.is_none()) });
-        assert_eq!(a.qp.in_flight().1, 1);
+        assert_eq!(a.qp.buffers_in_flight().1, 1);
         drop(runtime);
         // Another runtime awaits the future, which reports that its queue pair is gone.
         let other = Builder::new_current_thread().enable_all().build().unwrap();
         let (result, buffer) = other.block_on(async { timeout(PATIENCE, waiting).await.unwrap() });
         assert_eq!(failure(result).cause, Cause::Destroyed);
         drop(buffer);
-        assert_eq!((a.outstanding(), a.qp.in_flight()), (0, (0, 0)));
+        assert_eq!((a.outstanding(), a.qp.buffers_in_flight()), (0, (0, 0)));
         let error = QueuePair::new(&a.pd, &a.cq).unwrap_err();
         assert!(error.to_string().contains("has ended"), "{error}");
         drop(b);

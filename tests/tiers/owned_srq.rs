@@ -104,8 +104,8 @@ fn buffers_come_back_from_whichever_queue_pair_took_them() {
         sharing.send(peer, text.as_bytes());
         sharing.received(wr_id, sharing.receivers[peer].qpn(), text.as_bytes());
     }
-    assert_eq!((sharing.srq.in_flight(), sharing.outstanding()), (1, 1));
-    assert_eq!(sharing.receivers[0].in_flight(), (0, 0));
+    assert_eq!((sharing.srq.buffers_in_flight(), sharing.outstanding()), (1, 1));
+    assert_eq!(sharing.receivers[0].buffers_in_flight(), (0, 0));
     assert!(sharing.cq.poll().unwrap().is_none());
 }
 
@@ -131,7 +131,7 @@ fn a_full_queue_gives_the_buffer_back_until_one_is_polled() {
     assert_eq!(sharing.srq.modify(&size(15)).unwrap_err().kind(), ErrorKind::InvalidArgument);
     sharing.srq.modify(&size(20)).unwrap();
     sharing.post(17..21);
-    assert_eq!(sharing.srq.in_flight(), 20);
+    assert_eq!(sharing.srq.buffers_in_flight(), 20);
     assert_eq!(
         sharing.srq.post_recv(sharing.pool.take(64).unwrap(), 21).unwrap_err().error.kind(),
         ErrorKind::QueueFull
@@ -159,7 +159,7 @@ fn what_has_arrived_outlives_the_queue_pair() {
     drop(sharing.receivers.remove(0));
     (0..3u8).for_each(|number| sharing.received(u64::from(number), gone, &[number; 5]));
     sharing.received(3, sharing.receivers[0].qpn(), b"of the other");
-    assert_eq!(sharing.srq.in_flight(), 2);
+    assert_eq!(sharing.srq.buffers_in_flight(), 2);
     sharing.send(1, b"goes on");
     sharing.received(4, sharing.receivers[0].qpn(), b"goes on");
 }
@@ -184,7 +184,7 @@ fn what_has_arrived_outlives_reset_and_what_was_sent_comes_back_once() {
     sharing.send(0, b"anew");
     sharing.received(1, qp.qpn(), b"anew");
     qp.post_send(Request::send(sharing.pool.copy_from(b"x").unwrap()).wr_id(60)).unwrap();
-    assert_eq!(qp.in_flight(), (1, 0));
+    assert_eq!(qp.buffers_in_flight(), (1, 0));
 }
 
 /// Returns a queue pair of the shared queue that has received the first half of a message, whose sender's memory was
@@ -218,7 +218,7 @@ fn a_half_filled_buffer_comes_back_from_reset_and_destruction() {
     let returned = receiver.reset().unwrap();
     assert_eq!(wr_ids(&returned), [7]);
     assert_eq!((returned[0].qpn(), returned[0].request_buffer().len()), (receiver.qpn(), 0));
-    assert_eq!((sharing.srq.in_flight(), receiver.state().unwrap()), (1, QueuePairState::Reset));
+    assert_eq!((sharing.srq.buffers_in_flight(), receiver.state().unwrap()), (1, QueuePairState::Reset));
     sharing.send(0, b"the one behind");
     sharing.received(8, sharing.receivers[0].qpn(), b"the one behind");
 
@@ -226,7 +226,7 @@ fn a_half_filled_buffer_comes_back_from_reset_and_destruction() {
     assert_eq!(wr_ids(&receiver.destroy().unwrap()), [9]);
     let (receiver, _sender) = half_filled(&sharing, 10);
     drop(receiver);
-    assert_eq!(sharing.srq.in_flight(), 0);
+    assert_eq!(sharing.srq.buffers_in_flight(), 0);
     drop(returned);
     assert_eq!(sharing.outstanding(), 0);
 }
@@ -270,7 +270,7 @@ fn the_queue_is_busy_while_used_and_gives_back_what_waits() {
     assert_eq!(*refused.given.into_buffer().unwrap(), *b"back");
     assert_eq!(sharing.srq.query().unwrap_err().kind(), ErrorKind::InvalidState);
     drop(returned);
-    assert_eq!((sharing.outstanding(), sharing.srq.in_flight()), (0, 0));
+    assert_eq!((sharing.outstanding(), sharing.srq.buffers_in_flight()), (0, 0));
 }
 
 #[test]

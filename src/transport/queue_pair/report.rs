@@ -12,7 +12,7 @@ impl QueuePair {
         report.last_try = self.requester.last_asked().map(|at| now.saturating_since(at));
         report.unfinished = self.requester.unfinished();
         report.oldest = self.requester.oldest_operation();
-        report.in_flight = self.requester.packets_in_flight();
+        report.packets_in_flight = self.requester.packets_in_flight();
         report.waits_for_receiver = self.requester.waits_for_receiver();
         report.path = self.common.path.as_ref().map(|path| path.report(now));
         report.receives = self.responder.available_receives();

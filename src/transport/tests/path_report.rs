@@ -50,7 +50,7 @@ fn a_path_reports_its_losses_and_round_trips() {
     assert_eq!(pair.statuses(), [CompletionStatus::Success]);
     let report = path(&pair);
     assert_eq!((report.own, report.peer), (pair.ends[0].address, pair.ends[1].address));
-    assert_eq!((report.queue_pairs, report.in_flight, report.total), (1, 0, report.recent));
+    assert_eq!((report.queue_pairs, report.bytes_in_flight, report.total), (1, 0, report.recent));
     let PacketCounts { sent, lost, lost_by_chance, spurious, loss_events, .. } = report.total;
     assert_eq!((sent, lost, lost_by_chance, spurious), (203, 3, 3, 0), "no queue was seen");
     assert!((1..=3).contains(&loss_events), "{loss_events}");
@@ -147,7 +147,7 @@ fn a_path_without_a_controller_says_so() {
     let packets = pair.catch(0);
     let report = path(&pair);
     assert_eq!((report.control, report.round_trip, report.total.sent), (None, None, 0));
-    assert_eq!(report.in_flight, u64::from(MTU) * 50);
+    assert_eq!(report.bytes_in_flight, u64::from(MTU) * 50);
     packets.iter().filter(|sent| sent.place() != 7).for_each(|sent| pair.deliver(sent));
     pair.run(Duration::from_millis(5), |_| false);
     assert_eq!((pair.statuses().len(), counter(&pair, Counter::LostPackets)), (1, 1));

@@ -29,7 +29,7 @@ fn standing(report: &QueuePairReport) -> Diagnosis {
         QueuePairState::ReadyToReceive => {
             return Diagnosis::new("it receives, but does not send yet", "take it to RTS");
         }
-        QueuePairState::SendQueueDrained if report.unfinished > 0 && report.in_flight == 0 => {
+        QueuePairState::SendQueueDrained if report.unfinished > 0 && report.packets_in_flight == 0 => {
             return Diagnosis::new("no new request is begun in SQD", "take it back to RTS");
         }
         _ => {}
@@ -55,10 +55,10 @@ fn standing(report: &QueuePairReport) -> Diagnosis {
             "connect with a max_rd_atomic of at least 1 here and max_dest_rd_atomic there",
         );
     }
-    if report.in_flight == 0 {
+    if report.packets_in_flight == 0 {
         return Diagnosis::new(format!("{waiting}, none of them on its way yet"), "poll, which drives the device");
     }
-    let sent = format!("{waiting}, {} packets are not acknowledged", report.in_flight);
+    let sent = format!("{waiting}, {} packets are not acknowledged", report.packets_in_flight);
     let why = report.peer_address().and_then(|peer| silence::misdirected(peer, report));
     let (why, advice) = why.map_or((String::new(), None), |found| (format!("; {}", found.cause), Some(found.advice)));
     match attributes.timeout {

@@ -15,7 +15,7 @@ fn paths_of_a_device_are_listed_while_queue_pairs_have_them() {
     };
     let path = report(&one);
     assert_eq!([path.own, path.peer].map(|address| address.to_string()), ["127.95.1.1", "127.95.1.2"]);
-    assert_eq!((path.queue_pairs, path.in_flight, path.control), (1, 0, None), "loopback is not controlled");
+    assert_eq!((path.queue_pairs, path.bytes_in_flight, path.control), (1, 0, None), "loopback is not controlled");
     assert!(path.window > 0, "it has what the peer's socket takes");
     assert_eq!(one.qp.software().unwrap().report().unwrap().path.as_ref(), Some(&path));
     let write = Operation::Write { remote_addr: BASE, rkey: other.mr.rkey() };
