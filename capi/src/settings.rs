@@ -78,7 +78,7 @@ fn config() -> SoftConfig {
     // Programs in C exchange queue pair numbers in INIT, and no capabilities.
     let mut config = SoftConfig::new().present_from_init(true);
     if let Some(bytes) = number("RDMA_VERBS_MTU") {
-        match Mtu::from_bytes(bytes) {
+        match Mtu::from_size(bytes) {
             Some(mtu) => config = config.max_mtu(mtu),
             None => ignored("RDMA_VERBS_MTU", &bytes.to_string(), "256, 512, 1024, 2048 or 4096"),
         }

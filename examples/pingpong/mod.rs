@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
 }
 
 fn parse_mtu(text: &str) -> Result<Mtu, String> {
-    let mtu = text.parse().ok().and_then(Mtu::from_bytes);
+    let mtu = text.parse().ok().and_then(Mtu::from_size);
     mtu.ok_or_else(|| "allowed are 256, 512, 1024, 2048 and 4096".to_owned())
 }
 

@@ -28,9 +28,9 @@ impl Mtu {
         128 << self as u8
     }
 
-    /// Returns the MTU of exactly this many bytes.
-    pub fn from_bytes(bytes: u32) -> Option<Self> {
-        Self::ALL.iter().copied().find(|mtu| mtu.bytes() == bytes)
+    /// Returns the MTU of exactly `size` bytes.
+    pub fn from_size(size: u32) -> Option<Self> {
+        Self::ALL.iter().copied().find(|mtu| mtu.bytes() == size)
     }
 
     /// Returns the MTU with the standard's code, 1 to 5.

@@ -90,7 +90,7 @@ impl Answer {
     /// Returns the path MTU named by a greeting.
     pub(crate) fn path_mtu(&self) -> Result<Mtu> {
         let bytes = self.number("path_mtu")? as u32;
-        Mtu::from_bytes(bytes).ok_or_else(|| format!("{bytes} is no path MTU").into())
+        Mtu::from_size(bytes).ok_or_else(|| format!("{bytes} is no path MTU").into())
     }
 
     /// Returns the queue pair described by a greeting.

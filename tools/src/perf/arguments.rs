@@ -207,6 +207,6 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 }
 
 fn parse_mtu(text: &str) -> Result<u32, String> {
-    let mtu = text.parse().ok().and_then(rdma_verbs::verbs::Mtu::from_bytes);
+    let mtu = text.parse().ok().and_then(rdma_verbs::verbs::Mtu::from_size);
     mtu.map(|mtu| mtu.bytes()).ok_or_else(|| "allowed are 256, 512, 1024, 2048 and 4096".to_owned())
 }

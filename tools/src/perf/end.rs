@@ -191,7 +191,7 @@ impl End {
 
     fn connect_options(&self) -> ConnectOptions {
         let mut options = ConnectOptions::default().timeout(self.job.timeout).sl(self.job.service_level);
-        if let Some(mtu) = self.job.mtu.and_then(Mtu::from_bytes) {
+        if let Some(mtu) = self.job.mtu.and_then(Mtu::from_size) {
             options = options.path_mtu(mtu);
         }
         if self.job.outstanding > 0 {

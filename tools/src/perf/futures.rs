@@ -36,7 +36,7 @@ async fn play(job: &Job, size: usize, device: &Device, role: Role, channel: &mut
     let pool = BufferPool::new(&pd, POOL_BYTES.max(4 * RECEIVES * size))?;
     let remote: Vec<u8> = channel.exchange(&qp.connection_info()?.to_bytes().to_vec())?;
     let mut options = ConnectOptions::default().timeout(job.timeout).sl(job.service_level);
-    if let Some(mtu) = job.mtu.and_then(Mtu::from_bytes) {
+    if let Some(mtu) = job.mtu.and_then(Mtu::from_size) {
         options = options.path_mtu(mtu);
     }
     qp.connect_with(&ConnectionInfo::from_bytes(&remote)?, &options)?;
