@@ -73,7 +73,7 @@ fn attributes(from: &abi::QpAttr, bits: u32) -> Result<QueuePairAttributes> {
 /// Returns the capabilities of a peer that the environment names: it runs the same software, so they are the same.
 fn known_peer(queue_pair: &QueuePair, given: &QueuePairAttributes) -> Option<PeerCapabilities> {
     let peer = given.ah_attr?.dgid.to_ip();
-    settings().peers.contains(&peer).then(|| queue_pair.shared.device.peer_capabilities())
+    settings().peers.contains(&peer).then(|| queue_pair.shared.device.advertised_capabilities())
 }
 
 /// # Safety

@@ -101,7 +101,7 @@ pub trait Context: Send + Sync {
     }
 
     /// Returns the capabilities beyond the standard that peers learn in the out-of-band exchange.
-    fn peer_capabilities(&self) -> PeerCapabilities;
+    fn advertised_capabilities(&self) -> PeerCapabilities;
 
     /// Creates a protection domain.
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>>;

@@ -154,7 +154,7 @@ impl QueuePair {
             lid: port.lid,
             path_mtu: port.active_mtu,
             max_dest_rd_atomic: self.max_dest_rd_atomic(),
-            peer: context.peer_capabilities(),
+            capabilities: context.advertised_capabilities(),
             key: self.key_share(),
         })
     }
@@ -173,7 +173,7 @@ impl QueuePair {
     /// # let qp = pd.create_qp(&cq, &cq).build()?;
     /// # let remote = qp.connection_info()?;
     /// let to_rtr = QueuePairAttributes {
-    ///     peer: Some(remote.peer),
+    ///     peer: Some(remote.capabilities),
     ///     peer_key: qp.peer_key(&remote),
     ///     // ... and the attributes of the standard.
     ///     ..QueuePairAttributes::default()
@@ -182,7 +182,7 @@ impl QueuePair {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn peer_key(&self, remote: &ConnectionInfo) -> Option<PeerKey> {
-        let shares = self.key_share().zip(remote.key).filter(|_| remote.peer.is_native());
+        let shares = self.key_share().zip(remote.key).filter(|_| remote.capabilities.is_native());
         shares.map(|(local, remote)| PeerKey { local, remote, is_agreed: true })
     }
 
@@ -246,7 +246,7 @@ impl QueuePair {
             rq_psn: Some(remote.psn),
             max_dest_rd_atomic: answers.then_some(local.max_dest_rd_atomic),
             min_rnr_timer: answers.then_some(options.min_rnr_timer),
-            peer: Some(remote.peer),
+            peer: Some(remote.capabilities),
             peer_key: self.peer_key(remote),
             ..QueuePairAttributes::default()
         }

@@ -44,12 +44,12 @@ const FLAG_SEGMENTATION: u8 = 1;
 /// | 32 | 1 | `path_mtu`, the standard's code 1 to 5 |
 /// | 33 | 1 | `max_dest_rd_atomic` |
 /// | 34 | 1 | `qp_type`: 2 RC, 3 UC, 4 UD, 9 XRC initiator, 10 XRC target |
-/// | 35 | 1 | `peer.version` |
-/// | 36 | 1 | `peer`: bit 0 segmentation offload; others 0, ignored |
+/// | 35 | 1 | `capabilities.version` |
+/// | 36 | 1 | `capabilities`: bit 0 segmentation offload; others 0, ignored |
 /// | 37 | 1 | reserved: 0, ignored |
 /// | 38 | 2 | `lid`; 0 on Ethernet |
-/// | 40 | 4 | `peer.receive_buffer_bytes` |
-/// | 44 | 4 | `peer.extensions` |
+/// | 40 | 4 | `capabilities.receive_buffer_bytes` |
+/// | 44 | 4 | `capabilities.extensions` |
 /// | 48 | 2 | type of the first record: 1, a key share; 0, padding, if there is none |
 /// | 50 | 2 | length of the record's value, 16 |
 /// | 52 | 16 | `key`, or zeros |
@@ -73,7 +73,7 @@ pub struct ConnectionInfo {
     /// Number of READs and atomics that the other end may have outstanding at it.
     pub max_dest_rd_atomic: u8,
     /// Capabilities of its device beyond the standard.
-    pub peer: PeerCapabilities,
+    pub capabilities: PeerCapabilities,
     /// Its share of the connection's key, which authenticates the packets between native peers. Both ends must pass the
     /// other's share to [`QueuePair::connect`](super::QueuePair::connect), or neither. `None`: no key.
     pub key: Option<KeyShare>,
@@ -92,12 +92,12 @@ impl ConnectionInfo {
     ///
     /// let gid = Ipv4Addr::new(192, 0, 2, 7).into();
     /// let adapter = ConnectionInfo::standard_peer(Qpn::new(0x11), Psn::new(0x123456), gid, Mtu::Mtu1024);
-    /// assert!(!adapter.peer.is_native());
+    /// assert!(!adapter.capabilities.is_native());
     /// ```
     pub const fn standard_peer(qpn: Qpn, psn: Psn, gid: Gid, path_mtu: Mtu) -> Self {
         let qp_type = QueuePairType::ReliableConnection;
-        let peer = PeerCapabilities::STANDARD;
-        Self { qp_type, qpn, psn, gid, path_mtu, lid: 0, max_dest_rd_atomic: 1, peer, key: None }
+        let capabilities = PeerCapabilities::STANDARD;
+        Self { qp_type, qpn, psn, gid, path_mtu, lid: 0, max_dest_rd_atomic: 1, capabilities, key: None }
     }
 
     /// Encodes it for the other end.
@@ -122,11 +122,11 @@ impl ConnectionInfo {
         bytes[32] = self.path_mtu as u8;
         bytes[33] = self.max_dest_rd_atomic;
         bytes[34] = self.qp_type as u8;
-        bytes[35] = self.peer.version;
-        bytes[36] = if self.peer.segmentation_offload { FLAG_SEGMENTATION } else { 0 };
+        bytes[35] = self.capabilities.version;
+        bytes[36] = if self.capabilities.segmentation_offload { FLAG_SEGMENTATION } else { 0 };
         bytes[38..40].copy_from_slice(&self.lid.to_be_bytes());
-        bytes[40..44].copy_from_slice(&self.peer.receive_buffer_bytes.to_be_bytes());
-        bytes[44..48].copy_from_slice(&self.peer.extensions.to_be_bytes());
+        bytes[40..44].copy_from_slice(&self.capabilities.receive_buffer_bytes.to_be_bytes());
+        bytes[44..48].copy_from_slice(&self.capabilities.extensions.to_be_bytes());
         let (kind, share) = match self.key {
             Some(share) => (RECORD_KEY_SHARE, share.to_bytes()),
             None => (RECORD_PADDING, [0; KeyShare::BYTES]),
@@ -246,7 +246,7 @@ fn parse_body(body: &[u8; BODY_BYTES]) -> Result<ConnectionInfo> {
         path_mtu,
         lid: u16::from_be_bytes([body[30], body[31]]),
         max_dest_rd_atomic: body[25],
-        peer: PeerCapabilities {
+        capabilities: PeerCapabilities {
             version: body[27],
             segmentation_offload: body[28] & FLAG_SEGMENTATION != 0,
             receive_buffer_bytes: number(32),
@@ -340,7 +340,7 @@ mod tests {
                 path_mtu,
                 lid,
                 max_dest_rd_atomic,
-                peer: PeerCapabilities { version, segmentation_offload, receive_buffer_bytes, extensions },
+                capabilities: PeerCapabilities { version, segmentation_offload, receive_buffer_bytes, extensions },
                 key: key.map(KeyShare::new),
             }
         })
@@ -348,7 +348,7 @@ mod tests {
 
     fn example() -> ConnectionInfo {
         let gid = std::net::Ipv4Addr::new(10, 0, 0, 1).into();
-        let peer = PeerCapabilities {
+        let capabilities = PeerCapabilities {
             version: 1,
             segmentation_offload: true,
             receive_buffer_bytes: 0x0003_4000,
@@ -356,7 +356,7 @@ mod tests {
         };
         let standard = ConnectionInfo::standard_peer(Qpn::new(0x01_0203), Psn::new(0xfe_dcba), gid, Mtu::Mtu4096);
         let key = Some(KeyShare::new(*b"sixteen bytes of"));
-        ConnectionInfo { peer, max_dest_rd_atomic: 16, lid: 0x1234, key, ..standard }
+        ConnectionInfo { capabilities, max_dest_rd_atomic: 16, lid: 0x1234, key, ..standard }
     }
 
     proptest! {

@@ -168,8 +168,8 @@ impl Context {
 
     /// Returns the capabilities beyond the standard that this device advertises to its peers; part of a
     /// [`ConnectionInfo`](super::ConnectionInfo).
-    pub fn peer_capabilities(&self) -> PeerCapabilities {
-        self.inner.peer_capabilities()
+    pub fn advertised_capabilities(&self) -> PeerCapabilities {
+        self.inner.advertised_capabilities()
     }
 
     /// Creates a protection domain (`ibv_alloc_pd`): regions and queue pairs work together only within one.

@@ -83,7 +83,7 @@ impl provider::Context for Fake {
         Ok(vec![self.query_gid(port_num, 0)?])
     }
 
-    fn peer_capabilities(&self) -> PeerCapabilities {
+    fn advertised_capabilities(&self) -> PeerCapabilities {
         PeerCapabilities { version: 1, ..PeerCapabilities::STANDARD }
     }
 

@@ -491,7 +491,7 @@ impl QueuePair {
     /// Returns this end's share of its next connection's key; `None` if packets have no key: on adapters, for
     /// datagrams.
     pub(super) fn key_share(&self) -> Option<KeyShare> {
-        let is_native = self.context().peer_capabilities().is_native();
+        let is_native = self.context().advertised_capabilities().is_native();
         (is_native && self.qp_type().is_connected()).then(|| self.lock_identity().key_share)
     }
 

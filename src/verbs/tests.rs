@@ -176,7 +176,7 @@ fn memory_comes_back_from_a_region() {
 fn connecting_sets_what_both_ends_can() {
     let Setting { log, qp, .. } = setting();
     let local = qp.connection_info().unwrap();
-    assert_eq!((local.path_mtu, local.max_dest_rd_atomic, local.peer.version), (Mtu::Mtu2048, 16, 1));
+    assert_eq!((local.path_mtu, local.max_dest_rd_atomic, local.capabilities.version), (Mtu::Mtu2048, 16, 1));
     let gid = std::net::Ipv4Addr::new(10, 0, 0, 2).into();
     let remote = ConnectionInfo {
         max_dest_rd_atomic: 4,

@@ -82,7 +82,7 @@ fn half_connected(world: &World) -> (End, End) {
         rq_psn: Some(near.psn),
         max_dest_rd_atomic: Some(device.max_qp_rd_atom.min(4)),
         min_rnr_timer: Some(12),
-        peer: Some(near.peer),
+        peer: Some(near.capabilities),
         peer_key: right.qp.peer_key(&near),
         ..Default::default()
     };

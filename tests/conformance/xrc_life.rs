@@ -239,7 +239,7 @@ fn to_rtr(ends: &Extended, target: &QueuePair) {
         rq_psn: Some(peer.psn),
         max_dest_rd_atomic: Some(1),
         min_rnr_timer: Some(1),
-        peer: Some(peer.peer),
+        peer: Some(peer.capabilities),
         peer_key: target.peer_key(&peer),
         ..to(QueuePairState::ReadyToReceive)
     };

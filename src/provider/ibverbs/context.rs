@@ -111,7 +111,7 @@ impl Context for IbverbsContext {
         })
     }
 
-    fn peer_capabilities(&self) -> PeerCapabilities {
+    fn advertised_capabilities(&self) -> PeerCapabilities {
         PeerCapabilities::STANDARD
     }
 

@@ -96,8 +96,8 @@ impl Context for SoftContext {
         Ok((0..u8::MAX).take(length as usize).filter_map(|index| self.gid(index).ok()).collect())
     }
 
-    fn peer_capabilities(&self) -> PeerCapabilities {
-        self.device.peer_capabilities()
+    fn advertised_capabilities(&self) -> PeerCapabilities {
+        self.device.advertised_capabilities()
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>> {

@@ -114,7 +114,7 @@ impl Device {
                 .map_err(|error| fail("no queue pair numbers are available for the device", error))?;
             let shard = ShardConfig {
                 blocks,
-                capabilities: peer_capabilities(&capabilities),
+                capabilities: advertised_capabilities(&capabilities),
                 sizes,
                 max_queue_pairs: MAX_QP_PER_SHARD,
                 max_segments: capabilities.max_segments.unwrap_or(1),
@@ -170,8 +170,8 @@ impl Device {
     }
 
     /// Returns the capabilities to report to peers.
-    pub(super) fn peer_capabilities(&self) -> PeerCapabilities {
-        peer_capabilities(&self.capabilities)
+    pub(super) fn advertised_capabilities(&self) -> PeerCapabilities {
+        advertised_capabilities(&self.capabilities)
     }
 
     /// Returns the current attributes of the port.
@@ -237,7 +237,7 @@ impl Device {
     }
 }
 
-fn peer_capabilities(capabilities: &Capabilities) -> PeerCapabilities {
+fn advertised_capabilities(capabilities: &Capabilities) -> PeerCapabilities {
     PeerCapabilities {
         version: PeerCapabilities::VERSION,
         segmentation_offload: capabilities.max_segments.is_some(),

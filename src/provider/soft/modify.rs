@@ -33,7 +33,7 @@ impl SoftQueuePair {
         self.state.check_alive("modify_qp")?;
         let limits = self.modify_limits();
         let mut given = *attributes;
-        let can_segment = self.device.peer_capabilities().segmentation_offload;
+        let can_segment = self.device.advertised_capabilities().segmentation_offload;
         if let Some(peer) = &mut given.peer {
             // Capabilities learned later do not change the sockets.
             peer.segmentation_offload &= can_segment && *path != PathKind::Plain;
@@ -232,7 +232,9 @@ mod tests {
             ..Default::default()
         };
         qp.modify(&attributes).unwrap();
-        assert!(found().is_none_or(|found| found.capabilities == context.peer_capabilities() && found.key.is_some()));
+        assert!(
+            found().is_none_or(|found| found.capabilities == context.advertised_capabilities() && found.key.is_some())
+        );
         found().is_some()
     }
 

@@ -83,7 +83,7 @@ impl Node {
     /// Returns the attributes that bring the queue pair to RTR, connected to the one of `peer`.
     pub fn ready_to_receive(&self, peer: &Node, peer_kind: PeerKind) -> QueuePairAttributes {
         let (own_port, peer_port) = (self.context.query_port(1).unwrap(), peer.context.query_port(1).unwrap());
-        let known = (peer_kind == PeerKind::Native).then(|| peer.context.peer_capabilities());
+        let known = (peer_kind == PeerKind::Native).then(|| peer.context.advertised_capabilities());
         QueuePairAttributes {
             qp_state: Some(QueuePairState::ReadyToReceive),
             ah_attr: Some(AddressVector::new(peer.context.query_gid(1, 0).unwrap().gid, 0)),

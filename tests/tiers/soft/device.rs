@@ -41,7 +41,7 @@ fn configuration_is_reported() {
     let attributes = context.query_device();
     assert_eq!((attributes.vendor, attributes.max_qp), (vendor, 2 * 16_384));
     assert_eq!(context.query_port(1).unwrap().active_mtu, Mtu::Mtu512);
-    let capabilities = context.peer_capabilities();
+    let capabilities = context.advertised_capabilities();
     assert!(capabilities.is_native() && capabilities.segmentation_offload);
     // The kernel doubles the value.
     assert_eq!(capabilities.receive_buffer_bytes, 128 << 10);

@@ -171,7 +171,7 @@ impl End {
         for (qp, bytes) in self.queue_pairs.iter().zip(&other.queue_pairs) {
             let mut info = ConnectionInfo::from_bytes(bytes)?;
             if self.job.standard_peers {
-                info.peer = PeerCapabilities::STANDARD;
+                info.capabilities = PeerCapabilities::STANDARD;
                 info.key = None;
             }
             if self.job.service == Service::Datagram {
