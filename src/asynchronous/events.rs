@@ -22,7 +22,7 @@ use crate::verbs::{AsyncEvent, Context, Result};
 /// # use rdma_verbs::verbs;
 /// let context = verbs::open("soft:127.0.1.107")?;
 /// let mut events = AsyncEvents::new(&context)?;
-/// let quiet = tokio::time::timeout(std::time::Duration::from_millis(1), events.next()).await;
+/// let quiet = tokio::time::timeout(std::time::Duration::from_millis(1), events.next_event()).await;
 /// assert!(quiet.is_err(), "nothing has happened");
 /// # Ok::<(), verbs::Error>(())
 /// # })?;
@@ -49,7 +49,7 @@ impl AsyncEvents {
     ///
     /// # Errors
     /// The runtime is shutting down.
-    pub async fn next(&mut self) -> Result<AsyncEvent> {
+    pub async fn next_event(&mut self) -> Result<AsyncEvent> {
         poll_fn(|task| self.poll_event(task)).await
     }
 

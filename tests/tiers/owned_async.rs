@@ -450,7 +450,7 @@ fn asynchronous_events_are_a_stream() {
     on_both(|| async {
         let (a, b) = pair(19);
         let mut events = AsyncEvents::new(&b.context).unwrap();
-        assert!(give_up(events.next(), 3).await.is_none());
+        assert!(give_up(events.next_event(), 3).await.is_none());
         let (_region, remote) = b.region(64);
         let nothing = RemoteMemory::new(remote.addr(), Rkey(remote.rkey().0 ^ 1), 64);
         let waiting =
