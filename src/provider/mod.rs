@@ -34,10 +34,10 @@ pub use software::{Capture, SoftwareContext, SoftwareQueuePair};
 
 use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
-    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CompletionSource, Counters, DeviceAttributes,
-    DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryAdvice, MemoryWindowType, PeerCapabilities,
-    PortAttributes, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairStatus, QueuePairType, RateLimit,
-    RawCompletion, ReceiveRequest, Rkey, SendRequest, Sge, SharedReceiveQueueNumber,
+    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CompletionQueueNumber, CompletionSource, Counters,
+    DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryAdvice, MemoryWindowType,
+    PeerCapabilities, PortAttributes, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairStatus,
+    QueuePairType, RateLimit, RawCompletion, ReceiveRequest, Rkey, SendRequest, Sge, SharedReceiveQueueNumber,
 };
 
 /// A kind of device: lists and opens devices by name.
@@ -428,7 +428,7 @@ pub trait CompletionQueue: Send + Sync {
     fn cqe(&self) -> u32;
 
     /// Returns the number by which asynchronous events name the queue.
-    fn number(&self) -> u32;
+    fn number(&self) -> CompletionQueueNumber;
 
     /// Returns the number of channel events delivered for this queue, modulo 2^32. C programs acknowledge each of them
     /// before the queue is destroyed; the safe tier need not, because its events are numbers.

@@ -10,8 +10,8 @@ use super::path::{Path, PathKey};
 use crate::memory::MemoryView;
 use crate::queue::{AsyncEventQueue, CompletionQueue, Overflow, SourceToken};
 use crate::types::{
-    AsyncEvent, Counter, Counters, DomainId, Mtu, Qpn, QueuePairAttributes, QueuePairState, QueuePairType,
-    RawCompletion, Time,
+    AsyncEvent, CompletionQueueNumber, Counter, Counters, DomainId, Mtu, Qpn, QueuePairAttributes, QueuePairState,
+    QueuePairType, RawCompletion, Time,
 };
 use crate::wire::{Opcode, Service};
 
@@ -214,7 +214,7 @@ impl Common {
     fn note_overflow(&mut self, queue: u32, overflow: Overflow) {
         self.count(Counter::CompletionQueueOverflow);
         if overflow.is_first {
-            self.announce(AsyncEvent::CompletionQueueError(queue));
+            self.announce(AsyncEvent::CompletionQueueError(CompletionQueueNumber::new(queue)));
         }
         self.overflowed |= overflow.is_first || self.state != QueuePairState::Error;
     }

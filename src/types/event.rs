@@ -1,6 +1,6 @@
 //! Asynchronous events of a device.
 
-use super::{Qpn, SharedReceiveQueueNumber};
+use super::{CompletionQueueNumber, Qpn, SharedReceiveQueueNumber};
 
 /// An asynchronous event, independent of any request. Names are those of `ibv_event_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -23,8 +23,8 @@ pub enum AsyncEvent {
     SharedReceiveQueueLimitReached(SharedReceiveQueueNumber),
     /// The shared receive queue failed: no queue pair takes receives from it any more.
     SharedReceiveQueueError(SharedReceiveQueueNumber),
-    /// The completion queue overflowed; its number is the one it was created with.
-    CompletionQueueError(u32),
+    /// The completion queue overflowed.
+    CompletionQueueError(CompletionQueueNumber),
     /// The port's interface came up.
     PortActive(u8),
     /// The port's interface went down.
@@ -51,8 +51,8 @@ pub enum EventObject {
     QueuePair(Qpn),
     /// A shared receive queue.
     SharedReceiveQueue(SharedReceiveQueueNumber),
-    /// A completion queue, by its number.
-    CompletionQueue(u32),
+    /// A completion queue.
+    CompletionQueue(CompletionQueueNumber),
     /// A port.
     Port(u8),
     /// The whole device.

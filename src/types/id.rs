@@ -108,6 +108,29 @@ impl fmt::Display for Psn {
     }
 }
 
+/// Number of a completion queue, unique among the live ones of its device. Events name the queue by it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+#[repr(transparent)]
+pub struct CompletionQueueNumber(u32);
+
+impl CompletionQueueNumber {
+    /// Creates the number of `value`; for providers.
+    pub const fn new(value: u32) -> Self {
+        Self(value)
+    }
+
+    /// Returns the number.
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for CompletionQueueNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 macro_rules! key {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*

@@ -38,7 +38,7 @@ pub use counter::{Counter, Counters, DropReason};
 pub use destination::{Destination, effective_qkey};
 pub use device::{AtomicCapability, DeviceAttributes, DeviceCapabilities, Transport, VendorIdentity};
 pub use event::{AsyncEvent, EventObject};
-pub use id::{Accessor, DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
+pub use id::{Accessor, CompletionQueueNumber, DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use key::{KeyShare, PeerKey};
 pub use live_objects::LiveObjects;
 pub use mtu::Mtu;

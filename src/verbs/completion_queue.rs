@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{Completion, CompletionChannel, Context, Error, ErrorKind, Polling, Result};
 use crate::provider;
-use crate::types::RawCompletion;
+use crate::types::{CompletionQueueNumber, RawCompletion};
 
 /// Number of completions taken from the provider at once, into memory on the stack.
 const POLL_BATCH: usize = 8;
@@ -184,7 +184,7 @@ impl CompletionQueue {
 
     /// Returns the queue's number, by which
     /// [`AsyncEvent::CompletionQueueError`](super::AsyncEvent::CompletionQueueError) names it.
-    pub fn number(&self) -> u32 {
+    pub fn number(&self) -> CompletionQueueNumber {
         self.inner.number()
     }
 

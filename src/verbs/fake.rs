@@ -211,8 +211,8 @@ impl provider::CompletionQueue for FakeCompletionQueue {
         Ok(())
     }
 
-    fn number(&self) -> u32 {
-        1
+    fn number(&self) -> CompletionQueueNumber {
+        CompletionQueueNumber::new(1)
     }
 
     fn cqe(&self) -> u32 {

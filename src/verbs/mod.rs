@@ -128,12 +128,13 @@ pub use crate::memory::RegisterOptions;
 pub use crate::provider::{Error, ErrorKind, Result, SoftConfig};
 pub use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode,
-    CompletionStatus, CongestionAlgorithm, Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason,
-    EventObject, FlushFlags, Gid, GidEntry, GidType, GlobalRouteHeader, KeyShare, LinkLayer, LinkSpeed, LinkWidth,
-    LiveObjects, Lkey, MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities, OnDemandOperations, OnDemandSupport,
-    PathReport, PeerCapabilities, PeerKey, PortAttributes, PortState, Psn, Qkey, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, RateLimit, Rkey,
-    SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus, Transport, VendorIdentity,
+    CompletionQueueNumber, CompletionStatus, CongestionAlgorithm, Counter, Counters, DeviceAttributes,
+    DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry, GidType, GlobalRouteHeader, KeyShare,
+    LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey, MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities,
+    OnDemandOperations, OnDemandSupport, PathReport, PeerCapabilities, PeerKey, PortAttributes, PortState, Psn, Qkey,
+    Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType,
+    RateLimit, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus, Transport,
+    VendorIdentity,
 };
 
 /// Enforces at compile time that these types may be shared between threads, as the module's documentation promises.

@@ -151,7 +151,7 @@ fn foreign_queue(world: &World) {
 fn numbers_differ(world: &World) {
     let context = world.device(0);
     let queues: Vec<_> = (0..20).map(|_| context.create_cq(1).unwrap()).collect();
-    let mut seen: Vec<u32> = queues.iter().map(CompletionQueue::number).collect();
+    let mut seen: Vec<_> = queues.iter().map(CompletionQueue::number).collect();
     seen.sort_unstable();
     seen.dedup();
     assert_eq!(seen.len(), queues.len());

@@ -11,7 +11,9 @@ use super::errors::{self, check_range};
 use super::sys;
 use super::wr_tracker::WrTracker;
 use crate::provider::{CompletionChannel, CompletionQueue, CompletionQueueInit, Error, ErrorKind, Result};
-use crate::types::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, EventObject, Qpn, RawCompletion};
+use crate::types::{
+    Cause, CompletionFlags, CompletionOpcode, CompletionQueueNumber, CompletionStatus, EventObject, Qpn, RawCompletion,
+};
 
 /// The bit of `ibv_wc_opcode` that receives have.
 const RECEIVE: u32 = 128;
@@ -158,8 +160,8 @@ impl CompletionQueue for IbverbsCompletionQueue {
         if self.device.is_inherited() { 0 } else { self.sys.cqe() }
     }
 
-    fn number(&self) -> u32 {
-        self.number
+    fn number(&self) -> CompletionQueueNumber {
+        CompletionQueueNumber::new(self.number)
     }
 
     fn comp_events_reported(&self) -> u32 {
@@ -198,7 +200,7 @@ impl Drop for IbverbsCompletionQueue {
             channel.remove(self.number);
         }
         self.device.remove_queue(self.number);
-        self.device.events.discard(&self.device, EventObject::CompletionQueue(self.number));
+        self.device.events.discard(&self.device, EventObject::CompletionQueue(self.number()));
     }
 }
 

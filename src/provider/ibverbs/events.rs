@@ -9,7 +9,7 @@ use super::device::Device;
 use super::sys;
 use crate::queue::AsyncEventQueue;
 use crate::sys::{Epoll, EventFd, Interest};
-use crate::types::{AsyncEvent, EventObject, Qpn};
+use crate::types::{AsyncEvent, CompletionQueueNumber, EventObject, Qpn};
 
 /// Maximum number of pending events; the kernel holds no more for a process that does not read.
 const MAX_EVENTS: u32 = 1 << 16;
@@ -50,7 +50,7 @@ impl Events {
             if let Some(event) = translate(device, &event) {
                 // Events of a queue that is being dropped are discarded.
                 if let AsyncEvent::CompletionQueueError(number) = event
-                    && !device.note_overflow(number)
+                    && !device.note_overflow(number.value())
                 {
                     continue;
                 }
@@ -99,7 +99,9 @@ impl AsFd for Events {
 fn translate(device: &Device, event: &sys::Event) -> Option<AsyncEvent> {
     let port = |number: u32| u8::try_from(number).unwrap_or(0);
     match (event.event_type, &event.source) {
-        (0, sys::EventSource::CompletionQueue(number)) => Some(AsyncEvent::CompletionQueueError(*number as u32)),
+        (0, sys::EventSource::CompletionQueue(number)) => {
+            Some(AsyncEvent::CompletionQueueError(CompletionQueueNumber::new(*number as u32)))
+        }
         (1, sys::EventSource::QueuePair(qpn)) => Some(AsyncEvent::QueuePairFatal(Qpn::new(*qpn))),
         (2, sys::EventSource::QueuePair(qpn)) => Some(AsyncEvent::QueuePairRequestError(Qpn::new(*qpn))),
         (3, sys::EventSource::QueuePair(qpn)) => Some(AsyncEvent::QueuePairAccessError(Qpn::new(*qpn))),

@@ -13,7 +13,7 @@ use crate::engine::{Channel, CqNotifier, Shard};
 use crate::provider::{CompletionQueue, CompletionQueueInit, Error, ErrorKind, Result};
 use crate::queue::{self, Notify};
 use crate::sys::timestamp;
-use crate::types::{AsyncEvent, RawCompletion};
+use crate::types::{AsyncEvent, CompletionQueueNumber, RawCompletion};
 
 /// Longest moderation period: the standard's field has 16 bits.
 const LONGEST_PERIOD: Duration = Duration::from_micros(u16::MAX as u64);
@@ -203,8 +203,8 @@ impl CompletionQueue for SoftCompletionQueue {
         if self.device.is_inherited() { 0 } else { self.queue.capacity() }
     }
 
-    fn number(&self) -> u32 {
-        self.queue.id()
+    fn number(&self) -> CompletionQueueNumber {
+        CompletionQueueNumber::new(self.queue.id())
     }
 
     fn comp_events_reported(&self) -> u32 {
@@ -277,8 +277,8 @@ impl Drop for SoftCompletionQueue {
         if let Some(announcer) = &self.announcer {
             announcer.channel.forget(&announcer.notifier);
         }
-        let number = self.queue.id();
+        let number = self.number();
         self.device.events.discard(|event| *event == AsyncEvent::CompletionQueueError(number));
-        self.device.completion_queue_numbers.give_back(number);
+        self.device.completion_queue_numbers.give_back(number.value());
     }
 }
