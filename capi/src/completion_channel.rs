@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_verbs::provider::{self, abi};
+use rdma_verbs::provider::{self, ErrorKind, abi};
 
 use crate::error::{Result, number, pointer};
 use crate::object::{Object, Zeroed, make, own, take};
@@ -73,7 +73,11 @@ impl ChannelEvents {
     /// Returns the next event, if there is one: its queue and the queue's `cq_context`.
     fn next(&self) -> Result<Option<(*mut abi::Cq, *mut c_void)>> {
         loop {
-            let Some(number) = self.inner.wait_event(Some(Duration::ZERO))? else { return Ok(None) };
+            let number = match self.inner.wait_event(Some(Duration::ZERO)) {
+                Ok(number) => number,
+                Err(error) if error.kind() == ErrorKind::TimedOut => return Ok(None),
+                Err(error) => return Err(error.into()),
+            };
             // Unknown if the queue was destroyed while its event was pending.
             if let Some(queue) = self.queues().known.get_mut(&number) {
                 queue.reported = queue.reported.wrapping_add(1);

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectOptions,
-    ConnectionInfo, MemoryRegion, Mtu, Notify, Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest, SendRequest,
+    ConnectionInfo, ErrorKind, MemoryRegion, Mtu, Notify, Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest,
+    SendRequest,
 };
 
 use crate::pingpong::exchange::{ANSWER_WITHIN, DONE, encode, hear};
@@ -192,8 +193,10 @@ impl<'a> End<'a> {
             }
             if let Some(channel) = &self.channel {
                 // Completions that were queued between the poll and arming raise no event, so poll again.
-                if channel.wait_event(Some(Duration::from_millis(100)))?.is_some() {
-                    self.cq.req_notify(Notify::Any)?;
+                match channel.wait_event(Duration::from_millis(100)) {
+                    Ok(_) => self.cq.req_notify(Notify::Any)?,
+                    Err(error) if error.kind() == ErrorKind::TimedOut => {}
+                    Err(error) => return Err(error.into()),
                 }
             }
         }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use rdma_verbs::verbs::{
-    AccessFlags, Completion, CompletionChannel, CompletionQueue, ConnectOptions, ConnectionInfo, MemoryRegion, Mtu,
-    Notify, QueuePair, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueue,
+    AccessFlags, Completion, CompletionChannel, CompletionQueue, ConnectOptions, ConnectionInfo, ErrorKind,
+    MemoryRegion, Mtu, Notify, QueuePair, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueue,
 };
 
 use crate::pingpong::exchange::{ANSWER_WITHIN, DONE, encode, hear};
@@ -201,8 +201,10 @@ impl<'a> End<'a> {
             }
             if let Some(channel) = &self.channel {
                 // Completions that were queued between the poll and arming raise no event, so poll again.
-                if channel.wait_event(Some(Duration::from_millis(100)))?.is_some() {
-                    self.cq.req_notify(Notify::Any)?;
+                match channel.wait_event(Duration::from_millis(100)) {
+                    Ok(_) => self.cq.req_notify(Notify::Any)?,
+                    Err(error) if error.kind() == ErrorKind::TimedOut => {}
+                    Err(error) => return Err(error.into()),
                 }
             }
         }

@@ -156,12 +156,12 @@ pub trait Context: Send + Sync {
         let _ = event;
     }
 
-    /// Waits up to `timeout` (`None`: forever) until all events returned about an object are acknowledged, and returns
-    /// whether they are. Destroying verbs do not wait; those of the C interface, which must, destroy first and then
-    /// wait here.
-    fn wait_events_acked(&self, object: EventObject, timeout: Option<Duration>) -> Result<bool> {
+    /// Waits up to `timeout` (`None`: forever) until all events returned about an object are acknowledged;
+    /// [`ErrorKind::TimedOut`] if some are not. Destroying verbs do not wait; those of the C interface, which must,
+    /// destroy first and then wait here.
+    fn wait_events_acked(&self, object: EventObject, timeout: Option<Duration>) -> Result<()> {
         let _ = (object, timeout);
-        Ok(true)
+        Ok(())
     }
 
     /// Returns a descriptor that is readable while an asynchronous event may be pending. It may be readable spuriously
@@ -394,8 +394,9 @@ pub trait CompletionChannel: Send + Sync {
     /// none yet. Drives the device. Never blocks.
     fn poll_event(&self) -> Option<u64>;
 
-    /// Returns the next event like [`CompletionChannel::poll_event`], waiting up to `timeout` (`None`: forever).
-    fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<u64>>;
+    /// Returns the next event like [`CompletionChannel::poll_event`], waiting up to `timeout` (`None`: forever);
+    /// [`ErrorKind::TimedOut`] if there is none.
+    fn wait_event(&self, timeout: Option<Duration>) -> Result<u64>;
 
     /// Returns the object for downcasting by the provider that created it.
     fn as_any(&self) -> &dyn Any;

@@ -16,7 +16,7 @@ use super::{AsyncEvent, Context};
 /// ```
 /// use std::time::Duration;
 /// use rdma_verbs::types::EventObject;
-/// # use rdma_verbs::verbs::{self, AsyncEvent, Payload, ReceiveRequest, RegionList, SendRequest};
+/// # use rdma_verbs::verbs::{self, AsyncEvent, ErrorKind, Payload, ReceiveRequest, RegionList, SendRequest};
 /// # let context = verbs::open("soft:127.0.1.114")?;
 /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(1)?);
 /// # let qp = pd.create_qp(&cq, &cq).build()?;
@@ -31,9 +31,10 @@ use super::{AsyncEvent, Context};
 /// };
 /// assert_eq!(*event, AsyncEvent::CompletionQueueError(cq.number()));
 /// let queue = EventObject::CompletionQueue(cq.number());
-/// assert!(!context.wait_events_acked(queue, Duration::from_millis(1))?);
+/// let error = context.wait_events_acked(queue, Duration::from_millis(1)).unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::TimedOut);
 /// drop(event);
-/// assert!(context.wait_events_acked(queue, Duration::from_millis(1))?);
+/// context.wait_events_acked(queue, Duration::from_millis(1))?;
 /// # Ok::<(), verbs::Error>(())
 /// ```
 pub struct UnacknowledgedEvent {

@@ -30,8 +30,7 @@ use crate::provider;
 ///
 /// cq.req_notify(Notify::Any)?;
 /// qp.post_send(&[SendRequest::send(Payload::EMPTY)])?;
-/// let event = channel.wait_event(Some(Duration::from_secs(10)))?;
-/// assert_eq!(event, Some(42));
+/// assert_eq!(channel.wait_event(Duration::from_secs(10))?, 42);
 ///
 /// let mut completion = [Completion::default()];
 /// assert_eq!(cq.poll(&mut completion)?, 1);
@@ -59,12 +58,13 @@ impl CompletionChannel {
         self.inner.poll_event()
     }
 
-    /// Waits up to `timeout` (`None`: forever) for the next event (`ibv_get_cq_event`). Returns `None` on timeout.
+    /// Waits up to `timeout` ([`Duration::MAX`]: forever) for the next event (`ibv_get_cq_event`) and returns it as
+    /// [`CompletionChannel::poll_event`] does.
     ///
     /// # Errors
-    /// The system call that waits fails.
-    pub fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<u64>> {
-        self.inner.wait_event(timeout)
+    /// [`ErrorKind::TimedOut`](super::ErrorKind::TimedOut) if no event came; or the system call that waits fails.
+    pub fn wait_event(&self, timeout: Duration) -> Result<u64> {
+        self.inner.wait_event((timeout < Duration::MAX).then_some(timeout))
     }
 
     pub(super) fn inner(&self) -> &Arc<dyn provider::CompletionChannel> {

@@ -273,27 +273,45 @@ impl Context {
         self.inner.take_async_event().map(|event| UnacknowledgedEvent::new(self.clone(), event))
     }
 
-    /// Waits up to `timeout` until all events about `object` that were taken are acknowledged. Returns whether they
-    /// are.
+    /// Waits up to `timeout` ([`Duration::MAX`]: forever) until all events about `object` that were taken are
+    /// acknowledged.
     ///
     /// # Errors
-    /// The process was forked since the device was opened.
-    pub fn wait_events_acked(&self, object: EventObject, timeout: Duration) -> Result<bool> {
-        self.inner.wait_events_acked(object, Some(timeout))
+    /// [`ErrorKind::TimedOut`] if some are not; or the process was forked since the device was opened.
+    pub fn wait_events_acked(&self, object: EventObject, timeout: Duration) -> Result<()> {
+        self.inner.wait_events_acked(object, (timeout < Duration::MAX).then_some(timeout))
     }
 
-    /// Waits up to `timeout` for the next asynchronous event (`ibv_get_async_event`). Returns `None` on timeout.
+    /// Waits up to `timeout` ([`Duration::MAX`]: forever) for the next asynchronous event (`ibv_get_async_event`) and
+    /// acknowledges it.
     ///
     /// Polls once a millisecond. To wait for other events too, use the descriptor instead.
-    pub fn get_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if no event came; or the process was forked since the device was opened.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_verbs::verbs::{self, ErrorKind};
+    ///
+    /// let context = verbs::open("soft:127.0.1.5")?;
+    /// let error = context.wait_async_event(Duration::from_millis(5)).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::TimedOut);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn wait_async_event(&self, timeout: Duration) -> Result<AsyncEvent> {
+        self.check_process("get_async_event")?;
         let start = Instant::now();
         loop {
-            let event = self.poll_async_event();
-            let waited = start.elapsed();
-            if event.is_some() || waited >= timeout {
-                return event;
+            if let Some(event) = self.poll_async_event() {
+                return Ok(event);
             }
-            std::thread::sleep(Duration::from_millis(1).min(timeout - waited));
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                let message = format!("no event came within {timeout:?}");
+                return Err(Error::new("get_async_event", ErrorKind::TimedOut, message));
+            }
+            std::thread::sleep(Duration::from_millis(1).min(left));
         }
     }
 

@@ -436,7 +436,7 @@ impl QueuePair {
     /// let nowhere = RemoteMemory::new(0x1000, Rkey(0x1234), 64);
     /// qp.post_send(&[SendRequest::write(Payload::inline(b"hello"), nowhere)])?;
     ///
-    /// let event = context.get_async_event(Duration::from_secs(10)).expect("the request is refused");
+    /// let event = context.wait_async_event(Duration::from_secs(10))?; // the request is refused
     /// let text = qp.explain_event(&event);
     /// assert!(text.contains("no memory region has key 0x00001234"), "{text}");
     /// # Ok::<(), verbs::Error>(())

@@ -174,8 +174,8 @@ impl SharedReceiveQueue {
     /// let srq = pd.create_srq(2, 1).build()?;
     /// srq.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)])?;
     /// srq.modify(&SharedReceiveQueueAttributes { max_wr: Some(100), srq_limit: Some(2) })?;
-    /// let event = context.get_async_event(Duration::from_secs(1)); // one receive waits, fewer than two
-    /// assert_eq!(event, Some(AsyncEvent::SharedReceiveQueueLimitReached(srq.number())));
+    /// let event = context.wait_async_event(Duration::from_secs(1))?; // one receive waits, fewer than two
+    /// assert_eq!(event, AsyncEvent::SharedReceiveQueueLimitReached(srq.number()));
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()> {

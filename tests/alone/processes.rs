@@ -84,7 +84,10 @@ impl End {
         let mut completions = [Completion::default()];
         self.cq.req_notify(Notify::Any)?;
         if self.cq.poll(&mut completions)? == 0 {
-            self.channel.wait_event(Some(Duration::from_millis(100)))?;
+            match self.channel.wait_event(Duration::from_millis(100)) {
+                Err(error) if error.kind() != ErrorKind::TimedOut => return Err(error.into()),
+                _ => {}
+            }
             if self.cq.poll(&mut completions)? == 0 {
                 return Ok(None);
             }

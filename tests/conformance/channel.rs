@@ -94,12 +94,13 @@ impl Announced {
     /// Checks that the next event is of this queue.
     #[track_caller]
     fn announces(&self, cq_context: u64) {
-        assert_eq!(self.channel.wait_event(Some(patience())).unwrap(), Some(cq_context));
+        assert_eq!(self.channel.wait_event(patience()).unwrap(), cq_context);
     }
 
     #[track_caller]
     fn quiet(&self) {
-        assert_eq!(self.channel.wait_event(Some(SILENCE)).unwrap(), None, "an event that should not be there");
+        let event = self.channel.wait_event(SILENCE).map_err(|error| error.kind());
+        assert_eq!(event, Err(ErrorKind::TimedOut), "an event that should not be there");
     }
 }
 
@@ -228,7 +229,7 @@ fn a_loop_over_all(world: &World) {
         write_each(qp, &it.end, [0]);
     }
     while done.iter().any(|count| *count < ROUNDS) {
-        let number = it.channel.wait_event(Some(patience())).unwrap().expect("an event is lost") as usize;
+        let number = it.channel.wait_event(patience()).expect("an event is lost") as usize;
         let (cq, qp) = &queues[number];
         cq.req_notify(Notify::Any).unwrap();
         let mut polling = cq.polling();
@@ -251,8 +252,9 @@ fn each_event_goes_to_one(world: &World) {
         for _ in 0..3 {
             scope.spawn(|| {
                 while taken.load(Ordering::Acquire) < EVENTS {
-                    if it.channel.wait_event(Some(Duration::from_millis(20))).unwrap().is_some() {
-                        taken.fetch_add(1, Ordering::AcqRel);
+                    match it.channel.wait_event(Duration::from_millis(20)) {
+                        Ok(_) => _ = taken.fetch_add(1, Ordering::AcqRel),
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}"),
                     }
                 }
             });
@@ -278,18 +280,18 @@ fn two_channels_keep_apart(world: &World) {
     cq.req_notify(Notify::Any).unwrap();
     it.cq.req_notify(Notify::Any).unwrap();
     write_each(&qp, &it.end, [1]);
-    assert_eq!(other.wait_event(Some(patience())).unwrap(), Some(2));
+    assert_eq!(other.wait_event(patience()).unwrap(), 2);
     it.quiet();
     it.write(1);
     it.announces(1);
-    assert_eq!(other.wait_event(Some(SILENCE)).unwrap(), None);
+    assert_eq!(other.wait_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut);
 }
 
 fn ends_in_time(world: &World) {
     let it = announced(world, 1);
     it.cq.req_notify(Notify::Any).unwrap();
     let start = Instant::now();
-    assert_eq!(it.channel.wait_event(Some(Duration::from_millis(30))).unwrap(), None);
+    assert_eq!(it.channel.wait_event(Duration::from_millis(30)).unwrap_err().kind(), ErrorKind::TimedOut);
     assert!(start.elapsed() >= Duration::from_millis(30));
 }
 
@@ -298,11 +300,11 @@ fn wakes_for_a_peer(world: &World) {
     it.cq.req_notify(Notify::Any).unwrap();
     let sleeper = {
         let channel = it.channel.clone();
-        std::thread::spawn(move || channel.wait_event(Some(patience())).unwrap())
+        std::thread::spawn(move || channel.wait_event(patience()).unwrap())
     };
     std::thread::sleep(SILENCE);
     send(&left, SendRequest::send(Payload::EMPTY));
-    assert_eq!(sleeper.join().unwrap(), Some(7));
+    assert_eq!(sleeper.join().unwrap(), 7);
 }
 
 fn never_blocks(world: &World) {
@@ -446,7 +448,7 @@ fn outlives_its_handle(world: &World) {
     cq.req_notify(Notify::Any).unwrap();
     write_each(&qp, &end, [1]);
     let channel = cq.channel().expect("the queue keeps it");
-    assert_eq!(channel.wait_event(Some(patience())).unwrap(), Some(8));
+    assert_eq!(channel.wait_event(patience()).unwrap(), 8);
 }
 
 fn only_if_asked_for(world: &World) {

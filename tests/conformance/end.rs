@@ -220,8 +220,8 @@ impl End {
     /// Returns the next asynchronous event.
     #[track_caller]
     pub(crate) fn event(&self) -> AsyncEvent {
-        let event = self.context.get_async_event(patience());
-        event.unwrap_or_else(|| panic!("no asynchronous event: {}", self.qp.explain_state()))
+        let event = self.context.wait_async_event(patience());
+        event.unwrap_or_else(|error| panic!("{error}: {}", self.qp.explain_state()))
     }
 
     /// Checks that the next asynchronous event is one of these failures of the queue pair.
@@ -246,8 +246,8 @@ impl End {
     /// Checks that no asynchronous event comes for a while.
     #[track_caller]
     pub(crate) fn no_event(&self) {
-        let event = self.context.get_async_event(SILENCE);
-        assert_eq!(event, None, "an event that should not be there");
+        let event = self.context.wait_async_event(SILENCE).map_err(|error| error.kind());
+        assert_eq!(event, Err(ErrorKind::TimedOut), "an event that should not be there");
     }
 
     /// Checks that the queue pair is in this state now.

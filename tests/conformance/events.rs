@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdma_verbs::types::EventObject;
 use rdma_verbs::verbs::{
-    AsyncEvent, CompletionStatus, Payload, QueuePairAttributes, QueuePairState, ReceiveRequest, RegionList,
+    AsyncEvent, CompletionStatus, ErrorKind, Payload, QueuePairAttributes, QueuePairState, ReceiveRequest, RegionList,
     RemoteMemory, Rkey, SendRequest,
 };
 
@@ -198,7 +198,7 @@ fn each_context_its_own(world: &World) {
     let end = world.loopback(&Shape::default());
     let bystander = world.device(0);
     raise(&end);
-    assert_eq!(bystander.get_async_event(SILENCE), None);
+    assert_eq!(bystander.wait_async_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut);
     assert_eq!(end.event(), raised_by(&end));
 }
 
@@ -210,7 +210,7 @@ fn each_goes_to_one(world: &World) {
             scope.spawn(|| {
                 let start = std::time::Instant::now();
                 while seen.lock().unwrap().len() < 2 && start.elapsed() < patience() {
-                    if let Some(event) = first.context.get_async_event(Duration::from_millis(5)) {
+                    if let Ok(event) = first.context.wait_async_event(Duration::from_millis(5)) {
                         seen.lock().unwrap().push(event);
                     }
                 }
@@ -262,7 +262,7 @@ fn queue_takes_events_along(world: &World) {
     }
     let End { qp, cq, context, region, pd } = end;
     drop((qp, cq, region, pd));
-    assert_eq!(context.get_async_event(SILENCE), None);
+    assert_eq!(context.wait_async_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut);
 }
 
 fn destroy_while_unacknowledged(world: &World) {
@@ -272,10 +272,10 @@ fn destroy_while_unacknowledged(world: &World) {
     let object = EventObject::QueuePair(end.qp.qpn());
     let context = end.context.clone();
     drop(end);
-    assert!(!context.wait_events_acked(object, SILENCE).unwrap());
+    assert_eq!(context.wait_events_acked(object, SILENCE).unwrap_err().kind(), ErrorKind::TimedOut);
     assert_eq!(event.object(), object);
     drop(event);
-    assert!(context.wait_events_acked(object, NOW).unwrap());
+    context.wait_events_acked(object, NOW).unwrap();
 }
 
 /// Takes the next event, unacknowledged.
@@ -297,20 +297,26 @@ fn counted_for_each_object(world: &World) {
     raise(&second);
     let other = take(&first);
     assert_eq!((*mine, *other), (raised_by(&first), raised_by(&second)));
-    let acked = |end: &End| first.context.wait_events_acked(EventObject::QueuePair(end.qp.qpn()), NOW).unwrap();
+    let acked = |end: &End| match first.context.wait_events_acked(EventObject::QueuePair(end.qp.qpn()), NOW) {
+        Ok(()) => true,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::TimedOut);
+            false
+        }
+    };
     assert_eq!((acked(&first), acked(&second)), (false, false));
     drop(other);
     assert_eq!((acked(&first), acked(&second)), (false, true));
     drop(mine);
     assert_eq!((acked(&first), acked(&second)), (true, true));
-    assert!(first.context.wait_events_acked(EventObject::CompletionQueue(first.cq.number()), NOW).unwrap());
+    first.context.wait_events_acked(EventObject::CompletionQueue(first.cq.number()), NOW).unwrap();
 }
 
 fn polled_is_acknowledged(world: &World) {
     let end = world.loopback(&Shape::default());
     raise(&end);
     assert_eq!(end.event(), raised_by(&end));
-    assert!(end.context.wait_events_acked(EventObject::QueuePair(end.qp.qpn()), NOW).unwrap());
+    end.context.wait_events_acked(EventObject::QueuePair(end.qp.qpn()), NOW).unwrap();
 }
 
 fn ack_wakes(world: &World) {
@@ -318,9 +324,9 @@ fn ack_wakes(world: &World) {
     raise(&end);
     let event = take(&end);
     let (context, object) = (end.context.clone(), event.object());
-    let waiter = std::thread::spawn(move || context.wait_events_acked(object, patience()).unwrap());
+    let waiter = std::thread::spawn(move || context.wait_events_acked(object, patience()));
     std::thread::sleep(SILENCE);
     assert!(!waiter.is_finished());
     drop(event);
-    assert!(waiter.join().unwrap());
+    waiter.join().unwrap().unwrap();
 }

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use rdma_verbs::verbs::{
-    AsyncEvent, CompletionOpcode, CompletionQueue, ConnectOptions, Context, MemoryRegion, Payload, ProtectionDomain,
-    Qpn, QueuePair, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue, SharedReceiveQueueBuilder,
-    Success,
+    AsyncEvent, CompletionOpcode, CompletionQueue, ConnectOptions, Context, ErrorKind, MemoryRegion, Payload,
+    ProtectionDomain, Qpn, QueuePair, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue,
+    SharedReceiveQueueBuilder, Success,
 };
 
 use super::deviations::{LAST_EVENT_AGAIN, NO_ERROR_EVENTS, NO_LAST_EVENT};
@@ -116,12 +116,12 @@ impl Sharing {
     /// Returns the next event of the sharing device.
     #[track_caller]
     pub(crate) fn event(&self) -> AsyncEvent {
-        self.context.get_async_event(patience()).expect("no event")
+        self.context.wait_async_event(patience()).expect("no event")
     }
 
     #[track_caller]
     pub(crate) fn no_event(&self) {
-        assert_eq!(self.context.get_async_event(SILENCE), None);
+        assert_eq!(self.context.wait_async_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut);
     }
 
     /// Checks that the event of the last receive comes.
@@ -137,7 +137,7 @@ impl Sharing {
     #[track_caller]
     pub(crate) fn no_event_after(&self, qpn: Qpn) {
         if LAST_EVENT_AGAIN.holds() {
-            while let Some(event) = self.context.get_async_event(SILENCE) {
+            while let Ok(event) = self.context.wait_async_event(SILENCE) {
                 assert_eq!(event, AsyncEvent::LastWorkQueueElementReached(qpn));
             }
         }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use rdma_verbs::verbs::{
-    AsyncEvent, CompletionOpcode, ConnectOptions, Payload, QueuePairAttributes, QueuePairState, ReceiveRequest,
-    SendRequest, SharedReceiveQueueAttributes,
+    AsyncEvent, CompletionOpcode, ConnectOptions, ErrorKind, Payload, QueuePairAttributes, QueuePairState,
+    ReceiveRequest, SendRequest, SharedReceiveQueueAttributes,
 };
 
 use super::end::{next, silent};
@@ -109,8 +109,8 @@ fn come_and_go(world: &World) {
         exchange(&sharing, 100);
         churn.join().unwrap();
     });
-    let left = sharing.context.get_async_event(super::end::SILENCE);
-    assert_eq!(left, None, "events go with their queue pairs");
+    let left = sharing.context.wait_async_event(super::end::SILENCE).map_err(|error| error.kind());
+    assert_eq!(left, Err(ErrorKind::TimedOut), "events go with their queue pairs");
     exchange(&sharing, 5);
 }
 

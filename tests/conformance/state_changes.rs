@@ -411,7 +411,7 @@ fn destroyed_with_work(world: &World, qp_type: QueuePairType) {
     let (qpn, psn) = (qp.qpn(), Psn::new(0));
     drop(qp);
     super::end::silent(&cq);
-    assert_eq!(context.get_async_event(Duration::from_millis(20)), None);
+    assert_eq!(context.wait_async_event(Duration::from_millis(20)).unwrap_err().kind(), ErrorKind::TimedOut);
     // The objects that it was made of can be reused.
     let other = pd.create_qp(&cq, &cq).qp_type(qp_type).build().unwrap();
     assert_ne!((other.qpn(), other.connection_info().unwrap().psn), (qpn, psn));

@@ -232,8 +232,8 @@ fn last_wqe_reached(world: &World) {
     ends.post(0, 1);
     let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
     ends.target.modify(&error).unwrap();
-    let event = ends.context.get_async_event(patience());
-    assert_eq!(event, Some(AsyncEvent::LastWorkQueueElementReached(ends.target.qpn())));
+    let event = ends.context.wait_async_event(patience()).unwrap();
+    assert_eq!(event, AsyncEvent::LastWorkQueueElementReached(ends.target.qpn()));
     ends.silent();
 }
 

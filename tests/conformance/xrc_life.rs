@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::thread;
 
 use rdma_verbs::verbs::{
-    AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, Payload, QueuePair, QueuePairAttributes,
-    QueuePairState, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueueAttributes,
+    AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, ErrorKind, Payload, QueuePair,
+    QueuePairAttributes, QueuePairState, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueueAttributes,
 };
 
 use super::bytes::{check, fill};
@@ -133,8 +133,8 @@ fn flushed_where_the_queue_says(world: &World) {
     let ends = Extended::new(world);
     half(&ends);
     ends.target.modify(&to(QueuePairState::Error)).unwrap();
-    let event = ends.context.get_async_event(patience());
-    assert_eq!(event, Some(AsyncEvent::LastWorkQueueElementReached(ends.target.qpn())));
+    let event = ends.context.wait_async_event(patience()).unwrap();
+    assert_eq!(event, AsyncEvent::LastWorkQueueElementReached(ends.target.qpn()));
     let mut out = [rdma_verbs::verbs::Completion::default(); 2];
     assert_eq!(ends.cqs[1].poll(&mut out).unwrap(), 1, "the receive completes before the event, once");
     let error = out[0].result().unwrap_err();
@@ -151,15 +151,15 @@ fn queue_goes_in_the_middle(world: &World) {
     drop(std::mem::replace(&mut ends.queues[1], fresh));
     assert_eq!(ends.target.state().unwrap(), QueuePairState::ReadyToSend);
     ends.target.modify(&to(QueuePairState::Error)).unwrap();
-    let event = ends.context.get_async_event(patience());
-    assert_eq!(event, Some(AsyncEvent::LastWorkQueueElementReached(ends.target.qpn())));
+    let event = ends.context.wait_async_event(patience()).unwrap();
+    assert_eq!(event, AsyncEvent::LastWorkQueueElementReached(ends.target.qpn()));
     ends.silent();
 }
 
 fn initiator_tells_none(world: &World) {
     let ends = Extended::new(world);
     ends.initiator.modify(&to(QueuePairState::Error)).unwrap();
-    assert_eq!(ends.sender_pd.context().get_async_event(SILENCE), None);
+    assert_eq!(ends.sender_pd.context().wait_async_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut);
 }
 
 fn too_small(world: &World) {
@@ -206,8 +206,8 @@ fn drained(world: &World) {
     ends.post(0, 1);
     let drain = QueuePairAttributes { en_sqd_async_notify: Some(true), ..to(QueuePairState::SendQueueDrained) };
     ends.initiator.modify(&drain).unwrap();
-    let event = ends.sender_pd.context().get_async_event(patience());
-    assert_eq!(event, Some(AsyncEvent::SendQueueDrained(ends.initiator.qpn())));
+    let event = ends.sender_pd.context().wait_async_event(patience()).unwrap();
+    assert_eq!(event, AsyncEvent::SendQueueDrained(ends.initiator.qpn()));
     ends.send(0, b"later");
     ends.silent();
     ends.initiator.modify(&to(QueuePairState::ReadyToSend)).unwrap();
@@ -223,8 +223,8 @@ fn established(world: &World) {
     ends.post(0, 1);
     ends.initiator.connect(&target.connection_info().unwrap()).unwrap();
     ends.send(0, b"the first");
-    assert_eq!(ends.context.get_async_event(patience()), Some(AsyncEvent::CommunicationEstablished(target.qpn())));
-    assert_eq!(ends.context.get_async_event(SILENCE), None);
+    assert_eq!(ends.context.wait_async_event(patience()).unwrap(), AsyncEvent::CommunicationEstablished(target.qpn()));
+    assert_eq!(ends.context.wait_async_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut);
 }
 
 /// Brings a target to RTR only, with the initiator of `ends` as its peer.
@@ -282,9 +282,9 @@ fn limit_of_the_named_queue(world: &World) {
     }
     ends.send(1, b"one is left");
     ends.received(1, 1, b"one is left");
-    let event = ends.context.get_async_event(patience());
-    assert_eq!(event, Some(AsyncEvent::SharedReceiveQueueLimitReached(ends.queues[1].number())));
-    assert_eq!(ends.context.get_async_event(SILENCE), None);
+    let event = ends.context.wait_async_event(patience()).unwrap();
+    assert_eq!(event, AsyncEvent::SharedReceiveQueueLimitReached(ends.queues[1].number()));
+    assert_eq!(ends.context.wait_async_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut);
     assert_eq!(ends.queues[0].query().unwrap().srq_limit, 2);
 }
 

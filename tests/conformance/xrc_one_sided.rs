@@ -67,8 +67,8 @@ fn flushing(world: &World) -> Extended {
 #[track_caller]
 fn refused_by_domain(ends: &Extended) {
     ends.fails(CompletionStatus::RemoteAccessError);
-    let event = ends.context.get_async_event(super::end::patience());
-    assert_eq!(event, Some(AsyncEvent::QueuePairAccessError(ends.target.qpn())));
+    let event = ends.context.wait_async_event(super::end::patience()).unwrap();
+    assert_eq!(event, AsyncEvent::QueuePairAccessError(ends.target.qpn()));
     assert_eq!(ends.target.state().unwrap(), QueuePairState::Error);
 }
 

@@ -45,7 +45,7 @@ impl Home {
             _ => AsyncEvent::QueuePairRequestError(qpn),
         };
         // Events of earlier connections come first.
-        while let Some(event) = self.context.get_async_event(PATIENCE) {
+        while let Ok(event) = self.context.wait_async_event(PATIENCE) {
             if event == wanted {
                 return Ok(());
             }

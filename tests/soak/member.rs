@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     self, AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectionInfo,
-    Context, Counter, MemoryRegion, Notify, Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest, RemoteMemory,
-    SendRequest,
+    Context, Counter, ErrorKind, MemoryRegion, Notify, Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest,
+    RemoteMemory, SendRequest,
 };
 
 use super::Arguments;
@@ -171,7 +171,10 @@ impl Member {
                 count = self.cq.poll(&mut completions)?;
             }
             if count == 0 {
-                self.channel.wait_event(Some(NAP))?;
+                match self.channel.wait_event(NAP) {
+                    Err(error) if error.kind() != ErrorKind::TimedOut => return Err(error.into()),
+                    _ => {}
+                }
             }
             for completion in &completions[..count] {
                 self.take(completion)?;

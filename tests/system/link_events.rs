@@ -44,7 +44,7 @@ fn v4(last: u8) -> Gid {
 
 #[track_caller]
 fn event(context: &Context) -> AsyncEvent {
-    context.get_async_event(PATIENCE).expect("an event")
+    context.wait_async_event(PATIENCE).expect("an event")
 }
 
 /// Returns whether an event makes the descriptor readable without a verb being called.
@@ -61,7 +61,7 @@ fn addresses_come_and_go() {
     let context = verbs::open("soft_lo").unwrap();
     let first = context.gid_table(1).unwrap();
     let next = first.len() as u8;
-    assert_eq!(context.get_async_event(SILENCE), None);
+    assert_eq!(context.wait_async_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut);
 
     ip("addr add 10.9.8.1/32 dev lo");
     assert!(is_readable(&context));
@@ -69,7 +69,7 @@ fn addresses_come_and_go() {
     assert_eq!(context.find_gid(1, v4(1)).unwrap(), next);
     ip("addr add 10.9.8.2/32 dev lo");
     assert_eq!(event(&context), AsyncEvent::GidChange(1));
-    assert_eq!(context.get_async_event(SILENCE), None, "one event for one change");
+    assert_eq!(context.wait_async_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut, "one event for one change");
     assert!(context.query_port(1).unwrap().gid_tbl_len > u32::from(next) + 2, "an entry stays unused");
 
     ip("addr del 10.9.8.1/32 dev lo");
@@ -103,7 +103,7 @@ fn the_link_goes_down_and_up() {
     ip("link set lo up");
     while event(&context) != AsyncEvent::PortActive(1) {}
     assert_eq!(context.query_port(1).unwrap().state, PortState::Active);
-    while context.get_async_event(SILENCE).is_some() {}
+    while context.wait_async_event(SILENCE).is_ok() {}
 }
 
 fn an_address_is_a_device() {
@@ -113,7 +113,7 @@ fn an_address_is_a_device() {
     let qp = pd.create_qp(&cq, &cq).build().unwrap();
     let own = qp.connection_info().unwrap();
     ip("addr add 10.9.8.8/32 dev lo");
-    assert_eq!(context.get_async_event(SILENCE), None, "another's address");
+    assert_eq!(context.wait_async_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut, "another's address");
     ip("addr del 10.9.8.7/32 dev lo");
     assert_eq!(event(&context), AsyncEvent::GidChange(1));
     assert_eq!(context.gid_table(1).unwrap(), []);

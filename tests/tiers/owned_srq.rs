@@ -241,8 +241,8 @@ fn a_half_filled_buffer_is_flushed_by_the_error_state_once() {
     assert_eq!((flushed.wr_id(), flushed.qpn()), (7, receiver.qpn()));
     assert_eq!(flushed.result().unwrap_err().status, CompletionStatus::WorkRequestFlushedError);
     assert_eq!(
-        sharing.context.get_async_event(PATIENCE),
-        Some(AsyncEvent::LastWorkQueueElementReached(receiver.qpn()))
+        sharing.context.wait_async_event(PATIENCE).unwrap(),
+        AsyncEvent::LastWorkQueueElementReached(receiver.qpn())
     );
     assert!(receiver.destroy().unwrap().is_empty());
     assert!(sharing.cq.poll().unwrap().is_none());

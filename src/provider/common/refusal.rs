@@ -1,12 +1,13 @@
 //! Checks that all providers share, and errors of the layers below, with the same texts everywhere.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use crate::provider::{Error, ErrorKind, QueuePairInit, Result, SharedReceiveQueueInit};
 use crate::queue::QueueError;
 use crate::types::modify::ModifyError;
 use crate::types::{
-    Data, DeviceAttributes, DomainId, Gid, Operation, Qpn, QueuePairCapabilities, QueuePairType,
+    Data, DeviceAttributes, DomainId, EventObject, Gid, Operation, Qpn, QueuePairCapabilities, QueuePairType,
     SharedReceiveQueueNumber,
 };
 
@@ -34,6 +35,18 @@ pub(in crate::provider) fn from_modify(error: &ModifyError) -> Error {
 pub(in crate::provider) fn inherited(verb: &'static str) -> Error {
     let message = "the device belongs to the process that this one was forked from; open it again in this process";
     Error::new(verb, ErrorKind::InvalidState, message)
+}
+
+/// Returns the error for a wait on a completion channel that ended without an event.
+pub(in crate::provider) fn no_event(timeout: Option<Duration>) -> Error {
+    Error::new("get_cq_event", ErrorKind::TimedOut, format!("no event came within {:?}", timeout.unwrap_or_default()))
+}
+
+/// Returns the error for a wait that ended before the events about `object` were acknowledged.
+pub(in crate::provider) fn unacknowledged(object: EventObject, timeout: Option<Duration>) -> Error {
+    let timeout = timeout.unwrap_or_default();
+    let message = format!("events about {object:?} were not acknowledged within {timeout:?}");
+    Error::new("ack_async_event", ErrorKind::TimedOut, message)
 }
 
 /// Returns the error for a destroyed queue pair.

@@ -74,16 +74,16 @@ impl CompletionChannel for IbverbsChannel {
         }
     }
 
-    fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<u64>> {
+    fn wait_event(&self, timeout: Option<Duration>) -> Result<u64> {
         self.device.check_process("get_cq_event")?;
         let start = Instant::now();
         loop {
             if let Some(event) = self.poll_event() {
-                return Ok(Some(event));
+                return Ok(event);
             }
             let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
             if left == Some(Duration::ZERO) {
-                return Ok(None);
+                return Err(errors::no_event(timeout));
             }
             wait_readable([self.fd()], left)
                 .map_err(|error| Error::from_io("get_cq_event", "waiting failed", error))?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::device::Device;
+use super::errors;
 use crate::engine::{Channel, Shard};
 use crate::provider::{CompletionChannel, Error, Result};
 
@@ -56,9 +57,11 @@ impl CompletionChannel for SoftChannel {
         if self.device.is_inherited() { None } else { self.channel.poll() }
     }
 
-    fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<u64>> {
+    fn wait_event(&self, timeout: Option<Duration>) -> Result<u64> {
         self.device.check_process("get_cq_event")?;
-        self.channel.wait(timeout).map_err(|error| Error::from_io("get_cq_event", "waiting failed", error))
+        let event = self.channel.wait(timeout);
+        let event = event.map_err(|error| Error::from_io("get_cq_event", "waiting failed", error))?;
+        event.ok_or_else(|| errors::no_event(timeout))
     }
 
     fn as_any(&self) -> &dyn Any {

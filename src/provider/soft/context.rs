@@ -153,14 +153,16 @@ impl Context for SoftContext {
         }
     }
 
-    fn wait_events_acked(&self, object: EventObject, timeout: Option<Duration>) -> Result<bool> {
+    fn wait_events_acked(&self, object: EventObject, timeout: Option<Duration>) -> Result<()> {
         self.device.check_process("ack_async_event")?;
         let start = Instant::now();
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
-            let acknowledged = self.device.events.queue.wait_acknowledged(object, left);
-            if acknowledged || left == Some(Duration::ZERO) {
-                return Ok(acknowledged);
+            if self.device.events.queue.wait_acknowledged(object, left) {
+                return Ok(());
+            }
+            if left == Some(Duration::ZERO) {
+                return Err(errors::unacknowledged(object, timeout));
             }
         }
     }

@@ -96,6 +96,6 @@ impl End {
     /// Returns the next asynchronous event.
     #[track_caller]
     pub fn event(&self) -> AsyncEvent {
-        self.context.get_async_event(PATIENCE).expect("an event")
+        self.context.wait_async_event(PATIENCE).expect("an event")
     }
 }

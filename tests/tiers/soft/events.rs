@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use rdma_verbs::provider::ErrorKind;
 use rdma_verbs::types::*;
 use support::PATIENCE;
 use support::node::*;
@@ -42,7 +43,7 @@ fn channel_is_quiet_when_nothing_happens() {
     let (a, _b) = pair("127.78.4.3", "127.78.4.4", 64, PeerKind::Native);
     a.cq.req_notify(false).unwrap();
     assert_eq!(a.channel.poll_event(), None);
-    assert_eq!(a.channel.wait_event(Some(Duration::from_millis(30))).unwrap(), None);
+    assert_eq!(a.channel.wait_event(Some(Duration::from_millis(30))).unwrap_err().kind(), ErrorKind::TimedOut);
 }
 
 #[test]
@@ -58,9 +59,9 @@ fn solicited_only_sleeps_through_the_others() {
     };
     send(SendFlags::SIGNALED);
     a.success(2);
-    assert_eq!(b.channel.wait_event(Some(Duration::from_millis(30))).unwrap(), None);
+    assert_eq!(b.channel.wait_event(Some(Duration::from_millis(30))).unwrap_err().kind(), ErrorKind::TimedOut);
     send(SendFlags::SIGNALED | SendFlags::SOLICITED);
-    assert_eq!(b.channel.wait_event(Some(PATIENCE)).unwrap(), Some(77));
+    assert_eq!(b.channel.wait_event(Some(PATIENCE)).unwrap(), 77);
 }
 
 /// Newer versions of the runtime require a promise that the descriptor stays open; these tests keep it open.
@@ -155,7 +156,7 @@ fn moderated_queue_announces_many_at_once_and_the_last_ones_in_time() {
         a.post_send(2, Operation::Send, Data::Inline(&[])).unwrap();
         a.success(2);
     }
-    assert_eq!(b.channel.wait_event(Some(PATIENCE)).unwrap(), Some(77));
+    assert_eq!(b.channel.wait_event(Some(PATIENCE)).unwrap(), 77);
     for _ in 0..4 {
         b.success(1);
     }
@@ -163,7 +164,7 @@ fn moderated_queue_announces_many_at_once_and_the_last_ones_in_time() {
     let start = std::time::Instant::now();
     a.post_send(2, Operation::Send, Data::Inline(&[])).unwrap();
     a.success(2);
-    assert_eq!(b.channel.wait_event(Some(PATIENCE)).unwrap(), Some(77));
+    assert_eq!(b.channel.wait_event(Some(PATIENCE)).unwrap(), 77);
     assert!(start.elapsed() >= Duration::from_millis(20), "{:?}", start.elapsed());
 }
 
@@ -201,7 +202,7 @@ fn no_announcement_is_lost_under_stress() {
                 done += count as u64;
                 if count == 0 {
                     sleeps += 1;
-                    assert_eq!(a.channel.wait_event(Some(PATIENCE)).unwrap(), Some(77), "after {done}");
+                    assert_eq!(a.channel.wait_event(Some(PATIENCE)).unwrap(), 77, "after {done}");
                 }
             }
             assert!(sleeps > 0);
@@ -223,7 +224,7 @@ fn overflow_ends_the_queue_pairs_of_all_shards() {
         let write = rdma_verbs::verbs::SendRequest::write(rdma_verbs::verbs::Payload::EMPTY, region.remote());
         queue_pairs[0].post_send(&[write.signaled()]).unwrap();
     }
-    assert_eq!(context.get_async_event(PATIENCE), Some(AsyncEvent::CompletionQueueError(cq.number())));
+    assert_eq!(context.wait_async_event(PATIENCE).unwrap(), AsyncEvent::CompletionQueueError(cq.number()));
     while cq.poll(&mut [rdma_verbs::verbs::Completion::default()]).is_ok() {}
     for qp in &queue_pairs {
         assert_eq!(qp.state().unwrap(), QueuePairState::Error);

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     self, AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectOptions,
-    ConnectionInfo, Context, MemoryRegion, Mtu, Notify, Payload, PeerCapabilities, ProtectionDomain, Qkey, Qpn,
-    QueuePair, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory, SendRequest,
+    ConnectionInfo, Context, ErrorKind, MemoryRegion, Mtu, Notify, Payload, PeerCapabilities, ProtectionDomain, Qkey,
+    Qpn, QueuePair, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory, SendRequest,
 };
 use serde::{Deserialize, Serialize};
 
@@ -282,8 +282,10 @@ impl End {
             && let Some(channel) = &self.channel
         {
             // Completions that were queued between the poll and arming raise no event, so poll again.
-            if channel.wait_event(Some(EVENT_WITHIN))?.is_some() {
-                self.cq.req_notify(Notify::Any)?;
+            match channel.wait_event(EVENT_WITHIN) {
+                Ok(_) => self.cq.req_notify(Notify::Any)?,
+                Err(error) if error.kind() == ErrorKind::TimedOut => {}
+                Err(error) => return Err(error.into()),
             }
             count = self.cq.poll(completions)?;
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::*;
-use crate::provider::{SharedReceiveQueue, SharedReceiveQueueInit, XrcReceives};
+use crate::provider::{ErrorKind, SharedReceiveQueue, SharedReceiveQueueInit, XrcReceives};
 use crate::types::{AsyncEvent, EventObject, RateLimit};
 
 fn shared(world: &World) -> Arc<dyn SharedReceiveQueue> {
@@ -148,9 +148,9 @@ fn destroying_does_not_wait_for_programs_that_took_events() {
     qp.destroy().unwrap();
     assert_eq!(world.context.poll_async_event(), None, "events of a destroyed object are dropped");
     let now = Some(std::time::Duration::ZERO);
-    assert!(!world.context.wait_events_acked(object, now).unwrap());
+    assert_eq!(world.context.wait_events_acked(object, now).unwrap_err().kind(), ErrorKind::TimedOut);
     world.context.ack_async_event(&event);
-    assert!(world.context.wait_events_acked(object, now).unwrap());
+    world.context.wait_events_acked(object, now).unwrap();
     drop(qp);
     world.end();
 }
