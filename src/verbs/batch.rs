@@ -285,7 +285,7 @@ fn lower<'a>(target: &Target<'a>) -> DatagramTarget<'a> {
 /// Checks length, alignment and flags of the request against the peer's memory, as far as this end knows it.
 fn check_remote(request: &SendRequest<'_>) -> Result<()> {
     let invalid = |message| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
-    let (len, room) = (request.data.len(), request.room);
+    let (len, room) = (request.data.byte_len(), request.room);
     if len > room {
         return invalid(format!("length is {len} bytes; the peer's memory has {room}"));
     }

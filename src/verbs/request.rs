@@ -24,7 +24,7 @@ impl RegionList<'_> {
     pub const EMPTY: RegionList<'static> = RegionList(Regions::Many(&[]));
 
     /// Returns the total size in bytes.
-    pub fn len(&self) -> u64 {
+    pub fn byte_len(&self) -> u64 {
         match &self.0 {
             Regions::One(range) => range.len() as u64,
             Regions::Many(ranges) => ranges.iter().map(|range| range.len() as u64).sum(),
@@ -33,7 +33,7 @@ impl RegionList<'_> {
 
     /// Returns whether the total size is 0.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.byte_len() == 0
     }
 }
 
@@ -82,16 +82,16 @@ impl<'a> Payload<'a> {
     }
 
     /// Returns the total size in bytes.
-    pub fn len(&self) -> u64 {
+    pub fn byte_len(&self) -> u64 {
         match &self.0 {
-            Bytes::Regions(list) => list.len(),
+            Bytes::Regions(list) => list.byte_len(),
             Bytes::Inline(bytes) => bytes.len() as u64,
         }
     }
 
     /// Returns whether the total size is 0.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.byte_len() == 0
     }
 }
 
@@ -389,7 +389,7 @@ impl<'a> SendRequest<'a> {
 
     /// Returns the payload size in bytes.
     pub fn byte_len(&self) -> u64 {
-        self.data.len()
+        self.data.byte_len()
     }
 }
 
