@@ -66,7 +66,7 @@ impl Messages {
         let max = qp.cap().max_recv_wr as usize;
         if depth == 0 || depth > max {
             let message = format!("depth is {depth}; allowed are 1 to max_recv_wr, {max}");
-            return Err(Error::new("messages", ErrorKind::InvalidArgument, message));
+            return Err(Error::out_of_range("messages", "depth", depth as u64, 1..=max as u64, message));
         }
         let posted = VecDeque::with_capacity(depth);
         let mut messages = Self { qp, pool, len, depth, posted, is_over: false };

@@ -1,7 +1,10 @@
 //! Errors of verbs: which verb, what kind, what was asked and what is allowed.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::ops::RangeInclusive;
 
+use super::{AttributeFault, InvalidAttribute};
 use crate::memory::{self, Backing};
 
 /// Kind of an error, for programs; the text of [`Error`] is for people.
@@ -34,26 +37,82 @@ pub enum ErrorKind {
     Protocol,
 }
 
-/// The error of a failed verb.
+/// The error of a failed verb: a text for people, and for programs the [verb](Error::verb), the
+/// [kind](Error::kind) and the [attributes](Error::attributes) that were refused.
 ///
 /// ```
-/// use rdma_verbs::provider::{Error, ErrorKind};
+/// use rdma_verbs::verbs::{self, AttributeFault};
 ///
-/// let error = Error::new("create_cq", ErrorKind::InvalidArgument, "cqe is 0; allowed are 1 to 65536");
-/// assert_eq!(error.to_string(), "create_cq: cqe is 0; allowed are 1 to 65536");
+/// let context = verbs::open("soft:127.0.1.115")?;
+/// let most = context.query_device().max_cqe;
+/// let error = context.create_cq(0).unwrap_err();
+/// assert_eq!(error.to_string(), format!("create_cq: cqe is 0; allowed are 1 to {most}"));
+///
+/// let [refused] = error.attributes() else { panic!("one was refused") };
+/// assert_eq!(refused.name(), "cqe");
+/// assert_eq!(*refused.fault(), AttributeFault::OutOfRange { given: 0, allowed: 1..=most.into() });
+/// # Ok::<(), verbs::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Error {
     verb: &'static str,
     kind: ErrorKind,
     message: String,
+    details: Option<Box<Details>>,
+}
+
+/// Boxed, because it makes results large and few errors have it.
+#[derive(Debug, Default)]
+struct Details {
+    attributes: Vec<InvalidAttribute>,
     source: Option<std::io::Error>,
 }
 
 impl Error {
     /// Creates an error of `verb`; the message says what was asked, what is allowed and what to do.
     pub fn new(verb: &'static str, kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { verb, kind, message: message.into(), source: None }
+        Self { verb, kind, message: message.into(), details: None }
+    }
+
+    /// Adds the attributes that the message names.
+    #[must_use]
+    pub fn with_attributes(mut self, attributes: impl IntoIterator<Item = InvalidAttribute>) -> Self {
+        let attributes: Vec<_> = attributes.into_iter().collect();
+        if !attributes.is_empty() {
+            self.details.get_or_insert_default().attributes.extend(attributes);
+        }
+        self
+    }
+
+    /// Creates the error of an attribute that is missing, not allowed, or whose value does not fit.
+    pub(crate) fn of_attribute(
+        verb: &'static str,
+        name: impl Into<Cow<'static, str>>,
+        fault: AttributeFault,
+        message: impl Into<String>,
+    ) -> Self {
+        let attribute = InvalidAttribute::new(name, fault);
+        Self::new(verb, ErrorKind::InvalidArgument, message).with_attributes([attribute])
+    }
+
+    /// Creates the error of an attribute whose value does not fit, as the message says.
+    pub(crate) fn unsuitable(
+        verb: &'static str,
+        name: impl Into<Cow<'static, str>>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self::of_attribute(verb, name, AttributeFault::Unsuitable, message)
+    }
+
+    /// Creates the error of an attribute whose value is out of range, as the message says.
+    pub(crate) fn out_of_range(
+        verb: &'static str,
+        name: impl Into<Cow<'static, str>>,
+        given: impl Into<u64>,
+        allowed: RangeInclusive<u64>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self::of_attribute(verb, name, AttributeFault::OutOfRange { given: given.into(), allowed }, message)
     }
 
     /// Creates an error from the operating system's `source`, which occurred while doing what `message` says.
@@ -75,7 +134,8 @@ impl Error {
         message: impl Into<String>,
         source: std::io::Error,
     ) -> Self {
-        Self { verb, kind, message: message.into(), source: Some(source) }
+        let details = Details { attributes: Vec::new(), source: Some(source) };
+        Self { verb, kind, message: message.into(), details: Some(Box::new(details)) }
     }
 
     /// Returns the verb that failed.
@@ -88,16 +148,26 @@ impl Error {
         self.kind
     }
 
+    /// Returns the attributes that were refused, as far as the failure is about attributes and the device says which.
+    /// The text names them, too.
+    pub fn attributes(&self) -> &[InvalidAttribute] {
+        self.details.as_ref().map_or(&[], |details| &details.attributes)
+    }
+
     /// Returns the operating system's error number, if the system caused the failure.
     pub fn os_error(&self) -> Option<i32> {
-        self.source.as_ref().and_then(std::io::Error::raw_os_error)
+        self.io_error().and_then(std::io::Error::raw_os_error)
+    }
+
+    fn io_error(&self) -> Option<&std::io::Error> {
+        self.details.as_ref()?.source.as_ref()
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.verb, self.message)?;
-        match &self.source {
+        match self.io_error() {
             Some(source) => write!(f, " ({source})"),
             None => Ok(()),
         }
@@ -106,7 +176,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|source| source as _)
+        self.io_error().map(|source| source as _)
     }
 }
 

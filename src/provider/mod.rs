@@ -15,6 +15,7 @@ mod common;
 mod error;
 #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
 pub mod ibverbs;
+mod invalid_attribute;
 mod list;
 mod memory_source;
 mod shared_receive;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use error::{Error, ErrorKind, RefusedBacking, RefusedChange, Result};
+pub use invalid_attribute::{AttributeFault, InvalidAttribute};
 pub use list::{SoftConfig, providers};
 pub use memory_source::{DeviceMemory, DeviceMemoryInit, DmaBufInit};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{AddressVector, Completion, Error, ErrorKind, GlobalRouteHeader, ProtectionDomain, Result};
+use super::{AddressVector, Completion, Error, GlobalRouteHeader, ProtectionDomain, Result};
 use crate::provider;
 
 /// The path to a receiver of datagrams (`ibv_ah`), made by [`ProtectionDomain::create_ah`] or
@@ -69,7 +69,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// `port_num` or `sgid_index` does not exist; `dgid` is unset, or of another IP version than the local GID;
-    /// `flow_label` or `sl` is out of range; [`ErrorKind::ResourceLimit`] at the device's `max_ah`.
+    /// `flow_label` or `sl` is out of range; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the
+    /// device's `max_ah`.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AddressVector, Gid};
@@ -101,7 +102,7 @@ impl ProtectionDomain {
     ) -> Result<AddressHandle> {
         let Some(header) = grh.first_chunk::<{ GlobalRouteHeader::BYTES }>() else {
             let message = format!("grh has {} bytes; the first 40 of the received message are needed", grh.len());
-            return Err(Error::new("create_ah", ErrorKind::InvalidArgument, message));
+            return Err(Error::unsuitable("create_ah", "grh", message));
         };
         let inner = self.inner().create_ah_from_completion(completion.raw(), header, port_num)?;
         Ok(AddressHandle { inner, domain: self.clone() })

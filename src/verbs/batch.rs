@@ -284,10 +284,10 @@ fn lower<'a>(target: &Target<'a>) -> DatagramTarget<'a> {
 
 /// Checks length, alignment and flags of the request against the peer's memory, as far as this end knows it.
 fn check_remote(request: &SendRequest<'_>) -> Result<()> {
-    let invalid = |message| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
     let (len, room) = (request.data.byte_len(), request.room);
     if len > room {
-        return invalid(format!("length is {len} bytes; the peer's memory has {room}"));
+        let message = format!("length is {len} bytes; the peer's memory has {room}");
+        return Err(Error::out_of_range("post_send", "length", len, 0..=room, message));
     }
     match request.operation {
         types::Operation::CompareAndSwap { remote_addr, .. }
@@ -295,7 +295,8 @@ fn check_remote(request: &SendRequest<'_>) -> Result<()> {
         | types::Operation::AtomicWrite { remote_addr, .. }
             if remote_addr % 8 != 0 =>
         {
-            invalid(format!("remote_addr is {remote_addr:#x}; an atomic needs a multiple of 8"))
+            let message = format!("remote_addr is {remote_addr:#x}; an atomic needs a multiple of 8");
+            Err(Error::unsuitable("post_send", "remote_addr", message))
         }
         types::Operation::Flush { flags, length, .. } => check_flush(flags, length),
         _ => Ok(()),
@@ -303,13 +304,14 @@ fn check_remote(request: &SendRequest<'_>) -> Result<()> {
 }
 
 fn check_flush(flags: FlushFlags, length: u32) -> Result<()> {
-    let invalid = |message| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
     if !flags.intersects(FlushFlags::GLOBAL | FlushFlags::PERSISTENT) {
-        return invalid(format!("flags are {flags:?}; a FLUSH needs GLOBAL or PERSISTENT"));
+        let message = format!("flags are {flags:?}; a FLUSH needs GLOBAL or PERSISTENT");
+        return Err(Error::unsuitable("post_send", "flags", message));
     }
     let limit = types::MAX_MESSAGE_BYTES;
     if length > limit && !flags.contains(FlushFlags::WHOLE_REGION) {
-        return invalid(format!("length is {length} bytes or more; a FLUSH of a range has at most {limit}"));
+        let message = format!("length is {length} bytes or more; a FLUSH of a range has at most {limit}");
+        return Err(Error::out_of_range("post_send", "length", length, 0..=limit.into(), message));
     }
     Ok(())
 }
@@ -338,7 +340,8 @@ impl RangeCheck<'_> {
     ) -> Result<()> {
         let mut sges = [Sge::default(); N];
         let Some(used) = sges.get_mut(..ranges.len()) else {
-            return Err(self.error(format!("{} ranges were given; at most {N} are possible", ranges.len())));
+            let message = format!("{} ranges were given; at most {N} are possible", ranges.len());
+            return Err(Error::out_of_range(self.verb, "num_sge", ranges.len() as u64, 0..=N as u64, message));
         };
         for (sge, range) in used.iter_mut().zip(ranges) {
             *sge = self.entry(range)?;
@@ -377,7 +380,8 @@ impl RangeCheck<'_> {
     #[cold]
     fn too_long(&self, range: &RegionRange<'_>) -> Error {
         let limit = types::MAX_MESSAGE_BYTES;
-        self.error(format!("length is {} bytes; a message has at most {limit}", range.len()))
+        let message = format!("length is {} bytes; a message has at most {limit}", range.len());
+        Error::out_of_range(self.verb, "length", range.len() as u64, 0..=limit.into(), message)
     }
 
     #[cold]

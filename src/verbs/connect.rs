@@ -286,14 +286,16 @@ fn check_reachable(local: &ConnectionInfo, remote: &ConnectionInfo) -> Result<()
         QueuePairType::XrcReceive => QueuePairType::XrcSend,
         same => same,
     };
-    let message = if remote.qp_type != counterpart {
-        format!("the peer's qp_type is {:?}, the local one is {:?}", remote.qp_type, local.qp_type)
+    let (name, message) = if remote.qp_type != counterpart {
+        ("qp_type", format!("the peer's qp_type is {:?}, the local one is {:?}", remote.qp_type, local.qp_type))
     } else if remote.gid.is_zero() {
-        "the peer's GID is not set; on its side, choose a gid_index".to_owned()
+        ("gid", "the peer's GID is not set; on its side, choose a gid_index".to_owned())
     } else if own.is_ipv4() != other.is_ipv4() {
-        format!("the local address {own} cannot reach {other}, another IP version; choose another gid_index")
+        let message =
+            format!("the local address {own} cannot reach {other}, another IP version; choose another gid_index");
+        ("gid", message)
     } else {
         return Ok(());
     };
-    Err(Error::new("connect", ErrorKind::InvalidArgument, message))
+    Err(Error::unsuitable("connect", name, message))
 }

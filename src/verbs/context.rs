@@ -228,7 +228,7 @@ impl Context {
             && !channel.context().is_same(self)
         {
             let message = format!("the channel belongs to {}, not to this opening of {}", channel.context(), self);
-            return Err(Error::new("create_cq", ErrorKind::InvalidArgument, message));
+            return Err(Error::unsuitable("create_cq", "channel", message));
         }
         let queue = self.inner.create_cq_with(&options.lower())?;
         Ok(CompletionQueue::new(self.clone(), queue, channel.map(|(channel, _)| channel.clone())))

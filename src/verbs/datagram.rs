@@ -21,17 +21,16 @@ impl QueuePair {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn bring_up_ud(&self) -> Result<()> {
-        let fail = |kind, message| Err(Error::new("bring_up_ud", kind, message));
         if self.qp_type() != QueuePairType::UnreliableDatagram {
             let message = format!("qp_type is {:?}; connect() takes a connected queue pair to RTS", self.qp_type());
-            return fail(ErrorKind::InvalidArgument, message);
+            return Err(Error::unsuitable("bring_up_ud", "qp_type", message));
         }
         match self.state()? {
             QueuePairState::Reset => self.init()?,
             QueuePairState::Init => {}
             state => {
                 let message = format!("the queue pair is in {}; it must be in RESET or INIT", state.name());
-                return fail(ErrorKind::InvalidState, message);
+                return Err(Error::new("bring_up_ud", ErrorKind::InvalidState, message));
             }
         }
         self.modify(&QueuePairAttributes {

@@ -115,7 +115,7 @@ impl ImplicitMemoryRegion {
         let first = addr.expose_provenance();
         if first.checked_add(len).is_none() {
             let message = format!("addr is {first:#x} and len is {len}; their sum must not exceed {:#x}", usize::MAX);
-            return Err(Error::new("slice", ErrorKind::InvalidArgument, message));
+            return Err(Error::unsuitable("slice", "len", message));
         }
         Ok(self.region.range_unchecked(first, len))
     }

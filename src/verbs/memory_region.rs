@@ -464,5 +464,5 @@ pub(super) fn resolve_in(
 fn out_of_range(verb: &'static str, bounds: [Option<usize>; 2], len: usize, what: &str) -> Error {
     let [start, end] = bounds.map(|bound| bound.map_or("2^64".into(), |bound| bound.to_string()));
     let message = format!("range is {start}..{end}; {what} has {len} bytes");
-    Error::new(verb, ErrorKind::InvalidArgument, message)
+    Error::unsuitable(verb, "range", message)
 }

@@ -194,7 +194,7 @@ fn check_kind(verb: &'static str, window: &MemoryWindow, allowed: MemoryWindowTy
         return Ok(());
     }
     let message = format!("mw is of {:?}; only {allowed:?} is bound this way, use {instead}", window.kind());
-    Err(Error::new(verb, ErrorKind::InvalidArgument, message))
+    Err(Error::unsuitable(verb, "mw", message))
 }
 
 impl<'a> SendRequest<'a> {

@@ -125,7 +125,7 @@ pub use shared_receive::{SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQu
 pub use xrc_domain::XrcDomain;
 
 pub use crate::memory::RegisterOptions;
-pub use crate::provider::{Error, ErrorKind, Result, SoftConfig};
+pub use crate::provider::{AttributeFault, Error, ErrorKind, InvalidAttribute, Result, SoftConfig};
 pub use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode,
     CompletionQueueNumber, CompletionStatus, CongestionAlgorithm, Counter, Counters, DeviceAttributes,

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{
-    AccessFlags, CompletionQueue, Context, Error, ErrorKind, Memory, MemoryRegion, MemoryWindow, QueuePairBuilder,
-    RefusedMemory, Result, SharedReceiveQueueBuilder,
+    AccessFlags, CompletionQueue, Context, Error, Memory, MemoryRegion, MemoryWindow, QueuePairBuilder, RefusedMemory,
+    Result, SharedReceiveQueueBuilder,
 };
 use crate::memory::{Backing, RegisterOptions};
 use crate::provider::{self, RefusedBacking};
@@ -42,7 +42,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// `memory` is empty or longer than the device's `max_mr_size`; `access` is contradictory or not supported by the
-    /// device; [`ErrorKind::ResourceLimit`] at the device's `max_mr`.
+    /// device; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_mr`.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -122,7 +122,8 @@ impl ProtectionDomain {
     /// again, without registering anything. [`MemoryWindow`] has an example.
     ///
     /// # Errors
-    /// [`ErrorKind::ResourceLimit`] at the device's `max_mw`, [`ErrorKind::Unsupported`] if it has none.
+    /// [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_mw`,
+    /// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if it has none.
     pub fn alloc_mw(&self, kind: MemoryWindowType) -> Result<MemoryWindow> {
         Ok(MemoryWindow::new(self.clone(), self.inner.alloc_mw(kind)?))
     }
@@ -202,7 +203,7 @@ impl ProtectionDomain {
         let needs_local_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) {
             let message = format!("access is {access:?}; REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
-            let error = Error::new("reg_mr", ErrorKind::InvalidArgument, message);
+            let error = Error::unsuitable("reg_mr", "access", message);
             return Err(RefusedBacking { error, backing });
         }
         Ok(MemoryRegion::new(self.clone(), self.inner.reg_mr_with(backing, options)?))

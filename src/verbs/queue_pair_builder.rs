@@ -2,8 +2,8 @@
 
 use super::queue_pair::{Settings, Sources};
 use super::{
-    AccessFlags, CompletionQueue, Error, ErrorKind, ProtectionDomain, Qkey, QueuePair, QueuePairOptions, QueuePairType,
-    Result, SharedReceiveQueue, XrcDomain,
+    AccessFlags, CompletionQueue, Error, ProtectionDomain, Qkey, QueuePair, QueuePairOptions, QueuePairType, Result,
+    SharedReceiveQueue, XrcDomain,
 };
 use crate::provider;
 
@@ -178,7 +178,8 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// A size is above the device's limit; a queue or domain belongs to another opening of a device; the device does
-    /// not support this transport service; [`ErrorKind::ResourceLimit`] at the device's `max_qp`.
+    /// not support this transport service; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at
+    /// the device's `max_qp`.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, ErrorKind};
@@ -204,7 +205,7 @@ impl<'a> QueuePairBuilder<'a> {
         for (name, other) in given {
             if let Some(other) = other.filter(|other| !other.is_same(context)) {
                 let message = format!("{name} belongs to {other}, not to this opening of {context}");
-                return Err(Error::new("create_qp", ErrorKind::InvalidArgument, message));
+                return Err(Error::unsuitable("create_qp", name, message));
             }
         }
         let inner = context.inner().create_qp(&provider::QueuePairInit {

@@ -3,7 +3,7 @@
 use std::ops::RangeBounds;
 
 use super::memory_region::resolve;
-use super::{Error, ErrorKind, Result, Rkey};
+use super::{Error, Result, Rkey};
 
 /// Memory of a peer: address, key and length.
 ///
@@ -66,7 +66,7 @@ impl RemoteMemory {
         let (offset, len) = resolve("slice", &range, usize::try_from(self.len).unwrap_or(usize::MAX))?;
         let addr = self.addr.checked_add(offset as u64).ok_or_else(|| {
             let message = format!("offset {offset} from address {:#x} exceeds 2^64", self.addr);
-            Error::new("slice", ErrorKind::InvalidArgument, message)
+            Error::unsuitable("slice", "range", message)
         })?;
         Ok(Self { addr, rkey: self.rkey, len: len as u64 })
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::batch::{Poster, RangeCheck};
 use super::{
-    AccessFlags, CompletionQueue, Context, Error, ErrorKind, ProtectionDomain, ReceiveRequest, Result,
+    AccessFlags, CompletionQueue, Context, Error, ProtectionDomain, ReceiveRequest, Result,
     SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus, XrcDomain,
 };
 use crate::provider;
@@ -47,8 +47,9 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
     ///
     /// # Errors
     /// A size is 0 or above the device's `max_srq_wr` or `max_srq_sge`; `srq_limit` is more than `max_wr`; an object
-    /// belongs to another opening of a device; [`ErrorKind::ResourceLimit`] at the device's `max_srq`;
-    /// [`ErrorKind::Unsupported`] if the device has no shared receive queues.
+    /// belongs to another opening of a device; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the
+    /// device's `max_srq`; [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no shared
+    /// receive queues.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, ErrorKind};
@@ -69,7 +70,7 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
             for (name, other) in [("xrc_domain", domain.context()), ("cq", cq.context())] {
                 if !other.is_same(context) {
                     let message = format!("{name} belongs to {other}, not to this opening of {context}");
-                    return Err(Error::new("create_srq", ErrorKind::InvalidArgument, message));
+                    return Err(Error::unsuitable("create_srq", name, message));
                 }
             }
         }
@@ -163,7 +164,8 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     /// `max_wr` is less than the number of posted receives, or above the device's `max_srq_wr`; the limit is more than
-    /// `max_wr`; [`ErrorKind::InvalidState`] if this thread has an open batch of this queue.
+    /// `max_wr`; [`ErrorKind::InvalidState`](super::ErrorKind::InvalidState) if this thread has an open batch of
+    /// this queue.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -207,7 +209,8 @@ impl SharedReceiveQueue {
     /// that post wait. Meanwhile queue pairs still take receives posted before.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidState`] if this thread has an open batch of this queue already.
+    /// [`ErrorKind::InvalidState`](super::ErrorKind::InvalidState) if this thread has an open batch of this queue
+    /// already.
     pub fn recv_batch(&self) -> Result<SharedReceiveBatch<'_>> {
         self.shared.poster.enter("post_srq_recv", || self.shared.inner.recv_begin())?;
         Ok(SharedReceiveBatch { queue: self, len: 0, open: true, thread_bound: PhantomData })

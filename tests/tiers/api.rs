@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    self, AccessFlags, AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, ConnectionInfo, ErrorKind,
-    MemoryRegion, Notify, Payload, QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest, RegionList,
-    RemoteMemory, Rkey, SendRequest,
+    self, AccessFlags, AsyncEvent, AttributeFault, CompletionOpcode, CompletionStatus, ConnectOptions, ConnectionInfo,
+    ErrorKind, MemoryRegion, Notify, Payload, QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest,
+    RegionList, RemoteMemory, Rkey, SendRequest,
 };
 use support::{ALL_ACCESS, End, PATIENCE};
 
@@ -140,6 +140,63 @@ fn limits_are_named() {
             assert_eq!(end.succeeds(0).opcode, CompletionOpcode::Write);
         }
     }
+}
+
+/// Checks that exactly these attributes are refused, and that the text names each.
+#[track_caller]
+fn refused_attributes<T: std::fmt::Debug>(result: verbs::Result<T>, expected: &[(&str, AttributeFault)]) {
+    let error = result.unwrap_err();
+    let found: Vec<_> = error.attributes().iter().map(|refused| (refused.name(), refused.fault().clone())).collect();
+    assert_eq!(found, expected, "{error}");
+    for (name, _) in expected {
+        assert!(error.to_string().contains(name), "{name} is not in \"{error}\"");
+    }
+}
+
+#[test]
+fn refused_attributes_are_data() {
+    use AttributeFault::{Missing, NotAllowed, OutOfRange, Unsuitable};
+
+    let (left, _right) = pair(41);
+    let (context, region) = (&left.context, left.region(64));
+    let most = u64::from(context.query_device().max_cqe);
+    let cqe = [("cqe", OutOfRange { given: 0, allowed: 1..=most })];
+    refused_attributes(context.create_cq(0), &cqe);
+    refused_attributes(left.cq.resize(0), &cqe);
+    let period = OutOfRange { given: 1_000_000, allowed: 0..=65_535 };
+    refused_attributes(left.cq.moderate(2, Duration::from_secs(1)), &[("cq_period", period)]);
+    let without_write = left.pd.alloc_mr(64, AccessFlags::REMOTE_WRITE);
+    refused_attributes(without_write, &[("access", Unsuitable)]);
+    refused_attributes(region.slice(60..65), &[("range", Unsuitable)]);
+
+    let send = |request| left.qp.post_send(&[request]);
+    let limit = u64::from(left.qp.cap().max_inline_data);
+    let long = vec![0; limit as usize + 1];
+    let inline = OutOfRange { given: limit + 1, allowed: 0..=limit };
+    let error = send(SendRequest::send(Payload::inline(&long))).unwrap_err();
+    assert_eq!((error.attributes()[0].name(), error.attributes()[0].fault()), ("inline_data", &inline));
+    let beyond = RemoteMemory::new(0x1000, Rkey(7), 63);
+    let length = OutOfRange { given: 64, allowed: 0..=63 };
+    refused_attributes(send(SendRequest::write(&region, beyond)), &[("length", length)]);
+
+    let qp = left.pd.create_qp(&left.cq, &left.cq).build().unwrap();
+    let init = QueuePairAttributes { qp_state: Some(QueuePairState::Init), ..Default::default() };
+    let needed = ["pkey_index", "port_num", "qp_access_flags"].map(|name| (name, Missing));
+    refused_attributes(qp.modify(&init), &needed);
+    let mixed = QueuePairAttributes { pkey_index: Some(0), port_num: Some(1), retry_cnt: Some(3), ..init };
+    refused_attributes(qp.modify(&mixed), &[("qp_access_flags", Missing), ("retry_cnt", NotAllowed)]);
+    let flags = Some(AccessFlags::empty());
+    let port = QueuePairAttributes { pkey_index: Some(0), port_num: Some(9), qp_access_flags: flags, ..init };
+    refused_attributes(qp.modify(&port), &[("port_num", OutOfRange { given: 9, allowed: 1..=1 })]);
+    refused_attributes(context.query_gid(1, u8::MAX).map(drop), &[("gid_index", gid_index(context))]);
+
+    // Failures that are not about attributes name none.
+    refused_attributes(left.cq.wait(Duration::ZERO), &[]);
+}
+
+fn gid_index(context: &verbs::Context) -> AttributeFault {
+    let last = context.query_port(1).unwrap().gid_tbl_len - 1;
+    AttributeFault::OutOfRange { given: u8::MAX.into(), allowed: 0..=last.into() }
 }
 
 #[test]

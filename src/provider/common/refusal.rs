@@ -1,9 +1,12 @@
 //! Checks that all providers share, and errors of the layers below, with the same texts everywhere.
 
+use std::borrow::Cow;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use crate::provider::{Error, ErrorKind, QueuePairInit, Result, SharedReceiveQueueInit};
+use crate::provider::{
+    AttributeFault, Error, ErrorKind, InvalidAttribute, QueuePairInit, Result, SharedReceiveQueueInit,
+};
 use crate::queue::QueueError;
 use crate::types::modify::ModifyError;
 use crate::types::{
@@ -17,7 +20,23 @@ pub(in crate::provider) fn from_queue(verb: &'static str, error: &QueueError) ->
         QueueError::NotBegun => ErrorKind::InvalidState,
         _ => ErrorKind::InvalidArgument,
     };
-    Error::new(verb, kind, error.to_string())
+    let attribute = match *error {
+        QueueError::TooManySges { given, limit } => Some(("num_sge", too_large(given as u64, limit))),
+        QueueError::InlineTooLong { given, limit } => Some(("inline_data", too_large(given, limit))),
+        QueueError::MessageTooLong { given, limit } => Some(("length", too_large(given, limit))),
+        QueueError::DataNotAllowed { given } => Some(("length", too_large(given, 0))),
+        QueueError::NoDestination => Some(("ah", AttributeFault::Missing)),
+        QueueError::DestinationNotAllowed => Some(("ah", AttributeFault::NotAllowed)),
+        QueueError::InlineNotAllowed => Some(("inline_data", AttributeFault::NotAllowed)),
+        QueueError::BadAtomicLength => Some(("length", AttributeFault::Unsuitable)),
+        _ => None,
+    };
+    let attribute = attribute.map(|(name, fault)| InvalidAttribute::new(name, fault));
+    Error::new(verb, kind, error.to_string()).with_attributes(attribute)
+}
+
+fn too_large(given: u64, limit: u32) -> AttributeFault {
+    AttributeFault::OutOfRange { given, allowed: 0..=limit.into() }
 }
 
 pub(in crate::provider) fn from_modify(error: &ModifyError) -> Error {
@@ -28,7 +47,22 @@ pub(in crate::provider) fn from_modify(error: &ModifyError) -> Error {
         | ModifyError::StillDraining { .. } => ErrorKind::InvalidState,
         _ => ErrorKind::InvalidArgument,
     };
-    Error::new("modify_qp", kind, error.to_string())
+    let faulty = |names: &[&'static str], fault: AttributeFault| -> Vec<InvalidAttribute> {
+        names.iter().map(|name| InvalidAttribute::new(*name, fault.clone())).collect()
+    };
+    let attributes = match error {
+        ModifyError::UnknownQueuePair | ModifyError::NoTransition { .. } | ModifyError::StillDraining { .. } => vec![],
+        ModifyError::Missing { names, .. } => faulty(names, AttributeFault::Missing),
+        ModifyError::NotAllowed { names, .. } => faulty(names, AttributeFault::NotAllowed),
+        ModifyError::MissingAndNotAllowed { missing, extra, .. } => {
+            [faulty(missing, AttributeFault::Missing), faulty(extra, AttributeFault::NotAllowed)].concat()
+        }
+        ModifyError::WrongCurrentState { .. } => faulty(&["cur_qp_state"], AttributeFault::Unsuitable),
+        ModifyError::OutOfRange { name, given, range, .. } => {
+            faulty(&[name], AttributeFault::OutOfRange { given: *given, allowed: range.clone() })
+        }
+    };
+    Error::new("modify_qp", kind, error.to_string()).with_attributes(attributes)
 }
 
 /// Returns the error for a device that was opened before the process forked: its resources belong to the parent.
@@ -71,26 +105,36 @@ pub(in crate::provider) fn srq_of_xrc(srq: SharedReceiveQueueNumber) -> Error {
     let message = format!(
         "srq {srq} belongs to an XRC domain: the messages of XRC targets name it, other queue pairs cannot use it"
     );
-    Error::new("create_qp", ErrorKind::InvalidArgument, message)
+    Error::unsuitable("create_qp", "srq", message)
 }
 
 /// Returns the error for an object of another device.
-pub(in crate::provider) fn foreign(verb: &'static str, object: &str) -> Error {
-    Error::new(verb, ErrorKind::InvalidArgument, format!("{object} belongs to another device"))
+pub(in crate::provider) fn foreign(verb: &'static str, object: &'static str) -> Error {
+    Error::unsuitable(verb, object, format!("{object} belongs to another device"))
 }
 
 /// Refuses a value outside the allowed range, naming the attribute.
 pub(in crate::provider) fn check_range(
     verb: &'static str,
-    attribute: &str,
+    attribute: impl Into<Cow<'static, str>>,
     given: u32,
     allowed: RangeInclusive<u32>,
 ) -> Result<()> {
     if allowed.contains(&given) {
         return Ok(());
     }
-    let message = format!("{attribute} is {given}; allowed are {} to {}", allowed.start(), allowed.end());
-    Err(Error::new(verb, ErrorKind::InvalidArgument, message))
+    let (attribute, first, last) = (attribute.into(), *allowed.start(), *allowed.end());
+    let message = format!("{attribute} is {given}; allowed are {first} to {last}");
+    Err(Error::out_of_range(verb, attribute, given, first.into()..=last.into(), message))
+}
+
+/// Refuses a period of moderation, in microseconds, that is longer than `longest`.
+pub(in crate::provider) fn check_cq_period(given: u32, longest: u32) -> Result<()> {
+    if given <= longest {
+        return Ok(());
+    }
+    let message = format!("moderate.cq_period in microseconds is {given}; allowed are 0 to {longest}");
+    Err(Error::out_of_range("modify_cq", "cq_period", given, 0..=longest.into(), message))
 }
 
 /// Checks the sizes of a new queue pair, except that of inline data, and raises those that are zero to the smallest
@@ -129,20 +173,25 @@ pub(in crate::provider) fn check_operation(qp_type: QueuePairType, operation: &O
         _ => "SEND and RDMA WRITE, with or without immediate",
     };
     let message = format!("opcode is {}; a queue pair of type {} takes {possible}", operation.name(), qp_type.name());
-    Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+    Err(Error::unsuitable("post_send", "opcode", message))
 }
 
 /// Refuses send requests without a queue of the peer on queue pairs whose requests name one, or that have no requests.
 pub(in crate::provider) fn check_plain_send(qpn: Qpn, qp_type: QueuePairType) -> Result<()> {
-    let message = match qp_type {
-        QueuePairType::XrcReceive => format!("queue pair {qpn} is an XRC target, which only receives"),
-        QueuePairType::XrcSend => format!(
-            "queue pair {qpn} is an XRC initiator; its requests must name a shared receive queue of the peer \
-             (remote_srq)"
-        ),
-        _ => return Ok(()),
-    };
-    Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+    match qp_type {
+        QueuePairType::XrcReceive => {
+            let message = format!("queue pair {qpn} is an XRC target, which only receives");
+            Err(Error::unsuitable("post_send", "qp_type", message))
+        }
+        QueuePairType::XrcSend => {
+            let message = format!(
+                "queue pair {qpn} is an XRC initiator; its requests must name a shared receive queue of the peer \
+                 (remote_srq)"
+            );
+            Err(Error::of_attribute("post_send", "remote_srq", AttributeFault::Missing, message))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses send requests that name a queue of the peer on queue pairs whose requests cannot.
@@ -159,7 +208,7 @@ pub(in crate::provider) fn check_named_queue(
                 "the request names shared receive queue {srq}, and queue pair {qpn} is no XRC initiator; leave \
                  remote_srq out"
             );
-            Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+            Err(Error::of_attribute("post_send", "remote_srq", AttributeFault::NotAllowed, message))
         }
     }
 }
@@ -185,34 +234,39 @@ pub(in crate::provider) fn check_receive(
 
 /// Refuses groups that the queue pair cannot be in, and addresses that are no group's.
 pub(in crate::provider) fn check_group(verb: &'static str, qpn: Qpn, qp_type: QueuePairType, gid: Gid) -> Result<()> {
-    let message = if qp_type != QueuePairType::UnreliableDatagram {
-        format!("qp_type of queue pair {qpn} is {qp_type:?}; only UnreliableDatagram receives multicasts")
+    let (name, message) = if qp_type != QueuePairType::UnreliableDatagram {
+        ("qp_type", format!("qp_type of queue pair {qpn} is {qp_type:?}; only UnreliableDatagram receives multicasts"))
     } else if !gid.is_multicast() {
-        format!("gid is {gid}; groups are ff00::/8 and ::ffff:224.0.0.0/100")
+        ("gid", format!("gid is {gid}; groups are ff00::/8 and ::ffff:224.0.0.0/100"))
     } else {
         return Ok(());
     };
-    Err(Error::new(verb, ErrorKind::InvalidArgument, message))
+    Err(Error::unsuitable(verb, name, message))
 }
 
 /// Returns the error for detaching a queue pair from a group that it is not in.
 pub(in crate::provider) fn not_attached(qpn: Qpn, gid: Gid) -> Error {
     let message = format!("queue pair {qpn} is not attached to the group {gid}");
-    Error::new("detach_mcast", ErrorKind::InvalidArgument, message)
+    Error::unsuitable("detach_mcast", "gid", message)
 }
 
 /// Refuses a new queue pair whose shared receive queue or XRC domain does not fit its type.
 pub(in crate::provider) fn check_parts(init: &QueuePairInit<'_>) -> Result<()> {
-    let message = match (init.qp_type, init.srq, init.xrc_domain) {
+    let (name, fault, message) = match (init.qp_type, init.srq, init.xrc_domain) {
         (QueuePairType::XrcSend | QueuePairType::XrcReceive, Some(_), _) => {
-            "srq is given; an XRC queue pair has none: its messages name shared receive queues"
+            let message = "srq is given; an XRC queue pair has none: its messages name shared receive queues";
+            ("srq", AttributeFault::NotAllowed, message)
         }
-        (QueuePairType::XrcReceive, None, None) => "xrc_domain is missing; an XRC target needs one",
+        (QueuePairType::XrcReceive, None, None) => {
+            ("xrc_domain", AttributeFault::Missing, "xrc_domain is missing; an XRC target needs one")
+        }
         (QueuePairType::XrcReceive, None, Some(_)) => return Ok(()),
-        (_, _, Some(_)) => "xrc_domain is given; only an XRC target has one",
+        (_, _, Some(_)) => {
+            ("xrc_domain", AttributeFault::NotAllowed, "xrc_domain is given; only an XRC target has one")
+        }
         (_, _, None) => return Ok(()),
     };
-    Err(Error::new("create_qp", ErrorKind::InvalidArgument, message))
+    Err(Error::of_attribute("create_qp", name, fault, message))
 }
 
 /// Returns the number of bytes that a request sends.
@@ -232,14 +286,17 @@ pub(in crate::provider) fn check_datagram(
     length: u64,
     mtu_bytes: u32,
 ) -> Result<()> {
-    let message = if !is_own {
-        format!("the address handle belongs to protection domain {}, the queue pair to {}", handle.0, own.0)
+    if !is_own {
+        let message =
+            format!("the address handle belongs to protection domain {}, the queue pair to {}", handle.0, own.0);
+        Err(Error::unsuitable("post_send", "ah", message))
     } else if length > u64::from(mtu_bytes) {
-        format!("length is {length} bytes; a datagram carries at most {mtu_bytes} (the port's active_mtu)")
+        let message =
+            format!("length is {length} bytes; a datagram carries at most {mtu_bytes} (the port's active_mtu)");
+        Err(Error::out_of_range("post_send", "length", length, 0..=mtu_bytes.into(), message))
     } else {
-        return Ok(());
-    };
-    Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+        Ok(())
+    }
 }
 
 #[cfg(all(test, not(loom)))]

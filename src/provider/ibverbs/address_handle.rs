@@ -7,7 +7,7 @@ use super::device::Device;
 use super::errors::{self, check_range};
 use super::memory::Domain;
 use super::{convert, sys};
-use crate::provider::{AddressHandle, DatagramTarget, Error, ErrorKind, Result};
+use crate::provider::{AddressHandle, DatagramTarget, Error, Result};
 use crate::types::{AddressVector, CompletionFlags, GidEntry, GlobalRouteHeader, PortAttributes, RawCompletion};
 
 /// An address handle of an adapter.
@@ -38,17 +38,21 @@ impl IbverbsAddressHandle {
         header: &[u8; GlobalRouteHeader::BYTES],
         port_num: u8,
     ) -> Result<Self> {
-        let refuse = |message: &str| Err(Error::new("create_ah", ErrorKind::InvalidArgument, message));
+        let refuse = |name: &'static str, message: &str| Err(Error::unsuitable("create_ah", name, message));
         let port = domain.device.port("create_ah", port_num)?;
         let has_lids = domain.device.has_lids(&port);
         let has_header = completion.flags.contains(CompletionFlags::GLOBAL_ROUTE_HEADER);
         if !completion.status.is_success() || !(has_header || has_lids) {
-            return refuse("the completion is not that of a received datagram: it has no GLOBAL_ROUTE_HEADER");
+            return refuse(
+                "completion",
+                "the completion is not that of a received datagram: it has no GLOBAL_ROUTE_HEADER",
+            );
         }
         let mut vector = AddressVector::new(crate::types::Gid::ZERO, 0);
         if has_header {
             let Some(header) = parse_header(&domain.device, port_num, header) else {
                 return refuse(
+                    "grh",
                     "grh holds neither an IPv6 header nor an IPv4 header with a valid checksum; give the first 40 \
                      bytes of the received message",
                 );
@@ -56,7 +60,7 @@ impl IbverbsAddressHandle {
             let Some(entry) = own_entry(&domain.device, port_num, &header) else {
                 let message =
                     format!("grh says that the message was sent to {}, which is no GID here", header.destination);
-                return refuse(&message);
+                return refuse("grh", &message);
             };
             vector = AddressVector::new(header.source.into(), entry.gid_index);
             (vector.traffic_class, vector.flow_label) = (header.traffic_class, header.flow_label);
@@ -132,23 +136,26 @@ pub(super) fn check_vector(
     vector: &AddressVector,
 ) -> Result<PortAttributes> {
     let ports = device.limits().phys_port_cnt.into();
-    check_range(verb, &format!("{prefix}port_num"), vector.port_num.into(), 1..=ports)?;
-    check_range(verb, &format!("{prefix}flow_label"), vector.flow_label, 0..=0xf_ffff)?;
-    check_range(verb, &format!("{prefix}sl"), vector.sl.into(), 0..=15)?;
+    check_range(verb, format!("{prefix}port_num"), vector.port_num.into(), 1..=ports)?;
+    check_range(verb, format!("{prefix}flow_label"), vector.flow_label, 0..=0xf_ffff)?;
+    check_range(verb, format!("{prefix}sl"), vector.sl.into(), 0..=15)?;
     let port = device.port(verb, vector.port_num)?;
-    let refuse = |message: String| Err(Error::new(verb, ErrorKind::InvalidArgument, message));
+    let refuse = |name: &str, message: String| Err(Error::unsuitable(verb, format!("{prefix}{name}"), message));
     if device.has_lids(&port) && !port.grh_required && vector.dlid == 0 {
         let number = vector.port_num;
-        return refuse(format!("{prefix}dlid is 0; port {number} is an InfiniBand port, which needs the peer's LID"));
+        return refuse(
+            "dlid",
+            format!("{prefix}dlid is 0; port {number} is an InfiniBand port, which needs the peer's LID"),
+        );
     }
     if vector.dgid.is_zero() {
         if device.has_lids(&port) && !port.grh_required {
             return Ok(port);
         }
-        return refuse(format!(
-            "{prefix}dgid is {}, which is unset; the port needs a global address, the peer's GID",
-            vector.dgid
-        ));
+        return refuse(
+            "dgid",
+            format!("{prefix}dgid is {}, which is unset; the port needs a global address, the peer's GID", vector.dgid),
+        );
     }
     let Some(own) = device.gid(vector.port_num, vector.sgid_index)? else {
         let last = port.gid_tbl_len.saturating_sub(1);
@@ -158,7 +165,7 @@ pub(super) fn check_vector(
         } else {
             format!("{prefix}sgid_index is {index}; that entry of the GID table is empty")
         };
-        return refuse(message);
+        return refuse("sgid_index", message);
     };
     let (peer, own) = (vector.dgid.to_ip(), own.gid.to_ip());
     let problem = if device.has_lids(&port) {
@@ -172,7 +179,8 @@ pub(super) fn check_vector(
     } else {
         return Ok(port);
     };
-    refuse(format!("{prefix}dgid is {}, {problem}; the local GID {} is {own}", vector.dgid, vector.sgid_index))
+    let message = format!("{prefix}dgid is {}, {problem}; the local GID {} is {own}", vector.dgid, vector.sgid_index);
+    refuse("dgid", message)
 }
 
 impl AddressHandle for IbverbsAddressHandle {

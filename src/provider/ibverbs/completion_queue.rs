@@ -111,7 +111,7 @@ pub(super) fn own_queue<'a>(
     device: &Arc<Device>,
     queue: &'a Arc<dyn CompletionQueue>,
     verb: &'static str,
-    name: &str,
+    name: &'static str,
 ) -> Result<&'a IbverbsCompletionQueue> {
     match queue.as_any().downcast_ref::<IbverbsCompletionQueue>() {
         Some(queue) if Arc::ptr_eq(&queue.device, device) => Ok(queue),
@@ -171,7 +171,7 @@ impl CompletionQueue for IbverbsCompletionQueue {
     fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {
         self.device.check_process("modify_cq")?;
         let period = u32::try_from(cq_period.as_micros()).unwrap_or(u32::MAX);
-        check_range("modify_cq", "moderate.cq_period in microseconds", period, 0..=u16::MAX.into())?;
+        errors::check_cq_period(period, u16::MAX.into())?;
         let asked = format!("events for {cq_count} completions or {period} µs");
         let moderated = self.sys.moderate(cq_count, period as u16);
         moderated.map_err(|error| errors::from_errno("modify_cq", asked, &error))

@@ -3,9 +3,9 @@
 use std::io;
 
 pub(super) use crate::provider::common::refusal::{
-    check_datagram, check_group, check_named_queue, check_operation, check_parts, check_plain_send, check_range,
-    check_receive, check_sizes, check_srq_sizes, destroyed, destroyed_srq, foreign, from_modify, from_queue, inherited,
-    length_of, no_event, not_attached, srq_in_use, srq_of_xrc, unacknowledged,
+    check_cq_period, check_datagram, check_group, check_named_queue, check_operation, check_parts, check_plain_send,
+    check_range, check_receive, check_sizes, check_srq_sizes, destroyed, destroyed_srq, foreign, from_modify,
+    from_queue, inherited, length_of, no_event, not_attached, srq_in_use, srq_of_xrc, unacknowledged,
 };
 use crate::provider::{Error, ErrorKind};
 use crate::queue::QueueError;

@@ -10,8 +10,9 @@ use super::shared_receive::IbverbsSharedReceiveQueue;
 use super::{errors, memory_source, sys};
 use crate::memory::{Backing, Region, RegisterError, RegisterOptions};
 use crate::provider::{
-    AddressHandle, DeviceMemory, DmaBufInit, Error, ErrorKind, MemoryRegion, MemoryWindow, ProtectionDomain,
-    RefusedBacking, RefusedChange, Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
+    AddressHandle, DeviceMemory, DmaBufInit, Error, ErrorKind, InvalidAttribute, MemoryRegion, MemoryWindow,
+    ProtectionDomain, RefusedBacking, RefusedChange, Reregistration, Result, SharedReceiveQueue,
+    SharedReceiveQueueInit,
 };
 use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, DomainId, GlobalRouteHeader, Lkey, MemoryAdvice, MemoryWindowType,
@@ -92,7 +93,7 @@ fn register_error(verb: &'static str, region: &Region, error: &std::io::Error) -
                 region.iova(),
                 region.as_mut_ptr().addr()
             );
-            Error::new(verb, ErrorKind::InvalidArgument, message)
+            Error::unsuitable(verb, "iova", message)
         }
         _ => errors::from_errno(verb, asked, error),
     }
@@ -115,7 +116,7 @@ fn refused(verb: &'static str, error: &RegisterError) -> Error {
         RegisterError::NoFaultSafeCopy { .. } => ErrorKind::PermissionDenied,
         _ => ErrorKind::InvalidArgument,
     };
-    Error::new(verb, kind, error.to_string())
+    Error::new(verb, kind, error.to_string()).with_attributes(InvalidAttribute::of_registration(error))
 }
 
 impl ProtectionDomain for IbverbsProtectionDomain {

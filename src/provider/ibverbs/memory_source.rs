@@ -9,7 +9,7 @@ use super::errors::{self, check_range};
 use super::memory::Domain;
 use super::sys;
 use crate::memory::{Region, RegisterError, RegisterOptions};
-use crate::provider::{DeviceMemory, DeviceMemoryInit, DmaBufInit, Error, ErrorKind, Result};
+use crate::provider::{DeviceMemory, DeviceMemoryInit, DmaBufInit, Error, ErrorKind, InvalidAttribute, Result};
 use crate::types::{AccessFlags, AdviceFlags, MemoryAdvice, Sge};
 
 /// Access flags that need pages of this process.
@@ -31,7 +31,7 @@ impl IbverbsDeviceMemory {
         }
         if length == 0 {
             let message = format!("length: 0 given; allowed are 1 to {most} bytes");
-            return Err(Error::new("alloc_dm", ErrorKind::InvalidArgument, message));
+            return Err(Error::out_of_range("alloc_dm", "length", length, 1..=most, message));
         }
         check_range("alloc_dm", "log_align_req", log_align_req, 0..=63)?;
         if length > most {
@@ -56,7 +56,7 @@ impl IbverbsDeviceMemory {
         let given = format!("dm_offset is {dm_offset} and length {length}");
         if dm_offset.checked_add(length as u64).is_none_or(|end| end > self.length()) {
             let message = format!("{given}; the device memory has {} bytes", self.length());
-            return Err(Error::new(verb, ErrorKind::InvalidArgument, message));
+            return Err(Error::unsuitable(verb, "dm_offset", message));
         }
         copy().map_err(|error| {
             let aligned = dm_offset.is_multiple_of(4) && length.is_multiple_of(4);
@@ -89,7 +89,7 @@ fn refused(verb: &'static str, error: &RegisterError) -> Error {
         RegisterError::UnsupportedAccess { .. } => ErrorKind::Unsupported,
         _ => ErrorKind::InvalidArgument,
     };
-    Error::new(verb, kind, error.to_string())
+    Error::new(verb, kind, error.to_string()).with_attributes(InvalidAttribute::of_registration(error))
 }
 
 /// Creates a region of `length` bytes that only the adapter accesses.
@@ -98,7 +98,7 @@ fn region(verb: &'static str, domain: &Domain, length: u64, options: &RegisterOp
         let access = options.access;
         let message =
             format!("access is {access:?}; this memory has no pages of the process: leave {NOT_OF_DEVICES:?}");
-        return Err(Error::new(verb, ErrorKind::InvalidArgument, message));
+        return Err(Error::unsuitable(verb, "access", message));
     }
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     Region::elsewhere(domain.id, length, options).map_err(|error| refused(verb, &error))
@@ -119,7 +119,7 @@ pub(super) fn register_device(
     let given = format!("dm_offset is {dm_offset} and length {length}");
     if length == 0 || dm_offset.checked_add(length).is_none_or(|end| end > memory.length()) {
         let message = format!("{given}; the device memory has {} bytes", memory.length());
-        return Err(Error::new("reg_dm_mr", ErrorKind::InvalidArgument, message));
+        return Err(Error::unsuitable("reg_dm_mr", "dm_offset", message));
     }
     let access = access | AccessFlags::ZERO_BASED;
     let options = RegisterOptions { access, ..RegisterOptions::default() };
@@ -135,7 +135,7 @@ pub(super) fn register_descriptor(domain: &Arc<Domain>, init: &DmaBufInit<'_>) -
     let number = fd.as_raw_fd();
     if offset.checked_add(length).is_none() {
         let message = format!("offset is {offset} and length {length}; their sum must not exceed 2^64 - 1");
-        return Err(Error::new("reg_dmabuf_mr", ErrorKind::InvalidArgument, message));
+        return Err(Error::unsuitable("reg_dmabuf_mr", "offset", message));
     }
     let options = RegisterOptions { access, iova: Some(iova.unwrap_or(offset)), ..RegisterOptions::default() };
     let region = region("reg_dmabuf_mr", domain, length, &options)?;

@@ -6,7 +6,7 @@ use super::address_handle::check_vector;
 use super::queue_pair::IbverbsQueuePair;
 use super::{convert, errors, sys};
 use crate::provider::abi::qp_attr as mask;
-use crate::provider::{Error, ErrorKind, Result};
+use crate::provider::{AttributeFault, Error, ErrorKind, Result};
 use crate::types::modify::{ModifyLimits, check_ranges, check_transition, merge};
 use crate::types::{
     AccessFlags, Mtu, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
@@ -192,7 +192,7 @@ impl IbverbsQueuePair {
         let Some(way) = &given.ah_attr else { return Ok(()) };
         if self.qp_type == QueuePairType::UnreliableDatagram {
             let message = "ah_attr is given; datagrams take their paths from address handles";
-            return Err(Error::new("modify_qp", ErrorKind::InvalidArgument, message));
+            return Err(Error::of_attribute("modify_qp", "ah_attr", AttributeFault::NotAllowed, message));
         }
         check_vector("modify_qp", "ah_attr.", &self.device, way).map(drop)
     }

@@ -292,7 +292,7 @@ fn create_failed(
 ) -> Error {
     if let Some(most) = device.max_inline_data().filter(|most| asked.max_inline_data > *most) {
         let message = format!("max_inline_data is {}; allowed are 0 to {most}", asked.max_inline_data);
-        return Error::new("create_qp", ErrorKind::InvalidArgument, message);
+        return Error::out_of_range("create_qp", "max_inline_data", asked.max_inline_data, 0..=most.into(), message);
     }
     let asked = format!("{} with {asked:?} (max_qp {})", init.qp_type.name(), device.limits().max_qp);
     errors::from_errno("create_qp", asked, error)

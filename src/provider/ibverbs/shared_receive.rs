@@ -272,7 +272,8 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         if attributes.max_wr.is_some_and(|max_wr| outstanding > max_wr as usize) {
             let max_wr = wanted.max_wr;
             let message = format!("max_wr is {max_wr}, and {outstanding} receives are posted or wait to be polled");
-            return Err(Error::new("modify_srq", ErrorKind::InvalidArgument, message));
+            let allowed = outstanding as u64..=u32::MAX.into();
+            return Err(Error::out_of_range("modify_srq", "max_wr", max_wr, allowed, message));
         }
         let modified = self.sys.modify(&wanted, mask).ok_or_else(|| self.destroyed("modify_srq"))?;
         modified.map_err(|error| {

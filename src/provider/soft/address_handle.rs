@@ -9,7 +9,7 @@ use super::errors;
 use super::limit::{Share, check_range};
 use super::modify::{fold, fold_address};
 use super::protection_domain::Domain;
-use crate::provider::{AddressHandle, DatagramTarget, Error, ErrorKind, Result};
+use crate::provider::{AddressHandle, DatagramTarget, Error, Result};
 use crate::sys::LocalAddress;
 use crate::types::{AddressVector, CompletionFlags, Destination, GlobalRouteHeader, RawCompletion};
 
@@ -62,12 +62,16 @@ impl SoftAddressHandle {
         header: &[u8; GlobalRouteHeader::BYTES],
         port_num: u8,
     ) -> Result<Self> {
-        let refuse = |message: &str| Err(Error::new("create_ah", ErrorKind::InvalidArgument, message));
+        let refuse = |name: &'static str, message: &str| Err(Error::unsuitable("create_ah", name, message));
         if !completion.status.is_success() || !completion.flags.contains(CompletionFlags::GLOBAL_ROUTE_HEADER) {
-            return refuse("the completion is not that of a received datagram: it has no GLOBAL_ROUTE_HEADER");
+            return refuse(
+                "completion",
+                "the completion is not that of a received datagram: it has no GLOBAL_ROUTE_HEADER",
+            );
         }
         let Some(header) = GlobalRouteHeader::from_bytes(header) else {
             return refuse(
+                "grh",
                 "grh holds neither an IPv6 header nor an IPv4 header with a valid checksum; give the first 40 bytes \
                  of the received message",
             );
@@ -79,7 +83,7 @@ impl SoftAddressHandle {
         let found = if header.destination.is_multicast() { same_kind() } else { exact };
         let Some((index, _)) = found else {
             let message = format!("grh says that the message was sent to {}, which is no GID here", header.destination);
-            return refuse(&message);
+            return refuse("grh", &message);
         };
         let mut vector = AddressVector::new(header.source.into(), *index);
         vector.traffic_class = header.traffic_class;
@@ -142,5 +146,5 @@ fn check_vector(device: &Device, vector: &AddressVector) -> Result<LocalAddress>
         return Ok(local);
     };
     let message = format!("dgid is {}, {problem}; the local GID {} is {}", vector.dgid, vector.sgid_index, local.ip);
-    Err(Error::new("create_ah", ErrorKind::InvalidArgument, message))
+    Err(Error::unsuitable("create_ah", "dgid", message))
 }

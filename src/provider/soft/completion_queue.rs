@@ -215,7 +215,7 @@ impl CompletionQueue for SoftCompletionQueue {
         self.device.check_process("modify_cq")?;
         let longest = u32::try_from(LONGEST_PERIOD.as_micros()).unwrap_or(u32::MAX);
         let period = u32::try_from(cq_period.as_micros()).unwrap_or(u32::MAX);
-        check_range("modify_cq", "moderate.cq_period in microseconds", period, 0..=longest)?;
+        errors::check_cq_period(period, longest)?;
         self.queue.moderate(cq_count.into(), cq_period);
         Ok(())
     }
@@ -223,7 +223,7 @@ impl CompletionQueue for SoftCompletionQueue {
     fn resize(&self, cqe: u32) -> Result<()> {
         self.device.check_process("resize_cq")?;
         check_range("resize_cq", "cqe", cqe, 1..=self.device.attributes.max_cqe)?;
-        self.queue.resize(cqe).map_err(|error| Error::new("resize_cq", ErrorKind::InvalidArgument, error.to_string()))
+        self.queue.resize(cqe).map_err(|error| Error::unsuitable("resize_cq", "cqe", error.to_string()))
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -16,7 +16,7 @@ use super::numbers::Numbers;
 use super::port::{Events, Port};
 use crate::engine::{Capabilities, Engine, LinkListener, QpnBlocks, Shard, ShardConfig, SocketSizes, probe};
 use crate::memory::{DeviceMemoryPool, RegionTable};
-use crate::provider::{Error, ErrorKind, Result};
+use crate::provider::{AttributeFault, Error, ErrorKind, InvalidAttribute, Result};
 use crate::sys::{Generation, LocalAddress};
 use crate::types::{
     AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, OnDemandCapabilities, OnDemandOperations,
@@ -212,7 +212,7 @@ impl Device {
     }
 
     /// Returns the address of a GID table entry. Errors name `verb` and `attribute`.
-    pub(super) fn local_address(&self, verb: &'static str, attribute: &str, index: u8) -> Result<LocalAddress> {
+    pub(super) fn local_address(&self, verb: &'static str, attribute: &'static str, index: u8) -> Result<LocalAddress> {
         self.refresh_port();
         if let Some(address) = self.port.gid(index) {
             return Ok(address);
@@ -220,7 +220,8 @@ impl Device {
         check_range(verb, attribute, index.into(), 0..=self.port.gid_tbl_len().saturating_sub(1))?;
         let message =
             format!("{attribute} is {index}; that entry of the GID table is empty; gid_table lists the others");
-        Err(Error::new(verb, ErrorKind::NotFound, message))
+        let refused = InvalidAttribute::new(attribute, AttributeFault::Unsuitable);
+        Err(Error::new(verb, ErrorKind::NotFound, message).with_attributes([refused]))
     }
 
     /// Returns the current local addresses with their GID table indices.

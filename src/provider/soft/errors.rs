@@ -2,11 +2,11 @@
 
 use crate::memory::{AdviseError, RegisterError};
 pub(super) use crate::provider::common::refusal::{
-    check_datagram, check_group, check_named_queue, check_operation, check_parts, check_plain_send, check_receive,
-    check_sizes, check_srq_sizes, destroyed, destroyed_srq, foreign, from_modify, from_queue, inherited, length_of,
-    no_event, not_attached, srq_in_use, srq_of_xrc, unacknowledged,
+    check_cq_period, check_datagram, check_group, check_named_queue, check_operation, check_parts, check_plain_send,
+    check_receive, check_sizes, check_srq_sizes, destroyed, destroyed_srq, foreign, from_modify, from_queue, inherited,
+    length_of, no_event, not_attached, srq_in_use, srq_of_xrc, unacknowledged,
 };
-use crate::provider::{Error, ErrorKind};
+use crate::provider::{Error, ErrorKind, InvalidAttribute};
 use crate::queue::{QueueError, SendQueue};
 use crate::sys::OpenError;
 use crate::transport::CreateError;
@@ -21,13 +21,14 @@ pub(super) fn from_register(verb: &'static str, error: &RegisterError) -> Error 
         RegisterError::NoRandomness => ErrorKind::System,
         _ => ErrorKind::InvalidArgument,
     };
-    match error {
+    let refusal = match error {
         // For C programs, which see only the error number.
         RegisterError::NotMapped { .. } | RegisterError::NotWritable { .. } => {
             Error::from_source(verb, kind, error.to_string(), std::io::Error::from_raw_os_error(error.errno()))
         }
         _ => Error::new(verb, kind, error.to_string()),
-    }
+    };
+    refusal.with_attributes(InvalidAttribute::of_registration(error))
 }
 
 pub(super) fn from_advise(error: &AdviseError) -> Error {

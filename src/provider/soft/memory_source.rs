@@ -31,7 +31,7 @@ impl SoftDeviceMemory {
         let memory = device.device_memory.alloc(init.length).map_err(|error| {
             let message = error.to_string();
             match error {
-                DeviceMemoryError::Empty => Error::new("alloc_dm", ErrorKind::InvalidArgument, message),
+                DeviceMemoryError::Empty => Error::out_of_range("alloc_dm", "length", 0_u32, 1..=u64::MAX, message),
                 DeviceMemoryError::System { source, .. } => Error::from_io("alloc_dm", message, source),
                 _ => Error::new("alloc_dm", ErrorKind::ResourceLimit, message),
             }
@@ -42,7 +42,7 @@ impl SoftDeviceMemory {
     fn outside(&self, verb: &'static str, dm_offset: u64, length: usize) -> Error {
         let message =
             format!("dm_offset is {dm_offset} and length {length}; the device memory has {} bytes", self.memory.len());
-        Error::new(verb, ErrorKind::InvalidArgument, message)
+        Error::unsuitable(verb, "dm_offset", message)
     }
 }
 
@@ -82,14 +82,14 @@ pub(super) fn device_part(
     if access.intersects(NOT_OF_DEVICES) {
         let allowed = device.attributes.supported_access.difference(NOT_OF_DEVICES);
         let message = format!("access is {access:?}; device memory has no pages, so allowed are {allowed:?}");
-        return Err(Error::new("reg_dm_mr", ErrorKind::InvalidArgument, message));
+        return Err(Error::unsuitable("reg_dm_mr", "access", message));
     }
     Backing::device(&memory.memory, dm_offset, length).map_err(|error: AccessError| {
         let message = format!(
             "dm_offset is {dm_offset} and length {length}: {error}; the device memory has {} bytes",
             memory.memory.len()
         );
-        Error::new("reg_dm_mr", ErrorKind::InvalidArgument, message)
+        Error::unsuitable("reg_dm_mr", "dm_offset", message)
     })
 }
 
@@ -97,17 +97,20 @@ pub(super) fn device_part(
 pub(super) fn map_descriptor(init: &DmaBufInit<'_>) -> Result<Backing> {
     let &DmaBufInit { fd, offset, length, access, .. } = init;
     let number = fd.as_raw_fd();
-    let refused = |message: String| Err(Error::new("reg_dmabuf_mr", ErrorKind::InvalidArgument, message));
+    let refused = |name: &'static str, message: String| Err(Error::unsuitable("reg_dmabuf_mr", name, message));
     let Some(len) = usize::try_from(length).ok().filter(|len| *len > 0) else {
-        return refused(format!("length is {length}; allowed are 1 to {}", usize::MAX));
+        return refused("length", format!("length is {length}; allowed are 1 to {}", usize::MAX));
     };
     let Some(end) = offset.checked_add(length) else {
-        return refused(format!("offset is {offset} and length {length}; their sum must not exceed 2^64 - 1"));
+        return refused(
+            "offset",
+            format!("offset is {offset} and length {length}; their sum must not exceed 2^64 - 1"),
+        );
     };
     // A descriptor without a length of its own fails when it is mapped, or when its pages are checked.
     let size = size_of(init).unwrap_or(0);
     if size > 0 && end > size {
-        return refused(format!("offset is {offset} and length {length}; fd {number} has {size} bytes"));
+        return refused("offset", format!("offset is {offset} and length {length}; fd {number} has {size} bytes"));
     }
     let writable = access.contains(AccessFlags::LOCAL_WRITE);
     Backing::descriptor(fd, offset, len, writable).map_err(|source| {

@@ -7,7 +7,7 @@ use super::errors;
 use super::limit::check_range;
 use super::queue_pair::SoftQueuePair;
 use crate::engine::{RegisteredPeer, registered_peer};
-use crate::provider::{Error, ErrorKind, Result};
+use crate::provider::{Error, Result};
 use crate::sys::LocalAddress;
 use crate::transport::SourceAddress;
 use crate::types::modify::ModifyLimits;
@@ -176,7 +176,7 @@ impl SoftQueuePair {
             return Ok(local);
         };
         let message = format!("ah_attr.dgid is {peer}, {problem}; the local GID {} is {}", vector.sgid_index, local.ip);
-        Err(Error::new("modify_qp", ErrorKind::InvalidArgument, message))
+        Err(Error::unsuitable("modify_qp", "ah_attr.dgid", message))
     }
 }
 

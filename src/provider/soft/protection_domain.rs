@@ -13,8 +13,8 @@ use super::memory_window::SoftMemoryWindow;
 use super::shared_receive::SoftSharedReceiveQueue;
 use crate::memory::{Backing, RegisterOptions};
 use crate::provider::{
-    AddressHandle, DeviceMemory, DmaBufInit, Error, ErrorKind, MemoryRegion, MemoryWindow, ProtectionDomain,
-    RefusedBacking, RefusedChange, Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
+    AddressHandle, DeviceMemory, DmaBufInit, Error, MemoryRegion, MemoryWindow, ProtectionDomain, RefusedBacking,
+    RefusedChange, Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
 };
 use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, DomainId, GlobalRouteHeader, MemoryAdvice, MemoryWindowType,
@@ -131,7 +131,7 @@ impl ProtectionDomain for SoftProtectionDomain {
         self.shared.device.check_process("advise_mr")?;
         if !AdviceFlags::all().contains(flags) {
             let message = format!("flags is {flags:?}; allowed are {:?} and none", AdviceFlags::all());
-            return Err(Error::new("advise_mr", ErrorKind::InvalidArgument, message));
+            return Err(Error::unsuitable("advise_mr", "flags", message));
         }
         let followed = self.shared.device.memory.advise(self.shared.id, advice, sg_list);
         followed.map_err(|error| errors::from_advise(&error))

@@ -67,7 +67,7 @@ impl Drop for Side {
     }
 }
 
-fn check_queue(device: &Arc<Device>, queue: &Arc<dyn CompletionQueue>, name: &str) -> Result<()> {
+fn check_queue(device: &Arc<Device>, queue: &Arc<dyn CompletionQueue>, name: &'static str) -> Result<()> {
     match queue.as_any().downcast_ref::<SoftCompletionQueue>() {
         Some(queue) if queue.is_of(device) => Ok(()),
         _ => Err(errors::foreign("create_qp", name)),

@@ -129,11 +129,16 @@ impl SoftSharedReceiveQueue {
     }
 
     fn error_of(&self, verb: &'static str, error: &ChangeError) -> Error {
-        let kind = match error {
-            ChangeError::BatchOpen => ErrorKind::InvalidState,
-            _ => ErrorKind::InvalidArgument,
-        };
-        Error::new(verb, kind, error.to_string())
+        let message = error.to_string();
+        match *error {
+            ChangeError::TooSmall { asked, waiting } => {
+                Error::out_of_range(verb, "max_wr", asked, waiting.into()..=u32::MAX.into(), message)
+            }
+            ChangeError::LimitTooLarge { limit, max_wr } => {
+                Error::out_of_range(verb, "srq_limit", limit, 0..=max_wr.into(), message)
+            }
+            ChangeError::BatchOpen => Error::new(verb, ErrorKind::InvalidState, message),
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 
 mod state_machine;
 
+use std::ops::RangeInclusive;
+
 pub(crate) use state_machine::Mask;
 
 use state_machine::TransitionError;
@@ -40,42 +42,48 @@ pub enum ModifyError {
         to: QueuePairState,
     },
     /// Attributes that the transition needs are missing.
-    #[error("{from} to {to} needs {names} as well", from = from.name(), to = to.name())]
+    #[error("{from} to {to} needs {names} as well", from = from.name(), to = to.name(), names = names.join(", "))]
     Missing {
         /// Current state.
         from: QueuePairState,
         /// Requested state.
         to: QueuePairState,
         /// Names of the attributes.
-        names: String,
+        names: Vec<&'static str>,
     },
     /// Attributes were given that the transition does not take.
-    #[error("{from} to {to} does not take {names}", from = from.name(), to = to.name())]
+    #[error("{from} to {to} does not take {names}", from = from.name(), to = to.name(), names = names.join(", "))]
     NotAllowed {
         /// Current state.
         from: QueuePairState,
         /// Requested state.
         to: QueuePairState,
         /// Names of the attributes.
-        names: String,
+        names: Vec<&'static str>,
     },
     /// Some attributes are missing, and others are not allowed.
-    #[error("{from} to {to} needs {missing} as well and does not take {extra}", from = from.name(), to = to.name())]
+    #[error(
+        "{from} to {to} needs {missing} as well and does not take {extra}",
+        from = from.name(), to = to.name(), missing = missing.join(", "), extra = extra.join(", ")
+    )]
     MissingAndNotAllowed {
         /// Current state.
         from: QueuePairState,
         /// Requested state.
         to: QueuePairState,
         /// Names of the missing attributes.
-        missing: String,
+        missing: Vec<&'static str>,
         /// Names of the attributes that are not allowed.
-        extra: String,
+        extra: Vec<&'static str>,
     },
     /// In SQD, attributes may change only after the send queue has drained (IBTA 10.3.1).
-    #[error("the send queue is still draining; change {names} after SQ_DRAINED or when query_qp shows it drained")]
+    #[error(
+        "the send queue is still draining; change {names} after SQ_DRAINED or when query_qp shows it drained",
+        names = names.join(", ")
+    )]
     StillDraining {
         /// The attributes given.
-        names: String,
+        names: Vec<&'static str>,
     },
     /// `cur_qp_state` is not the current state.
     #[error("cur_qp_state says {said}, but the queue pair is in {actual}", said = said.name(), actual = actual.name())]
@@ -92,8 +100,10 @@ pub enum ModifyError {
         name: &'static str,
         /// The value given.
         given: u64,
-        /// The values allowed.
+        /// The values allowed, as text.
         allowed: String,
+        /// The values allowed.
+        range: RangeInclusive<u64>,
     },
 }
 
@@ -125,7 +135,7 @@ pub(crate) fn check_transition(
 pub(crate) fn check_ranges(given: &QueuePairAttributes, limits: &ModifyLimits) -> Result<(), ModifyError> {
     let at_most = |name, value: Option<u64>, limit: u64| match value {
         Some(value) if value > limit => {
-            Err(ModifyError::OutOfRange { name, given: value, allowed: format!("0 to {limit}") })
+            Err(ModifyError::OutOfRange { name, given: value, allowed: format!("0 to {limit}"), range: 0..=limit })
         }
         _ => Ok(()),
     };
@@ -138,11 +148,13 @@ pub(crate) fn check_ranges(given: &QueuePairAttributes, limits: &ModifyLimits) -
     at_most("max_dest_rd_atomic", given.max_dest_rd_atomic.map(u64::from), u64::from(limits.max_dest_rd_atomic))?;
     if let Some(port) = given.port_num.filter(|port| !(1..=limits.ports).contains(port)) {
         let allowed = if limits.ports == 1 { "1".into() } else { format!("1 to {}", limits.ports) };
-        return Err(ModifyError::OutOfRange { name: "port_num", given: port.into(), allowed });
+        let range = 1..=limits.ports.into();
+        return Err(ModifyError::OutOfRange { name: "port_num", given: port.into(), allowed, range });
     }
     if let Some(mtu) = given.path_mtu.filter(|mtu| *mtu > limits.active_mtu) {
         let allowed = format!("256 to {} (the link's active MTU)", limits.active_mtu);
-        return Err(ModifyError::OutOfRange { name: "path_mtu", given: mtu.bytes().into(), allowed });
+        let range = Mtu::Mtu256.bytes().into()..=limits.active_mtu.bytes().into();
+        return Err(ModifyError::OutOfRange { name: "path_mtu", given: mtu.bytes().into(), allowed, range });
     }
     Ok(())
 }

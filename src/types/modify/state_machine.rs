@@ -42,6 +42,29 @@ bitflags::bitflags! {
 }
 
 impl Mask {
+    /// Every attribute with its name, as in `ibv_qp_attr`.
+    const NAMES: [(Self, &'static str); 19] = [
+        (Self::CUR_QP_STATE, "cur_qp_state"),
+        (Self::PKEY_INDEX, "pkey_index"),
+        (Self::PORT_NUM, "port_num"),
+        (Self::ACCESS_FLAGS, "qp_access_flags"),
+        (Self::QKEY, "qkey"),
+        (Self::AH_ATTR, "ah_attr"),
+        (Self::PATH_MTU, "path_mtu"),
+        (Self::DEST_QP_NUM, "dest_qp_num"),
+        (Self::RQ_PSN, "rq_psn"),
+        (Self::SQ_PSN, "sq_psn"),
+        (Self::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic"),
+        (Self::MAX_RD_ATOMIC, "max_rd_atomic"),
+        (Self::MIN_RNR_TIMER, "min_rnr_timer"),
+        (Self::TIMEOUT, "timeout"),
+        (Self::RETRY_CNT, "retry_cnt"),
+        (Self::RNR_RETRY, "rnr_retry"),
+        (Self::SQD_NOTIFY, "en_sqd_async_notify"),
+        (Self::PEER, "peer"),
+        (Self::PEER_KEY, "peer_key"),
+    ];
+
     /// Returns the mask of the given attributes.
     pub(crate) fn of(attributes: &QueuePairAttributes) -> Self {
         let given = [
@@ -68,14 +91,9 @@ impl Mask {
         given.into_iter().filter(|entry| entry.1).fold(Self::empty(), |mask, entry| mask | entry.0)
     }
 
-    /// Returns the names of the attributes, as in `ibv_qp_attr`.
-    pub(crate) fn names(self) -> String {
-        let name = |flag: &str| match flag {
-            "ACCESS_FLAGS" => "qp_access_flags".to_owned(),
-            "SQD_NOTIFY" => "en_sqd_async_notify".to_owned(),
-            other => other.to_lowercase(),
-        };
-        self.iter_names().map(|(flag, _)| name(flag)).collect::<Vec<_>>().join(", ")
+    /// Returns the names of the attributes.
+    pub(crate) fn names(self) -> Vec<&'static str> {
+        Self::NAMES.iter().filter(|(attribute, _)| self.contains(*attribute)).map(|(_, name)| *name).collect()
     }
 }
 
@@ -241,7 +259,7 @@ mod tests {
                         _ => all - required,
                     };
                     let (from, to) = (from.name(), to.name());
-                    let (required, optional) = (required.names(), optional.names());
+                    let (required, optional) = (required.names().join(", "), optional.names().join(", "));
                     text.push_str(&format!("{service:?} {from} -> {to}: needs [{required}] takes [{optional}]\n"));
                 }
             }
@@ -260,7 +278,8 @@ mod tests {
     fn missing_and_extra_attributes_are_named() {
         let refused = check(Reset, Init, RC, Mask::PKEY_INDEX | Mask::PORT_NUM).unwrap_err();
         assert_eq!(refused, TransitionError::Missing(Mask::ACCESS_FLAGS));
-        assert_eq!(Mask::ACCESS_FLAGS.names(), "qp_access_flags");
+        assert_eq!(Mask::ACCESS_FLAGS.names(), ["qp_access_flags"]);
+        assert_eq!(Mask::all().names().len(), Mask::all().iter().count(), "each has a name");
         let given = Mask::PKEY_INDEX | Mask::PORT_NUM | Mask::ACCESS_FLAGS | Mask::SQ_PSN;
         assert_eq!(check(Reset, Init, RC, given).unwrap_err(), TransitionError::NotAllowed(Mask::SQ_PSN));
         assert_eq!(check(Reset, Error, RC, Mask::empty()), Err(TransitionError::NoTransition));
