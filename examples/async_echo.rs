@@ -30,8 +30,10 @@ struct Arguments {
 async fn connect(context: &Context, tcp: &mut TcpStream) -> Outcome<(QueuePair, BufferPool)> {
     let pd = context.alloc_pd()?;
     let qp = QueuePair::new(&pd, &CompletionQueue::new(context, 256)?)?;
-    tcp.write_all(&qp.connection_info()?.to_bytes()).await?;
-    let mut remote = [0; ConnectionInfo::ENCODED_BYTES];
+    let own = qp.connection_info()?.to_bytes();
+    tcp.write_u16(own.len() as u16).await?;
+    tcp.write_all(&own).await?;
+    let mut remote = vec![0; tcp.read_u16().await?.into()];
     tcp.read_exact(&mut remote).await?;
     qp.connect(&ConnectionInfo::from_bytes(&remote)?)?;
     Ok((qp, BufferPool::new(&pd, 4 << 20)?))

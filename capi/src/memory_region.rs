@@ -105,7 +105,8 @@ unsafe fn register(
         // SAFETY: the program's memory, which it lets requests access until the region is deregistered.
         unsafe { Backing::raw(addr.cast(), length) }
     };
-    let options = RegisterOptions { access, iova, invalidatable: false };
+    let mut options = RegisterOptions::default().access(access);
+    options.iova = iova;
     let inner = domain.domain.inner.reg_mr_with(backing, &options)?;
     Ok(visible(domain, pd, inner, (addr, length), None))
 }

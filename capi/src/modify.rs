@@ -110,7 +110,7 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(qp: *mut abi::Qp, attribute
         return INVALID.0;
     }
     let abi::QpRateLimitAttr { rate_limit, max_burst_sz, typical_pkt_sz, .. } = given;
-    let limit = RateLimit { rate_limit, max_burst_sz, typical_pkt_sz };
+    let limit = RateLimit::default().rate_limit(rate_limit).max_burst_sz(max_burst_sz).typical_pkt_sz(typical_pkt_sz);
     number(queue_pair.inner.limit_rate(&limit).map_err(Errno::from))
 }
 

@@ -26,7 +26,7 @@ fn decode(message: &[u8; MESSAGE_BYTES], qp_type: QueuePairType, mtu: Mtu) -> Op
     let gid = u128::from_str_radix(fields.next()?, 16).ok()?;
     let gid = Gid::from_bytes(gid.to_be_bytes());
     let peer = ConnectionInfo::standard_peer(Qpn::new(qpn), Psn::new(psn), gid, mtu);
-    Some(ConnectionInfo { qp_type, ..peer })
+    Some(peer.qp_type(qp_type))
 }
 
 pub(crate) fn hear(stream: &mut TcpStream, qp_type: QueuePairType, mtu: Mtu) -> Outcome<ConnectionInfo> {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::types::setters::{optional_setters, setters};
 use crate::types::{AccessFlags, DomainId, Lkey, Rkey};
 
 #[cfg(feature = "ibverbs")]
@@ -27,8 +28,16 @@ pub(super) const SUPPORTED: AccessFlags = AccessFlags::REMOTE
 /// Bits 20 to 29 are hints by the standard: a device ignores those that it does not know.
 const OPTIONAL_BITS: u32 = 0x3ff0_0000;
 
-/// Options of a registration. Start from the default and set the fields that differ.
+/// Options of a registration. Setters have the names of the fields.
+///
+/// ```
+/// use rdma_verbs::verbs::{AccessFlags, RegisterOptions};
+///
+/// let options = RegisterOptions::default().access(AccessFlags::REMOTE_READ).iova(0x10_0000);
+/// assert_eq!((options.iova, options.invalidatable), (Some(0x10_0000), false));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct RegisterOptions {
     /// Access flags for local and remote requests. The default, no flag, lets local requests read the region.
     pub access: AccessFlags,
@@ -37,6 +46,23 @@ pub struct RegisterOptions {
     pub iova: Option<u64>,
     /// Whether a peer's SEND with invalidate, or a local request, may revoke its key.
     pub invalidatable: bool,
+}
+
+impl RegisterOptions {
+    setters! {
+        access: AccessFlags,
+    }
+
+    optional_setters! {
+        iova: u64,
+    }
+
+    /// Lets a peer's SEND with invalidate, or a local request, revoke the key.
+    #[must_use]
+    pub const fn invalidatable(mut self) -> Self {
+        self.invalidatable = true;
+        self
+    }
 }
 
 /// Registered memory: its bytes, addresses, access flags and keys.

@@ -26,6 +26,7 @@ mod rate_limit;
 mod report;
 mod request;
 mod route_header;
+pub(crate) mod setters;
 mod shared_receive;
 mod time;
 mod window;

@@ -1,7 +1,11 @@
 //! Capabilities of a peer beyond the standard.
 
-/// Capabilities of a peer. The default is a standard peer: exactly the standard, nothing more.
+use super::setters::setters;
+
+/// Capabilities of a peer. The default is a standard peer: exactly the standard, nothing more. Setters have the names
+/// of the fields.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub struct PeerCapabilities {
     /// Version of this crate's extensions that the peer speaks; 0 for a standard peer.
     pub version: u8,
@@ -25,6 +29,13 @@ impl PeerCapabilities {
     /// A standard peer, about which nothing else is known.
     pub const STANDARD: PeerCapabilities =
         PeerCapabilities { version: 0, segmentation_offload: false, receive_buffer_bytes: 0, extensions: 0 };
+
+    setters! {
+        version: u8,
+        segmentation_offload: bool,
+        receive_buffer_bytes: u32,
+        extensions: u32,
+    }
 
     /// Returns whether the peer is native: it runs this crate.
     pub const fn is_native(&self) -> bool {

@@ -1,5 +1,6 @@
 //! Attributes of a queue pair, with the standard's field names.
 
+use super::setters::{optional_setters, setters};
 use super::{AccessFlags, Gid, Mtu, PeerCapabilities, PeerKey, Psn, Qkey, Qpn};
 
 /// Transport service of a queue pair. The numbers are those of `ibv_qp_type`.
@@ -120,8 +121,9 @@ impl Default for QueuePairCapabilities {
     }
 }
 
-/// The path to a peer.
+/// The path to a peer. [`AddressVector::new`] has defaults for all but the ends; setters have the names of the fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct AddressVector {
     /// The peer's GID.
     pub dgid: Gid,
@@ -147,11 +149,30 @@ impl AddressVector {
     pub const fn new(dgid: Gid, sgid_index: u8) -> Self {
         Self { dgid, sgid_index, flow_label: 0, hop_limit: 64, traffic_class: 0, sl: 0, dlid: 0, port_num: 1 }
     }
+
+    setters! {
+        dgid: Gid,
+        sgid_index: u8,
+        flow_label: u32,
+        hop_limit: u8,
+        traffic_class: u8,
+        sl: u8,
+        dlid: u16,
+        port_num: u8,
+    }
 }
 
 /// Attributes for a state change (IBTA 11.2.5.2); those that are `None` are not given. Names and units are those of
-/// `ibv_qp_attr`.
+/// `ibv_qp_attr`. The default gives none; setters have the names of the fields.
+///
+/// ```
+/// use rdma_verbs::verbs::{QueuePairAttributes, QueuePairState};
+///
+/// let to_init = QueuePairAttributes::default().qp_state(QueuePairState::Init).port_num(1).pkey_index(0);
+/// assert_eq!((to_init.port_num, to_init.qkey), (Some(1), None));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct QueuePairAttributes {
     /// The new state.
     pub qp_state: Option<QueuePairState>,
@@ -194,6 +215,31 @@ pub struct QueuePairAttributes {
     pub peer: Option<PeerCapabilities>,
     /// The key that this end and a native peer share, for INIT to RTR. No query returns it.
     pub peer_key: Option<PeerKey>,
+}
+
+impl QueuePairAttributes {
+    optional_setters! {
+        qp_state: QueuePairState,
+        cur_qp_state: QueuePairState,
+        pkey_index: u16,
+        port_num: u8,
+        qp_access_flags: AccessFlags,
+        qkey: Qkey,
+        ah_attr: AddressVector,
+        path_mtu: Mtu,
+        dest_qp_num: Qpn,
+        rq_psn: Psn,
+        sq_psn: Psn,
+        max_dest_rd_atomic: u8,
+        max_rd_atomic: u8,
+        min_rnr_timer: u8,
+        timeout: u8,
+        retry_cnt: u8,
+        rnr_retry: u8,
+        en_sqd_async_notify: bool,
+        peer: PeerCapabilities,
+        peer_key: PeerKey,
+    }
 }
 
 /// The state and all attributes of a queue pair, as set or defaulted (IBTA 11.2.5.3).

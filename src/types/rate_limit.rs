@@ -1,18 +1,22 @@
 //! The rate limit of a queue pair.
 
+use super::setters::setters;
+
 /// Bytes per kilobit, the unit of `rate_limit`.
 const BYTES_OF_A_KILOBIT: u64 = 125;
 
-/// Limit of a queue pair's sending rate. Names and units are those of `ibv_qp_rate_limit_attr`.
+/// Limit of a queue pair's sending rate. Names and units are those of `ibv_qp_rate_limit_attr`. The default is no
+/// limit; setters have the names of the fields.
 ///
 /// ```
 /// use rdma_verbs::types::RateLimit;
 ///
-/// let limit = RateLimit { rate_limit: 80_000, ..RateLimit::default() };
+/// let limit = RateLimit::default().rate_limit(80_000);
 /// assert_eq!(limit.bytes_per_second(), Some(10_000_000));
 /// assert_eq!(RateLimit::default().bytes_per_second(), None);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct RateLimit {
     /// Kilobits (1,000 bits) per second; 0: no limit.
     pub rate_limit: u32,
@@ -23,6 +27,12 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
+    setters! {
+        rate_limit: u32,
+        max_burst_sz: u32,
+        typical_pkt_sz: u16,
+    }
+
     /// Returns the limit in bytes per second, or `None` if there is none.
     pub fn bytes_per_second(&self) -> Option<u64> {
         (self.rate_limit > 0).then(|| u64::from(self.rate_limit) * BYTES_OF_A_KILOBIT)

@@ -172,12 +172,9 @@ impl QueuePair {
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     /// # let qp = pd.create_qp(&cq, &cq).build()?;
     /// # let remote = qp.connection_info()?;
-    /// let to_rtr = QueuePairAttributes {
-    ///     peer: Some(remote.capabilities),
-    ///     peer_key: qp.peer_key(&remote),
-    ///     // ... and the attributes of the standard.
-    ///     ..QueuePairAttributes::default()
-    /// };
+    /// // ... and the attributes of the standard.
+    /// let mut to_rtr = QueuePairAttributes::default().peer(remote.capabilities);
+    /// to_rtr.peer_key = qp.peer_key(&remote);
     /// assert!(to_rtr.peer_key.is_some());
     /// # Ok::<(), verbs::Error>(())
     /// ```

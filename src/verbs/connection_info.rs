@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 
 use super::{Error, ErrorKind, Gid, KeyShare, Mtu, PeerCapabilities, Psn, Qpn, QueuePairType, Result};
+use crate::types::setters::setters;
 
 const MAGIC: [u8; 4] = *b"RDMV";
 const VERSION: u8 = 2;
@@ -23,7 +24,8 @@ const MAX_BODY_BYTES: usize = 1024;
 /// Bit in the flags byte: the peer's sockets send and receive segmented datagrams (GSO, GRO).
 const FLAG_SEGMENTATION: u8 = 1;
 
-/// The data that a peer needs to connect to a queue pair, exchanged over any stream.
+/// The data that a peer needs to connect to a queue pair, exchanged over any stream. Setters have the names of the
+/// fields.
 ///
 /// Keep it between the two ends: `psn` and `key` protect the connection against packets forged by hosts that do not see
 /// its traffic. It names no memory: to grant access, send a [`RemoteMemory`](super::RemoteMemory) separately.
@@ -57,6 +59,7 @@ const FLAG_SEGMENTATION: u8 = 1;
 /// Version 1 ends after 48 bytes. Later versions may add records and raise the version. A reader skips records whose
 /// type it does not know, and refuses the message if the type is 0x8000 or above.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct ConnectionInfo {
     /// Transport service.
     pub qp_type: QueuePairType,
@@ -80,8 +83,8 @@ pub struct ConnectionInfo {
 }
 
 impl ConnectionInfo {
-    /// Size of [`ConnectionInfo::to_bytes`], in bytes.
-    pub const ENCODED_BYTES: usize = HEADER_BYTES + BODY_BYTES + RECORD_HEADER_BYTES + KeyShare::BYTES;
+    /// Size of this version's message.
+    const ENCODED_BYTES: usize = HEADER_BYTES + BODY_BYTES + RECORD_HEADER_BYTES + KeyShare::BYTES;
 
     /// Describes a peer learned about out of band that speaks only standard RoCEv2: a reliable connection with one
     /// outstanding READ or atomic.
@@ -100,7 +103,19 @@ impl ConnectionInfo {
         Self { qp_type, qpn, psn, gid, path_mtu, lid: 0, max_dest_rd_atomic: 1, capabilities, key: None }
     }
 
-    /// Encodes it for the other end.
+    setters! {
+        qp_type: QueuePairType,
+        qpn: Qpn,
+        psn: Psn,
+        gid: Gid,
+        path_mtu: Mtu,
+        lid: u16,
+        max_dest_rd_atomic: u8,
+        capabilities: PeerCapabilities,
+        key: Option<KeyShare>,
+    }
+
+    /// Encodes it for the other end. Later versions may return more bytes.
     ///
     /// ```
     /// # use std::net::Ipv4Addr;
@@ -111,8 +126,8 @@ impl ConnectionInfo {
     /// assert_eq!(ConnectionInfo::from_bytes(&info.to_bytes())?, info);
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
-    pub fn to_bytes(&self) -> [u8; Self::ENCODED_BYTES] {
-        let mut bytes = [0; Self::ENCODED_BYTES];
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; Self::ENCODED_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = VERSION;
         bytes[6..8].copy_from_slice(&((Self::ENCODED_BYTES - HEADER_BYTES) as u16).to_be_bytes());
@@ -406,10 +421,10 @@ mod tests {
     #[test]
     fn form_of_version_2() {
         let record = "0001 0010 7369787465656e206279746573206f66";
-        assert_eq!(example().to_bytes().to_vec(), bytes_of(&format!("52444d56 02 00 003c {FIELDS} {record}")));
+        assert_eq!(example().to_bytes(), bytes_of(&format!("52444d56 02 00 003c {FIELDS} {record}")));
         let padding = format!("0000 0010 {}", "00".repeat(16));
         let keyless = ConnectionInfo { key: None, ..example() };
-        assert_eq!(keyless.to_bytes().to_vec(), bytes_of(&format!("52444d56 02 00 003c {FIELDS} {padding}")));
+        assert_eq!(keyless.to_bytes(), bytes_of(&format!("52444d56 02 00 003c {FIELDS} {padding}")));
     }
 
     fn with_records(records: &str) -> Result<ConnectionInfo> {
@@ -443,7 +458,7 @@ mod tests {
 
     #[test]
     fn later_versions_are_read_as_far_as_known() {
-        let mut later = example().to_bytes().to_vec();
+        let mut later = example().to_bytes();
         later[4] = 9;
         later[5] = 0xff; // reserved
         later[6..8].copy_from_slice(&70u16.to_be_bytes());
@@ -467,7 +482,7 @@ mod tests {
             (32, 6, "path_mtu is 6"),
             (34, 8, "qp_type is 8"),
         ] {
-            let mut wrong = bytes;
+            let mut wrong = bytes.clone();
             wrong[offset] = value;
             let error = ConnectionInfo::from_bytes(&wrong).unwrap_err().to_string();
             assert!(error.starts_with("exchange: ") && error.contains(part), "{error}");

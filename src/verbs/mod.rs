@@ -53,9 +53,9 @@
 //!
 //! # Errors
 //!
-//! A verb that fails returns an [`Error`]: the verb, the kind, and a sentence that says what was asked and what is
-//! allowed. Unless its documentation says otherwise, it has no effect. A request that fails later is a [`Completion`]
-//! whose [`Completion::result`] is an error.
+//! A verb that fails returns an [`Error`]: the verb, the kind, the refused [attributes](Error::attributes), and a
+//! sentence that says what was asked and what is allowed. Unless its documentation says otherwise, it has no effect. A
+//! request that fails later is a [`Completion`] whose [`Completion::result`] is an error.
 #![deny(unsafe_code)]
 
 mod address_handle;

@@ -105,7 +105,7 @@ impl ProtectionDomain {
     ///
     /// let pd = verbs::open("soft:127.0.1.15")?.alloc_pd()?;
     /// let access = AccessFlags::REMOTE_READ | AccessFlags::ZERO_BASED;
-    /// let options = RegisterOptions { access, invalidatable: true, ..Default::default() };
+    /// let options = RegisterOptions::default().access(access).invalidatable();
     /// let mr = pd.reg_mr_with(vec![0u8; 4096], &options)?;
     /// assert_eq!(mr.remote().addr(), 0);
     /// # Ok::<(), verbs::Error>(())

@@ -202,16 +202,11 @@ impl QueuePair {
     /// let context = verbs::open("soft:127.0.1.83")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     /// let qp = pd.create_qp(&cq, &cq).build()?;
-    /// qp.modify(&QueuePairAttributes {
-    ///     qp_state: Some(QueuePairState::Init),
-    ///     pkey_index: Some(0),
-    ///     port_num: Some(1),
-    ///     qp_access_flags: Some(AccessFlags::REMOTE_READ),
-    ///     ..QueuePairAttributes::default()
-    /// })?;
+    /// let init = QueuePairAttributes::default().qp_state(QueuePairState::Init).pkey_index(0).port_num(1);
+    /// qp.modify(&init.qp_access_flags(AccessFlags::REMOTE_READ))?;
     /// assert_eq!(qp.state()?, QueuePairState::Init);
     ///
-    /// let rts = QueuePairAttributes { qp_state: Some(QueuePairState::ReadyToSend), ..Default::default() };
+    /// let rts = QueuePairAttributes::default().qp_state(QueuePairState::ReadyToSend);
     /// assert!(qp.modify(&rts).is_err());
     /// # Ok::<(), verbs::Error>(())
     /// ```
@@ -237,7 +232,7 @@ impl QueuePair {
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     /// let qp = pd.create_qp(&cq, &cq).build()?;
     /// // 100 Mbit/s, 16 KiB at once.
-    /// qp.limit_rate(&RateLimit { rate_limit: 100_000, max_burst_sz: 16_384, ..RateLimit::default() })?;
+    /// qp.limit_rate(&RateLimit::default().rate_limit(100_000).max_burst_sz(16_384))?;
     /// qp.limit_rate(&RateLimit::default())?;
     /// # Ok::<(), verbs::Error>(())
     /// ```

@@ -333,7 +333,7 @@ impl<'a> SendRequest<'a> {
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     /// # let qp = pd.create_qp(&cq, &cq).build()?;
     /// # qp.connect(&qp.connection_info()?)?; // to itself
-    /// let options = RegisterOptions { access: AccessFlags::REMOTE_READ, invalidatable: true, ..Default::default() };
+    /// let options = RegisterOptions::default().access(AccessFlags::REMOTE_READ).invalidatable();
     /// let mr = pd.reg_mr_with(vec![0; 64], &options)?;
     /// qp.post_send(&[SendRequest::local_invalidate(mr.rkey()).signaled()])?;
     /// let done = cq.wait(std::time::Duration::from_secs(10))?.result()?;

@@ -25,7 +25,7 @@ pub(crate) const REGION_BYTES: u64 = 1 << 20;
 pub(crate) const DEPTH: u32 = 256;
 const ACCESS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
 const NATIVE: PeerCapabilities =
-    PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 8 << 20, extensions: 0 };
+    PeerCapabilities::STANDARD.version(1).segmentation_offload(true).receive_buffer_bytes(8 << 20);
 
 /// A packet as it was on the wire.
 pub(crate) struct Overheard {

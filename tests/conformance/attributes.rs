@@ -32,31 +32,29 @@ attributes!(pkey_index port_num qp_access_flags qkey ah_attr path_mtu dest_qp_nu
 /// itself.
 pub(crate) fn everything(end: &End) -> QueuePairAttributes {
     let own = end.qp.connection_info().expect("connection_info");
-    QueuePairAttributes {
-        pkey_index: Some(0),
-        port_num: Some(1),
-        qp_access_flags: Some(AccessFlags::REMOTE_WRITE),
-        qkey: Some(Qkey(0x1234)),
-        ah_attr: Some(way_to(&end.context, own.gid)),
-        path_mtu: Some(Mtu::Mtu512),
-        dest_qp_num: Some(own.qpn),
-        rq_psn: Some(Psn::new(0x111)),
-        sq_psn: Some(Psn::new(0x222)),
-        max_dest_rd_atomic: Some(1),
-        max_rd_atomic: Some(1),
-        min_rnr_timer: Some(3),
-        timeout: Some(10),
-        retry_cnt: Some(2),
-        rnr_retry: Some(4),
-        en_sqd_async_notify: Some(true),
-        peer: Some(PeerCapabilities::STANDARD),
-        ..QueuePairAttributes::default()
-    }
+    QueuePairAttributes::default()
+        .pkey_index(0)
+        .port_num(1)
+        .qp_access_flags(AccessFlags::REMOTE_WRITE)
+        .qkey(Qkey(0x1234))
+        .ah_attr(way_to(&end.context, own.gid))
+        .path_mtu(Mtu::Mtu512)
+        .dest_qp_num(own.qpn)
+        .rq_psn(Psn::new(0x111))
+        .sq_psn(Psn::new(0x222))
+        .max_dest_rd_atomic(1)
+        .max_rd_atomic(1)
+        .min_rnr_timer(3)
+        .timeout(10)
+        .retry_cnt(2)
+        .rnr_retry(4)
+        .en_sqd_async_notify(true)
+        .peer(PeerCapabilities::STANDARD)
 }
 
 /// Returns the state to go to, with the named attributes of `from`.
 pub(crate) fn set(to: QueuePairState, from: &QueuePairAttributes, names: &[&str]) -> QueuePairAttributes {
-    let mut set = QueuePairAttributes { qp_state: Some(to), ..QueuePairAttributes::default() };
+    let mut set = QueuePairAttributes::default().qp_state(to);
     for attribute in ATTRIBUTES.iter().filter(|attribute| names.contains(&attribute.name)) {
         (attribute.copy)(from, &mut set);
     }

@@ -184,7 +184,7 @@ fn fires_for_failures(world: &World) {
     let (_left, it) = receiving(world);
     it.cq.req_notify(Notify::SolicitedOnly).unwrap();
     let error = rdma_verbs::verbs::QueuePairState::Error;
-    it.qp.modify(&rdma_verbs::verbs::QueuePairAttributes { qp_state: Some(error), ..Default::default() }).unwrap();
+    it.qp.modify(&rdma_verbs::verbs::QueuePairAttributes::default().qp_state(error)).unwrap();
     match FLUSH_UNSOLICITED.holds() {
         true => it.quiet(),
         false => it.announces(7),
@@ -410,7 +410,7 @@ fn failures_do_not_wait(world: &World) {
     it.cq.moderate(u16::MAX, Duration::from_micros(65_535)).unwrap();
     it.cq.req_notify(Notify::Any).unwrap();
     let error = rdma_verbs::verbs::QueuePairState::Error;
-    it.qp.modify(&rdma_verbs::verbs::QueuePairAttributes { qp_state: Some(error), ..Default::default() }).unwrap();
+    it.qp.modify(&rdma_verbs::verbs::QueuePairAttributes::default().qp_state(error)).unwrap();
     assert_eq!(it.channel.poll_event(), Some(7), "at once");
 }
 

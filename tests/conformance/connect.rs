@@ -57,29 +57,25 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 pub(crate) fn ready_to_receive(own: &End, peer: &End) -> QueuePairAttributes {
     let info = peer.qp.connection_info().unwrap();
     let mtu = own.context.query_port(1).unwrap().active_mtu.min(info.path_mtu);
-    QueuePairAttributes {
-        qp_state: Some(QueuePairState::ReadyToReceive),
-        ah_attr: Some(way_to(&own.context, info.gid)),
-        path_mtu: Some(mtu),
-        dest_qp_num: Some(info.qpn),
-        rq_psn: Some(Psn::new(0xff_fff0)),
-        max_dest_rd_atomic: Some(4),
-        min_rnr_timer: Some(12),
-        ..QueuePairAttributes::default()
-    }
+    QueuePairAttributes::default()
+        .qp_state(QueuePairState::ReadyToReceive)
+        .ah_attr(way_to(&own.context, info.gid))
+        .path_mtu(mtu)
+        .dest_qp_num(info.qpn)
+        .rq_psn(Psn::new(0xff_fff0))
+        .max_dest_rd_atomic(4)
+        .min_rnr_timer(12)
 }
 
 /// Returns the attributes that RTR to RTS requires.
 pub(crate) fn ready_to_send() -> QueuePairAttributes {
-    QueuePairAttributes {
-        qp_state: Some(QueuePairState::ReadyToSend),
-        sq_psn: Some(Psn::new(0xff_fff0)),
-        timeout: Some(14),
-        retry_cnt: Some(6),
-        rnr_retry: Some(5),
-        max_rd_atomic: Some(4),
-        ..QueuePairAttributes::default()
-    }
+    QueuePairAttributes::default()
+        .qp_state(QueuePairState::ReadyToSend)
+        .sq_psn(Psn::new(0xff_fff0))
+        .timeout(14)
+        .retry_cnt(6)
+        .rnr_retry(5)
+        .max_rd_atomic(4)
 }
 
 fn options_arrive(world: &World) {
@@ -111,7 +107,7 @@ fn options_arrive(world: &World) {
 
 fn smaller_mtu(world: &World) {
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
-    let far = ConnectionInfo { path_mtu: Mtu::Mtu256, ..right.qp.connection_info().unwrap() };
+    let far = right.qp.connection_info().unwrap().path_mtu(Mtu::Mtu256);
     left.qp.connect(&far).unwrap();
     assert_eq!(left.qp.query().unwrap().attributes.path_mtu, Some(Mtu::Mtu256));
 }
@@ -134,14 +130,14 @@ fn other_family(world: &World) {
         std::net::IpAddr::V4(_) => "2001:db8::1",
         std::net::IpAddr::V6(_) => "192.0.2.1",
     };
-    let far = ConnectionInfo { gid: other.parse::<std::net::IpAddr>().unwrap().into(), ..own };
+    let far = own.gid(other.parse::<std::net::IpAddr>().unwrap().into());
     refused(end.qp.connect(&far), ErrorKind::InvalidArgument, &["connect", other]);
     end.is_in(QueuePairState::Reset);
 }
 
 fn without_gid(world: &World) {
     let end = world.end(0, &Shape::default());
-    let far = ConnectionInfo { gid: rdma_verbs::verbs::Gid::ZERO, ..end.qp.connection_info().unwrap() };
+    let far = end.qp.connection_info().unwrap().gid(rdma_verbs::verbs::Gid::ZERO);
     refused(end.qp.connect(&far), ErrorKind::InvalidArgument, &["connect", "GID"]);
     end.is_in(QueuePairState::Reset);
 }

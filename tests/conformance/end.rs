@@ -278,7 +278,7 @@ impl End {
     /// Resumes the send queue after SQD. `nudge` is a request without any visible effect.
     #[track_caller]
     pub(crate) fn resume(&self, nudge: SendRequest<'_>) {
-        let ready = QueuePairAttributes { qp_state: Some(QueuePairState::ReadyToSend), ..Default::default() };
+        let ready = QueuePairAttributes::default().qp_state(QueuePairState::ReadyToSend);
         self.qp.modify(&ready).expect("SQD to RTS");
         if RTS_BEGINS_NOTHING.holds() {
             self.silent();
@@ -289,7 +289,7 @@ impl End {
     /// Moves the queue pair to the error state.
     #[track_caller]
     pub(crate) fn to_error(&self) {
-        let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
+        let error = QueuePairAttributes::default().qp_state(QueuePairState::Error);
         self.qp.modify(&error).expect("any state but RESET can go to ERR");
     }
 }

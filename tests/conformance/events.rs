@@ -74,18 +74,16 @@ fn half_connected(world: &World) -> (End, End) {
     let mut vector = way_to(&right.context, near.gid);
     vector.hop_limit = 64;
     let device = right.context.query_device();
-    let to_rtr = QueuePairAttributes {
-        qp_state: Some(QueuePairState::ReadyToReceive),
-        ah_attr: Some(vector),
-        path_mtu: Some(right.context.query_port(1).unwrap().active_mtu),
-        dest_qp_num: Some(near.qpn),
-        rq_psn: Some(near.psn),
-        max_dest_rd_atomic: Some(device.max_qp_rd_atom.min(4)),
-        min_rnr_timer: Some(12),
-        peer: Some(near.capabilities),
-        peer_key: right.qp.peer_key(&near),
-        ..Default::default()
-    };
+    let mut to_rtr = QueuePairAttributes::default()
+        .qp_state(QueuePairState::ReadyToReceive)
+        .ah_attr(vector)
+        .path_mtu(right.context.query_port(1).unwrap().active_mtu)
+        .dest_qp_num(near.qpn)
+        .rq_psn(near.psn)
+        .max_dest_rd_atomic(device.max_qp_rd_atom.min(4))
+        .min_rnr_timer(12)
+        .peer(near.capabilities);
+    to_rtr.peer_key = right.qp.peer_key(&near);
     right.qp.modify(&to_rtr).unwrap();
     right.qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY).wr_id(5)]).unwrap();
     (left, right)
@@ -112,11 +110,8 @@ fn no_comm_est(world: &World) {
 }
 
 fn drain(end: &End, notify: Option<bool>) {
-    let drained = QueuePairAttributes {
-        qp_state: Some(QueuePairState::SendQueueDrained),
-        en_sqd_async_notify: notify,
-        ..Default::default()
-    };
+    let mut drained = QueuePairAttributes::default().qp_state(QueuePairState::SendQueueDrained);
+    drained.en_sqd_async_notify = notify;
     end.qp.modify(&drained).unwrap();
 }
 
@@ -128,7 +123,7 @@ fn sq_drained(world: &World) {
     assert!(!left.qp.query().unwrap().sq_draining);
     left.no_event();
     // Requests that had not started continue in RTS.
-    left.qp.modify(&QueuePairAttributes { qp_state: Some(QueuePairState::ReadyToSend), ..Default::default() }).unwrap();
+    left.qp.modify(&QueuePairAttributes::default().qp_state(QueuePairState::ReadyToSend)).unwrap();
     write_each(&left.qp, &right, [3]);
     (0..4).for_each(|wr_id| left.written(wr_id));
 }

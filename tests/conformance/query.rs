@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    AddressVector, ErrorKind, Payload, Qkey, QueuePairAttributes, QueuePairCapabilities, QueuePairState,
-    QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
+    ErrorKind, Payload, Qkey, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus,
+    QueuePairType, ReceiveRequest, SendRequest,
 };
 
 use super::attributes::{everything, set, tells, walk};
@@ -42,7 +42,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 ];
 
 fn go(state: QueuePairState) -> QueuePairAttributes {
-    QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() }
+    QueuePairAttributes::default().qp_state(state)
 }
 
 fn query(end: &End) -> QueuePairStatus {
@@ -58,7 +58,7 @@ fn datagrams(world: &World) {
     end.qp.modify(&set(ReadyToReceive, &all, &[])).unwrap();
     end.qp.modify(&set(ReadyToSend, &all, &["sq_psn"])).unwrap();
     tells(&end.qp, &all, &["pkey_index", "port_num", "qkey", "sq_psn"]);
-    let anew = QueuePairAttributes { qkey: Some(Qkey(0x7654_3210)), ..go(ReadyToSend) };
+    let anew = go(ReadyToSend).qkey(Qkey(0x7654_3210));
     end.qp.modify(&anew).unwrap();
     tells(&end.qp, &anew, &["qkey"]);
     // Attributes that datagrams lack are not reported as if they had been set.
@@ -121,17 +121,15 @@ fn reset_forgets(world: &World) {
 fn drained_changes(world: &World) {
     let end = world.end(0, &Shape::default());
     walk(&end, &steps(RC));
-    let other = AddressVector { traffic_class: 0x20, hop_limit: 9, ..everything(&end).ah_attr.unwrap() };
-    let change = QueuePairAttributes {
-        ah_attr: Some(other),
-        timeout: Some(19),
-        retry_cnt: Some(1),
-        rnr_retry: Some(3),
-        min_rnr_timer: Some(8),
-        max_rd_atomic: Some(2),
-        max_dest_rd_atomic: Some(RD_ATOMIC_ROUNDED.or(4, 3)),
-        ..go(SendQueueDrained)
-    };
+    let other = everything(&end).ah_attr.unwrap().traffic_class(0x20).hop_limit(9);
+    let change = go(SendQueueDrained)
+        .ah_attr(other)
+        .timeout(19)
+        .retry_cnt(1)
+        .rnr_retry(3)
+        .min_rnr_timer(8)
+        .max_rd_atomic(2)
+        .max_dest_rd_atomic(RD_ATOMIC_ROUNDED.or(4, 3));
     end.qp.modify(&change).unwrap();
     let given =
         ["ah_attr", "timeout", "retry_cnt", "rnr_retry", "min_rnr_timer", "max_rd_atomic", "max_dest_rd_atomic"];

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use rdma_verbs::verbs::{
-    Cause, CompletionStatus, ConnectOptions, ConnectionInfo, Counter, Payload, Qpn, QueuePairAttributes,
-    QueuePairState, SendRequest,
+    Cause, CompletionStatus, ConnectOptions, ConnectionInfo, Counter, Payload, Qpn, QueuePairState, SendRequest,
 };
 
 use super::bytes::{check, check_all, fill};
@@ -196,7 +195,7 @@ fn connect_to(world: &World, change: impl Fn(ConnectionInfo) -> ConnectionInfo) 
 }
 
 fn unknown_number(world: &World) {
-    let (left, right) = connect_to(world, |info| ConnectionInfo { qpn: Qpn::new(info.qpn.value() ^ 0x555), ..info });
+    let (left, right) = connect_to(world, |info| info.qpn(Qpn::new(info.qpn.value() ^ 0x555)));
     gives_up(&left);
     right.silent();
     check_all(&right.region, 0, 64, 0);
@@ -223,7 +222,7 @@ fn wrong_psn(world: &World) {
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     let [near, far] = [&left, &right].map(|end| end.qp.connection_info().unwrap());
     left.qp.connect_with(&far, &impatient()).unwrap();
-    let elsewhere = ConnectionInfo { psn: near.psn.plus(0x10_0000), ..near };
+    let elsewhere = near.psn(near.psn.plus(0x10_0000));
     right.qp.connect_with(&elsewhere, &impatient()).unwrap();
     right.receive(9, 0..64);
     left.post(&[SendRequest::send(Payload::inline(b"?")).wr_id(1).signaled()]);
@@ -244,8 +243,8 @@ fn stranger(world: &World) {
     // With one device for all, the third end has the peer's address; then only its sequence numbers differ.
     let address = |end: &End| end.qp.connection_info().unwrap().gid;
     let (first, is_one_device) = (ready_to_send().sq_psn.unwrap(), address(&third) == address(&left));
-    let sq_psn = Some(first.plus(if is_one_device { 1 << 22 } else { 0 }));
-    let patience = QueuePairAttributes { sq_psn, timeout: Some(8), retry_cnt: Some(1), ..ready_to_send() };
+    let sq_psn = first.plus(if is_one_device { 1 << 22 } else { 0 });
+    let patience = ready_to_send().sq_psn(sq_psn).timeout(8).retry_cnt(1);
     third.qp.modify(&patience).unwrap();
     gives_up(&third);
     right.silent();

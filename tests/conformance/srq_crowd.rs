@@ -101,7 +101,7 @@ fn come_and_go(world: &World) {
                 let qp = sharing.pd.create_qp(&sharing.cq, &sharing.cq).srq(&sharing.srq).build().unwrap();
                 qp.connect(&qp.connection_info().unwrap()).unwrap();
                 if round % 2 == 0 {
-                    let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
+                    let error = QueuePairAttributes::default().qp_state(QueuePairState::Error);
                     qp.modify(&error).unwrap();
                 }
             }

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use rdma_verbs::verbs::{
     AccessFlags, AddressHandle, AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, DropReason,
-    ErrorKind, GlobalRouteHeader, Payload, Qkey, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType,
-    ReceiveRequest, SendRequest, SharedReceiveQueueAttributes, Success,
+    ErrorKind, GlobalRouteHeader, Payload, Qkey, QueuePair, QueuePairState, QueuePairType, ReceiveRequest, SendRequest,
+    SharedReceiveQueueAttributes, Success,
 };
 
 use super::deviations::{SHARED_DOMAIN_IGNORED, SHORT_DATAGRAMS_FAIL, SHORT_SHARED_FAILS};
@@ -117,7 +117,7 @@ fn sharer(sharing: &Sharing) -> QueuePair {
 
 #[track_caller]
 fn bring_up_ud(qp: &QueuePair) {
-    let init = QueuePairAttributes { pkey_index: Some(0), port_num: Some(1), qkey: Some(QKEY), ..to_state(INIT) };
+    let init = to_state(INIT).pkey_index(0).port_num(1).qkey(QKEY);
     qp.modify(&init).unwrap();
     qp.bring_up_ud().unwrap();
 }

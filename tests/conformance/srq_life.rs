@@ -51,7 +51,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 ];
 
 fn to(state: QueuePairState) -> QueuePairAttributes {
-    QueuePairAttributes { qp_state: Some(state), ..Default::default() }
+    QueuePairAttributes::default().qp_state(state)
 }
 
 fn receives_stay(world: &World) {

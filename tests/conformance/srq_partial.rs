@@ -36,7 +36,7 @@ const SENT: usize = 12 << 10;
 const KEPT: usize = 4 << 10;
 
 fn to(state: QueuePairState) -> QueuePairAttributes {
-    QueuePairAttributes { qp_state: Some(state), ..Default::default() }
+    QueuePairAttributes::default().qp_state(state)
 }
 
 /// Has `sender` send the first part of a message, which `receiver` sees; the request then fails, because the memory of

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    AccessFlags, AddressVector, AsyncEvent, ConnectOptions, ErrorKind, Mtu, Payload, Psn, Qpn, QueuePairAttributes,
+    AccessFlags, AsyncEvent, ConnectOptions, ErrorKind, Mtu, Payload, Psn, Qpn, QueuePairAttributes,
     QueuePairCapabilities, QueuePairState, QueuePairType, ReceiveRequest, SendRequest,
 };
 
@@ -66,11 +66,11 @@ fn pair(world: &World, qp_type: QueuePairType) -> (End, End) {
 }
 
 fn go(state: QueuePairState) -> QueuePairAttributes {
-    QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() }
+    QueuePairAttributes::default().qp_state(state)
 }
 
 fn drain(notify: bool) -> QueuePairAttributes {
-    QueuePairAttributes { en_sqd_async_notify: Some(notify), ..go(SendQueueDrained) }
+    go(SendQueueDrained).en_sqd_async_notify(notify)
 }
 
 /// Checks that each change is refused, that the text contains these names, and that nothing changes.
@@ -92,9 +92,9 @@ fn port_and_pkey(world: &World) {
     all_refused(
         &end,
         [
-            (QueuePairAttributes { port_num: Some(0), ..start }, &["port_num", "0", "1"]),
-            (QueuePairAttributes { port_num: Some(77), ..start }, &["port_num", "77"]),
-            (QueuePairAttributes { pkey_index: Some(999), ..start }, &["pkey_index", "999"]),
+            (start.port_num(0), &["port_num", "0", "1"]),
+            (start.port_num(77), &["port_num", "77"]),
+            (start.pkey_index(999), &["pkey_index", "999"]),
         ],
     );
     end.qp.modify(&start).unwrap();
@@ -105,18 +105,18 @@ fn timers_and_retries(world: &World) {
     let all = everything(&end);
     end.qp.modify(&set(Init, &all, START)).unwrap();
     let receive = set(ReadyToReceive, &all, TO_RECEIVE);
-    all_refused(&end, [(QueuePairAttributes { min_rnr_timer: Some(32), ..receive }, &["min_rnr_timer", "32", "31"])]);
-    end.qp.modify(&QueuePairAttributes { min_rnr_timer: Some(31), ..receive }).unwrap();
+    all_refused(&end, [(receive.min_rnr_timer(32), &["min_rnr_timer", "32", "31"])]);
+    end.qp.modify(&receive.min_rnr_timer(31)).unwrap();
     let send = set(ReadyToSend, &all, TO_SEND);
     all_refused(
         &end,
         [
-            (QueuePairAttributes { timeout: Some(32), ..send }, &["timeout", "32", "31"]),
-            (QueuePairAttributes { retry_cnt: Some(8), ..send }, &["retry_cnt", "8", "7"]),
-            (QueuePairAttributes { rnr_retry: Some(8), ..send }, &["rnr_retry", "8", "7"]),
+            (send.timeout(32), &["timeout", "32", "31"]),
+            (send.retry_cnt(8), &["retry_cnt", "8", "7"]),
+            (send.rnr_retry(8), &["rnr_retry", "8", "7"]),
         ],
     );
-    let most = QueuePairAttributes { timeout: Some(31), retry_cnt: Some(7), rnr_retry: Some(7), ..send };
+    let most = send.timeout(31).retry_cnt(7).rnr_retry(7);
     end.qp.modify(&most).unwrap();
     tells(&end.qp, &most, &["timeout", "retry_cnt", "rnr_retry"]);
 }
@@ -129,15 +129,15 @@ fn rd_atomic_limits(world: &World) {
     let receive = set(ReadyToReceive, &all, TO_RECEIVE);
     if let Some(more) = most_here.checked_add(1) {
         let names = ["max_dest_rd_atomic", &more.to_string(), &most_here.to_string()];
-        all_refused(&end, [(QueuePairAttributes { max_dest_rd_atomic: Some(more), ..receive }, &names)]);
+        all_refused(&end, [(receive.max_dest_rd_atomic(more), &names)]);
     }
-    end.qp.modify(&QueuePairAttributes { max_dest_rd_atomic: Some(most_here), ..receive }).unwrap();
+    end.qp.modify(&receive.max_dest_rd_atomic(most_here)).unwrap();
     let send = set(ReadyToSend, &all, TO_SEND);
     if let Some(more) = most_there.checked_add(1) {
         let names = ["max_rd_atomic", &more.to_string(), &most_there.to_string()];
-        all_refused(&end, [(QueuePairAttributes { max_rd_atomic: Some(more), ..send }, &names)]);
+        all_refused(&end, [(send.max_rd_atomic(more), &names)]);
     }
-    end.qp.modify(&QueuePairAttributes { max_rd_atomic: Some(most_there), ..send }).unwrap();
+    end.qp.modify(&send.max_rd_atomic(most_there)).unwrap();
     let told = end.qp.query().unwrap().attributes;
     assert_eq!((told.max_dest_rd_atomic, told.max_rd_atomic), (Some(most_here), Some(most_there)));
 }
@@ -149,9 +149,9 @@ fn path_mtu_above_the_active_one(world: &World) {
     let receive = set(ReadyToReceive, &all, TO_RECEIVE);
     for mtu in Mtu::ALL.iter().copied().filter(|mtu| *mtu > active) {
         let names = ["path_mtu", &mtu.bytes().to_string(), &active.to_string()];
-        all_refused(&end, [(QueuePairAttributes { path_mtu: Some(mtu), ..receive }, &names)]);
+        all_refused(&end, [(receive.path_mtu(mtu), &names)]);
     }
-    end.qp.modify(&QueuePairAttributes { path_mtu: Some(active), ..receive }).unwrap();
+    end.qp.modify(&receive.path_mtu(active)).unwrap();
     assert_eq!(end.qp.query().unwrap().attributes.path_mtu, Some(active));
 }
 
@@ -161,13 +161,13 @@ fn address(world: &World) {
     end.qp.modify(&set(Init, &all, START)).unwrap();
     let receive = set(ReadyToReceive, &all, TO_RECEIVE);
     let own = all.ah_attr.unwrap();
-    let with = |ah_attr| QueuePairAttributes { ah_attr: Some(ah_attr), ..receive };
+    let with = |ah_attr| receive.ah_attr(ah_attr);
     all_refused(
         &end,
         [
-            (with(AddressVector { sgid_index: u8::MAX, ..own }), &["sgid_index", "255"]),
-            (with(AddressVector { port_num: 9, ..own }), &["port_num", "9"]),
-            (with(AddressVector { dgid: rdma_verbs::verbs::Gid::ZERO, ..own }), &["dgid"]),
+            (with(own.sgid_index(u8::MAX)), &["sgid_index", "255"]),
+            (with(own.port_num(9)), &["port_num", "9"]),
+            (with(own.dgid(rdma_verbs::verbs::Gid::ZERO)), &["dgid"]),
         ],
     );
     end.qp.modify(&receive).unwrap();
@@ -177,8 +177,7 @@ fn everything_that_was_set(world: &World) {
     for (qp_type, receive, send) in [(RC, TO_RECEIVE, TO_SEND), (UC, &TO_RECEIVE[..4], &TO_SEND[..1])] {
         let end = world.end(0, &shape(qp_type));
         let mut all = everything(&end);
-        let vector =
-            AddressVector { traffic_class: 0x48, hop_limit: 7, flow_label: 0x1_2345, sl: 3, ..all.ah_attr.unwrap() };
+        let vector = all.ah_attr.unwrap().traffic_class(0x48).hop_limit(7).flow_label(0x1_2345).sl(3);
         all.ah_attr = Some(vector);
         let mut told = Vec::new();
         for (to, names) in [(Init, START), (ReadyToReceive, receive), (ReadyToSend, send)] {
@@ -187,7 +186,7 @@ fn everything_that_was_set(world: &World) {
             tells(&end.qp, &all, &told);
             assert_eq!(end.qp.query().unwrap().qp_state, to);
         }
-        let anew = QueuePairAttributes { qp_access_flags: Some(AccessFlags::REMOTE_READ), ..go(ReadyToSend) };
+        let anew = go(ReadyToSend).qp_access_flags(AccessFlags::REMOTE_READ);
         end.qp.modify(&anew).unwrap();
         tells(&end.qp, &anew, &["qp_access_flags"]);
         tells(&end.qp, &all, &["ah_attr", "path_mtu", "dest_qp_num", "rq_psn", "sq_psn"]);
@@ -310,7 +309,7 @@ fn attributes_change_only_when_drained(world: &World) {
     let (left, right) = world.pair();
     unanswered(&left, 1);
     left.qp.modify(&drain(true)).unwrap();
-    let timeout = QueuePairAttributes { timeout: Some(18), ..go(SendQueueDrained) };
+    let timeout = go(SendQueueDrained).timeout(18);
     if WAITING_IS_DRAINED.holds() {
         left.event();
         left.qp.modify(&timeout).unwrap();
@@ -330,9 +329,8 @@ fn path_changes_take_effect(world: &World) {
     let (left, right) = world.pair();
     left.qp.modify(&drain(true)).unwrap();
     left.event();
-    let vector =
-        AddressVector { hop_limit: 3, traffic_class: 0x20, ..left.qp.query().unwrap().attributes.ah_attr.unwrap() };
-    let moved = QueuePairAttributes { ah_attr: Some(vector), max_dest_rd_atomic: Some(16), ..go(SendQueueDrained) };
+    let vector = left.qp.query().unwrap().attributes.ah_attr.unwrap().hop_limit(3).traffic_class(0x20);
+    let moved = go(SendQueueDrained).ah_attr(vector).max_dest_rd_atomic(16);
     left.qp.modify(&moved).unwrap();
     tells(&left.qp, &moved, &["ah_attr", "max_dest_rd_atomic"]);
     left.qp.modify(&go(ReadyToSend)).unwrap();
@@ -402,7 +400,7 @@ fn serves_again(world: &World, qp_type: QueuePairType) {
 
 fn destroyed_with_work(world: &World, qp_type: QueuePairType) {
     let End { qp, region, cq, pd, context } = world.end(0, &shape(qp_type));
-    let nobody = rdma_verbs::verbs::ConnectionInfo { qpn: Qpn::new(0x1234), ..qp.connection_info().unwrap() };
+    let nobody = qp.connection_info().unwrap().qpn(Qpn::new(0x1234));
     qp.connect_with(&nobody, &ConnectOptions::default().timeout(0)).unwrap();
     qp.post_recv(&[ReceiveRequest::new(region.slice(..64).unwrap()).wr_id(1)]).unwrap();
     let requests: Vec<_> =

@@ -223,7 +223,7 @@ fn sqd_to_sqd(world: &World, qp_type: QueuePairType) {
 const REACHABLE: [QueuePairState; 5] = [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrained];
 
 fn go(state: QueuePairState) -> QueuePairAttributes {
-    QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() }
+    QueuePairAttributes::default().qp_state(state)
 }
 
 fn to_reset_from_anywhere(world: &World, qp_type: QueuePairType) {
@@ -234,7 +234,7 @@ fn to_reset_from_anywhere(world: &World, qp_type: QueuePairType) {
         end.is_in(state);
         end.qp.modify(&go(Reset)).unwrap();
         end.is_in(Reset);
-        let forgotten = QueuePairAttributes { qp_state: Some(Reset), ..QueuePairAttributes::default() };
+        let forgotten = QueuePairAttributes::default().qp_state(Reset);
         assert_eq!(end.qp.query().unwrap().attributes, forgotten, "from {}", state.name());
     }
 }
@@ -285,14 +285,13 @@ fn no_other_transition(world: &World, qp_type: QueuePairType) {
 fn wrong_current_state_is_refused(world: &World, qp_type: QueuePairType) {
     let end = end_in(world, qp_type, ReadyToReceive);
     let all = everything(&end);
-    let wrong =
-        QueuePairAttributes { cur_qp_state: Some(SendQueueDrained), ..set(ReadyToSend, &all, to_send(qp_type)) };
+    let wrong = set(ReadyToSend, &all, to_send(qp_type)).cur_qp_state(SendQueueDrained);
     refused(end.qp.modify(&wrong), ErrorKind::InvalidState, &["cur_qp_state", "SQD", "RTR"]);
     end.is_in(ReadyToReceive);
-    let right = QueuePairAttributes { cur_qp_state: Some(ReadyToReceive), ..wrong };
+    let right = wrong.cur_qp_state(ReadyToReceive);
     end.qp.modify(&right).unwrap();
     for (to, from) in [(ReadyToSend, ReadyToSend), (SendQueueDrained, ReadyToSend), (ReadyToSend, SendQueueDrained)] {
-        let said = QueuePairAttributes { cur_qp_state: Some(from), ..go(to) };
+        let said = go(to).cur_qp_state(from);
         match to {
             // The table does not list it there.
             SendQueueDrained => {

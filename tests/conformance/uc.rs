@@ -64,7 +64,7 @@ fn pair(world: &World) -> (End, End) {
 }
 
 fn go(state: QueuePairState) -> QueuePairAttributes {
-    QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() }
+    QueuePairAttributes::default().qp_state(state)
 }
 
 /// Moves a message of the pattern `seed` from one end into a posted receive of the other.
@@ -378,14 +378,10 @@ fn sqe_to_rts_and_on(world: &World) {
     if !fail_send_queue(&left, &right) {
         return right.is_in(ReadyToSend);
     }
-    let extra = QueuePairAttributes { timeout: Some(10), ..go(ReadyToSend) };
+    let extra = go(ReadyToSend).timeout(10);
     refused(left.qp.modify(&extra), ErrorKind::InvalidArgument, &["timeout", "SQE", "RTS"]);
     left.is_in(SendQueueError);
-    let named = QueuePairAttributes {
-        cur_qp_state: Some(SendQueueError),
-        qp_access_flags: Some(AccessFlags::REMOTE_WRITE),
-        ..go(ReadyToSend)
-    };
+    let named = go(ReadyToSend).cur_qp_state(SendQueueError).qp_access_flags(AccessFlags::REMOTE_WRITE);
     left.qp.modify(&named).unwrap();
     left.is_in(ReadyToSend);
     exchange(&left, &right, 3000, 7);

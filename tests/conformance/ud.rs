@@ -40,14 +40,14 @@ pub(crate) fn ready(world: &World, index: usize) -> End {
 
 #[track_caller]
 pub(crate) fn init(end: &End, qkey: Qkey) {
-    let init = QueuePairAttributes { pkey_index: Some(0), port_num: Some(1), qkey: Some(qkey), ..to_state(INIT) };
+    let init = to_state(INIT).pkey_index(0).port_num(1).qkey(qkey);
     end.qp.modify(&init).expect("RESET to INIT");
 }
 
 pub(crate) const INIT: QueuePairState = QueuePairState::Init;
 
 pub(crate) fn to_state(state: QueuePairState) -> QueuePairAttributes {
-    QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() }
+    QueuePairAttributes::default().qp_state(state)
 }
 
 pub(crate) fn gid(end: &End) -> Gid {

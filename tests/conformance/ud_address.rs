@@ -60,7 +60,7 @@ fn unset_address_refused(world: &World) {
 fn port_refused(world: &World) {
     let end = world.end(0, &super::ud::shape());
     for port_num in [0, 200] {
-        refused(end.pd.create_ah(&AddressVector { port_num, ..way_to(&end.context, gid(&end)) }), "port_num");
+        refused(end.pd.create_ah(&way_to(&end.context, gid(&end)).port_num(port_num)), "port_num");
     }
 }
 
@@ -71,12 +71,12 @@ fn gid_index_refused(world: &World) {
 
 fn flow_label_refused(world: &World) {
     let end = world.end(0, &super::ud::shape());
-    refused(end.pd.create_ah(&AddressVector { flow_label: 1 << 20, ..way_to(&end.context, gid(&end)) }), "flow_label");
+    refused(end.pd.create_ah(&way_to(&end.context, gid(&end)).flow_label(1 << 20)), "flow_label");
 }
 
 fn service_level_refused(world: &World) {
     let end = world.end(0, &super::ud::shape());
-    refused(end.pd.create_ah(&AddressVector { sl: 16, ..way_to(&end.context, gid(&end)) }), "sl");
+    refused(end.pd.create_ah(&way_to(&end.context, gid(&end)).sl(16)), "sl");
 }
 
 fn destroyed_after_posting(world: &World) {
@@ -176,7 +176,7 @@ fn way_back(world: &World) {
 fn way_back_keeps_traffic_class(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
     receive(&right, 1, 0, 64);
-    let there = AddressVector { traffic_class: 0x48, ..way_to(&left.context, gid(&right)) };
+    let there = way_to(&left.context, gid(&right)).traffic_class(0x48);
     let ah = left.pd.create_ah(&there).unwrap();
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     let completion = right.next();

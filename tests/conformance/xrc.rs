@@ -230,7 +230,7 @@ fn queue_is_gone(world: &World) {
 fn last_wqe_reached(world: &World) {
     let ends = Extended::new(world);
     ends.post(0, 1);
-    let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
+    let error = QueuePairAttributes::default().qp_state(QueuePairState::Error);
     ends.target.modify(&error).unwrap();
     let event = ends.context.wait_async_event(patience()).unwrap();
     assert_eq!(event, AsyncEvent::LastWorkQueueElementReached(ends.target.qpn()));

@@ -42,7 +42,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 ];
 
 fn to(state: QueuePairState) -> QueuePairAttributes {
-    QueuePairAttributes { qp_state: Some(state), ..Default::default() }
+    QueuePairAttributes::default().qp_state(state)
 }
 
 /// Returns ends whose target was put back to RESET, so that the initiator's packets are lost.
@@ -204,7 +204,7 @@ fn other_target_goes_on(world: &World) {
 fn drained(world: &World) {
     let ends = Extended::new(world);
     ends.post(0, 1);
-    let drain = QueuePairAttributes { en_sqd_async_notify: Some(true), ..to(QueuePairState::SendQueueDrained) };
+    let drain = to(QueuePairState::SendQueueDrained).en_sqd_async_notify(true);
     ends.initiator.modify(&drain).unwrap();
     let event = ends.sender_pd.context().wait_async_event(patience()).unwrap();
     assert_eq!(event, AsyncEvent::SendQueueDrained(ends.initiator.qpn()));
@@ -232,17 +232,15 @@ fn established(world: &World) {
 fn to_rtr(ends: &Extended, target: &QueuePair) {
     target.init().unwrap();
     let peer = ends.initiator.connection_info().unwrap();
-    let receive = QueuePairAttributes {
-        ah_attr: Some(way_to(target.context(), peer.gid)),
-        path_mtu: Some(peer.path_mtu),
-        dest_qp_num: Some(peer.qpn),
-        rq_psn: Some(peer.psn),
-        max_dest_rd_atomic: Some(1),
-        min_rnr_timer: Some(1),
-        peer: Some(peer.capabilities),
-        peer_key: target.peer_key(&peer),
-        ..to(QueuePairState::ReadyToReceive)
-    };
+    let mut receive = to(QueuePairState::ReadyToReceive)
+        .ah_attr(way_to(target.context(), peer.gid))
+        .path_mtu(peer.path_mtu)
+        .dest_qp_num(peer.qpn)
+        .rq_psn(peer.psn)
+        .max_dest_rd_atomic(1)
+        .min_rnr_timer(1)
+        .peer(peer.capabilities);
+    receive.peer_key = target.peer_key(&peer);
     target.modify(&receive).unwrap();
 }
 

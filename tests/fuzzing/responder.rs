@@ -28,7 +28,7 @@ const WINDOWS: [usize; 2] = [64, 4_096];
 /// Length of the longest READ.
 const LONGEST_READ: usize = 1_020;
 const OURS: PeerCapabilities =
-    PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 8 << 20, extensions: 0 };
+    PeerCapabilities::STANDARD.version(1).segmentation_offload(true).receive_buffer_bytes(8 << 20);
 
 struct Input<'a>(&'a [u8]);
 

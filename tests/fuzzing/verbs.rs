@@ -138,7 +138,7 @@ impl End {
             Step::Poll => self.poll(trouble),
             Step::Error => {
                 trouble.store(true, Ordering::Release);
-                let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
+                let error = QueuePairAttributes::default().qp_state(QueuePairState::Error);
                 self.qp().modify(&error).unwrap();
             }
             Step::TooLong => {

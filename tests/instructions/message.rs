@@ -16,7 +16,7 @@ use rdma_verbs::types::{
 
 const BASE: u64 = 0x10_0000;
 const NATIVE: PeerCapabilities =
-    PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 8 << 20, extensions: 0 };
+    PeerCapabilities::STANDARD.version(1).segmentation_offload(true).receive_buffer_bytes(8 << 20);
 
 fn connect(hosts: &mut [Host; 2], ports: &[Port; 2]) {
     for own in 0..2 {

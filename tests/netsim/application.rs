@@ -149,11 +149,8 @@ impl Side {
         if may_post && self.draining_from.is_none() && state == Some(QueuePairState::ReadyToSend) && random.chance(3) {
             self.draining_from = Some(self.posted);
             outcome.count("state SQD", 1);
-            let attributes = QueuePairAttributes {
-                qp_state: Some(QueuePairState::SendQueueDrained),
-                en_sqd_async_notify: Some(true),
-                ..QueuePairAttributes::default()
-            };
+            let attributes =
+                QueuePairAttributes::default().qp_state(QueuePairState::SendQueueDrained).en_sqd_async_notify(true);
             let now = network.time_at(self.at);
             network.hosts[self.at].modify(now, self.port.qpn, &attributes);
         }

@@ -32,7 +32,7 @@ const MOST_STEPS: u32 = 400_000;
 /// A connection that fails has lost at least this many packets.
 const TRIES: u64 = 8;
 pub(crate) const OURS: PeerCapabilities =
-    PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 1 << 20, extensions: 0 };
+    PeerCapabilities::STANDARD.version(1).segmentation_offload(true).receive_buffer_bytes(1 << 20);
 /// Domain of the server's memory and queues; an XRC target is in another one, which nothing may use.
 pub(crate) const DOMAIN: DomainId = DomainId(1);
 const TARGET_DOMAIN: DomainId = DomainId(9);

@@ -81,7 +81,8 @@ impl Store {
     pub(crate) fn new(host: &Host, layout: Layout) -> Self {
         let all = AccessFlags::LOCAL_WRITE | GRANTABLE;
         let register = |domain, access, invalidatable| {
-            let options = RegisterOptions { access, iova: Some(REGION_BASE), invalidatable };
+            let mut options = RegisterOptions::default().access(access).iova(REGION_BASE);
+            options.invalidatable = invalidatable;
             host.memory.register_with(DomainId(domain), zeros(FORBIDDEN_BYTES), &options).expect("room for a region")
         };
         let rightless = register(1, AccessFlags::LOCAL_WRITE, false);

@@ -62,7 +62,7 @@ pub(crate) struct Terms {
 }
 
 const OURS: PeerCapabilities =
-    PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 8 << 20, extensions: 0 };
+    PeerCapabilities::STANDARD.version(1).segmentation_offload(true).receive_buffer_bytes(8 << 20);
 
 impl Terms {
     pub(crate) fn random(random: &mut Random) -> Self {
@@ -88,7 +88,7 @@ impl Terms {
         let retry_cnt = random.between(3, 7) as u8;
         // Derived, not drawn, so that the other terms of a seed stay the same.
         let tells_gaps = !is_standard && (mtu as u8 + retry_cnt).is_multiple_of(2);
-        let peer = PeerCapabilities { extensions: if tells_gaps { PeerCapabilities::GAP_RUNS } else { 0 }, ..peer };
+        let peer = peer.extensions(if tells_gaps { PeerCapabilities::GAP_RUNS } else { 0 });
         Self {
             mtu,
             peer,

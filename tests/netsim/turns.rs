@@ -102,7 +102,8 @@ impl World {
         let mut hosts = [1, 2].map(|at| Host::new([192, 0, 2, at].into(), random.number()));
         let (mtu, window) = (random.choose(&[Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096]), random.between(16, 64) as u32);
         let receive_buffer_bytes = 2 * window * (mtu.bytes() + CHARGE);
-        let peer = PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes, extensions: 0 };
+        let peer =
+            PeerCapabilities::STANDARD.version(1).segmentation_offload(true).receive_buffer_bytes(receive_buffer_bytes);
         let (count, room) = (random.between(10, 40), u64::from(mtu.bytes()) * random.between(1, 12));
         let regions = [0, 1].map(|at: usize| {
             let backing = Backing::from_vec(vec![0; (count * REQUESTS * room) as usize]);

@@ -19,7 +19,7 @@ const PLACE_BYTES: u64 = 8 << 10;
 const BASE: u64 = 0x10_0000;
 const MOST_STEPS: u32 = 100_000;
 const OURS: PeerCapabilities =
-    PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 1 << 20, extensions: 0 };
+    PeerCapabilities::STANDARD.version(1).segmentation_offload(true).receive_buffer_bytes(1 << 20);
 
 /// The state of one end: the requests posted and the completions seen.
 struct Side {

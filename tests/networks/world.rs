@@ -23,12 +23,11 @@ const DEPTH: usize = 256;
 const READS: u8 = 16;
 /// An engine receives all arrived packets before it sends any.
 const SOCKET: Socket = Socket { packets: usize::MAX, wake: Duration::from_micros(20) };
-const NATIVE: PeerCapabilities = PeerCapabilities {
-    version: 1,
-    segmentation_offload: true,
-    receive_buffer_bytes: 8 << 20,
-    extensions: PeerCapabilities::GAP_RUNS | PeerCapabilities::MARKS,
-};
+const NATIVE: PeerCapabilities = PeerCapabilities::STANDARD
+    .version(1)
+    .segmentation_offload(true)
+    .receive_buffer_bytes(8 << 20)
+    .extensions(PeerCapabilities::GAP_RUNS | PeerCapabilities::MARKS);
 
 /// The capabilities that the ends of a stream know of each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize)]

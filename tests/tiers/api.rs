@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    self, AccessFlags, AsyncEvent, AttributeFault, CompletionOpcode, CompletionStatus, ConnectOptions, ConnectionInfo,
-    ErrorKind, MemoryRegion, Notify, Payload, QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest,
-    RegionList, RemoteMemory, Rkey, SendRequest,
+    self, AccessFlags, AsyncEvent, AttributeFault, CompletionOpcode, CompletionStatus, ConnectOptions, ErrorKind,
+    MemoryRegion, Notify, Payload, QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest, RegionList,
+    RemoteMemory, Rkey, SendRequest,
 };
 use support::{ALL_ACCESS, End, PATIENCE};
 
@@ -107,7 +107,7 @@ fn wrong_states_are_refused() {
     end.qp.init().unwrap();
     end.qp.post_recv(&[receive]).unwrap();
     refused(end.qp.post_send(&[send]), ErrorKind::InvalidState, &["post_send", "INIT"]);
-    let straight = QueuePairAttributes { qp_state: Some(QueuePairState::ReadyToSend), ..Default::default() };
+    let straight = QueuePairAttributes::default().qp_state(QueuePairState::ReadyToSend);
     refused(end.qp.modify(&straight), ErrorKind::InvalidState, &["modify_qp", "INIT to RTS"]);
     assert_eq!(end.qp.state().unwrap(), QueuePairState::Init);
 }
@@ -180,13 +180,12 @@ fn refused_attributes_are_data() {
     refused_attributes(send(SendRequest::write(&region, beyond)), &[("length", length)]);
 
     let qp = left.pd.create_qp(&left.cq, &left.cq).build().unwrap();
-    let init = QueuePairAttributes { qp_state: Some(QueuePairState::Init), ..Default::default() };
+    let init = QueuePairAttributes::default().qp_state(QueuePairState::Init);
     let needed = ["pkey_index", "port_num", "qp_access_flags"].map(|name| (name, Missing));
     refused_attributes(qp.modify(&init), &needed);
-    let mixed = QueuePairAttributes { pkey_index: Some(0), port_num: Some(1), retry_cnt: Some(3), ..init };
+    let mixed = init.pkey_index(0).port_num(1).retry_cnt(3);
     refused_attributes(qp.modify(&mixed), &[("qp_access_flags", Missing), ("retry_cnt", NotAllowed)]);
-    let flags = Some(AccessFlags::empty());
-    let port = QueuePairAttributes { pkey_index: Some(0), port_num: Some(9), qp_access_flags: flags, ..init };
+    let port = init.pkey_index(0).port_num(9).qp_access_flags(AccessFlags::empty());
     refused_attributes(qp.modify(&port), &[("port_num", OutOfRange { given: 9, allowed: 1..=1 })]);
     refused_attributes(context.query_gid(1, u8::MAX).map(drop), &[("gid_index", gid_index(context))]);
 
@@ -296,7 +295,7 @@ fn the_error_state_flushes_in_order_and_reset_starts_over() {
     let end = End::connected_to_itself("127.0.2.26");
     let region = end.region(64);
     end.qp.post_recv(&[ReceiveRequest::new(&region).wr_id(1), ReceiveRequest::new(&region).wr_id(2)]).unwrap();
-    let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
+    let error = QueuePairAttributes::default().qp_state(QueuePairState::Error);
     end.qp.modify(&error).unwrap();
     end.qp.post_send(&[SendRequest::send(&region).wr_id(3)]).unwrap();
     for wr_id in 1..4 {
@@ -420,7 +419,7 @@ fn an_unreachable_description_is_refused() {
     let end = End::open("127.0.2.33");
     let own = end.qp.connection_info().unwrap();
     let six: std::net::Ipv6Addr = "2001:db8::1".parse().unwrap();
-    let remote = ConnectionInfo { gid: six.into(), ..own };
+    let remote = own.gid(six.into());
     refused(end.qp.connect(&remote), ErrorKind::InvalidArgument, &["connect", "2001:db8::1"]);
     let error = verbs::open("soft:192.0.2.77").err().or_else(|| {
         // The address is checked at the latest when it is used.

@@ -259,7 +259,7 @@ fn what_cannot_be_posted_comes_back_at_once() {
     let full = a.qp.post_send(Request::write(a.pool.copy_from(b"w").unwrap(), remote)).unwrap_err();
     assert_eq!((full.error.kind(), full.error.verb()), (ErrorKind::QueueFull, "post_send"));
     drop((full, too_long.error));
-    let reset = QueuePairAttributes { qp_state: Some(QueuePairState::Reset), ..QueuePairAttributes::default() };
+    let reset = QueuePairAttributes::default().qp_state(QueuePairState::Reset);
     assert!(a.qp.modify(&reset).unwrap_err().to_string().contains("reset()"));
     assert_eq!(a.qp.buffers_in_flight(), (4, 2));
 }

@@ -252,8 +252,7 @@ fn futures_may_be_dropped_at_any_point() {
                     task.await.unwrap();
                 }
                 // Abandoned receives come back when they are flushed.
-                let flush =
-                    QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..QueuePairAttributes::default() };
+                let flush = QueuePairAttributes::default().qp_state(QueuePairState::Error);
                 a.qp.modify(&flush).unwrap();
                 b.qp.modify(&flush).unwrap();
                 sink.await.unwrap();
@@ -328,7 +327,7 @@ fn messages_go_on_when_the_pool_has_buffers_again() {
         let (sent, message) = tokio::join!(a.qp.send(a.bytes(b"again")), messages.next());
         sent.0.unwrap();
         assert_eq!(*message.unwrap().unwrap().buffer, *b"again");
-        let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..QueuePairAttributes::default() };
+        let error = QueuePairAttributes::default().qp_state(QueuePairState::Error);
         b.qp.modify(&error).unwrap();
         // As a stream: one failure, then the end.
         let mut next = async || std::future::poll_fn(|task| Pin::new(&mut messages).poll_next(task)).await;

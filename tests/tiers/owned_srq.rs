@@ -195,7 +195,7 @@ fn half_filled(sharing: &Sharing, wr_id: u64) -> (QueuePair, verbs::QueuePair) {
     let sender = sharing.sender_pd.create_qp(&cq, &cq).build().unwrap();
     receiver.connect(&sender.connection_info().unwrap()).unwrap();
     sender.connect(&receiver.connection_info().unwrap()).unwrap();
-    let to = |state| QueuePairAttributes { qp_state: Some(state), ..Default::default() };
+    let to = |state| QueuePairAttributes::default().qp_state(state);
     sender.modify(&to(QueuePairState::SendQueueDrained)).unwrap();
     let parts = [12 << 10, 4 << 10].map(|len| sharing.sender_pd.alloc_mr(len, AccessFlags::LOCAL_WRITE).unwrap());
     let ranges = parts.each_ref().map(|part| part.slice(..).unwrap());
@@ -235,7 +235,7 @@ fn a_half_filled_buffer_comes_back_from_reset_and_destruction() {
 fn a_half_filled_buffer_is_flushed_by_the_error_state_once() {
     let sharing = Sharing::new(13, 1);
     let (receiver, _sender) = half_filled(&sharing, 7);
-    let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
+    let error = QueuePairAttributes::default().qp_state(QueuePairState::Error);
     receiver.modify(&error).unwrap();
     let flushed = sharing.cq.wait(PATIENCE).unwrap();
     assert_eq!((flushed.wr_id(), flushed.qpn()), (7, receiver.qpn()));

@@ -3,8 +3,8 @@
 use std::fs::File;
 
 use rdma_verbs::verbs::{
-    AccessFlags, ConnectionInfo, Memory, Mtu, Payload, QueuePairAttributes, QueuePairState, ReceiveRequest, RegionList,
-    RemoteMemory, Rkey, SendRequest,
+    AccessFlags, Memory, Mtu, Payload, QueuePairAttributes, QueuePairState, ReceiveRequest, RegionList, RemoteMemory,
+    Rkey, SendRequest,
 };
 use support::ALL_ACCESS;
 
@@ -84,7 +84,7 @@ pub(crate) fn own_memory_deregistered(case: u8) -> String {
 
 pub(crate) fn file_truncated(case: u8) -> String {
     let end = End::open(case, 1);
-    end.qp.connect(&ConnectionInfo { ..end.info() }).unwrap();
+    end.qp.connect(&end.info()).unwrap();
     let path = std::env::temp_dir().join(format!("rdma-verbs-explain-{}", std::process::id()));
     let file = File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
     file.set_len(8_192).unwrap();
@@ -113,7 +113,7 @@ pub(crate) fn earlier_failure(case: u8) -> String {
 pub(crate) fn application_ends_it(case: u8) -> String {
     let (left, right) = pair(case);
     right.qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)]).unwrap();
-    let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
+    let error = QueuePairAttributes::default().qp_state(QueuePairState::Error);
     right.qp.modify(&error).unwrap();
     drop(left);
     right.why()

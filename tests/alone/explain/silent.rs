@@ -55,7 +55,7 @@ fn works(left: &End, right: &End) {
 pub(crate) fn wrong_queue_pair_number(case: u8) -> String {
     let (left, right) = ends(case);
     let info = right.info();
-    let wrong = ConnectionInfo { qpn: Qpn::new(info.qpn.value() ^ 1), ..info };
+    let wrong = info.qpn(Qpn::new(info.qpn.value() ^ 1));
     left.qp.connect_with(&wrong, &hasty()).unwrap();
     right.qp.connect_with(&left.info(), &hasty()).unwrap();
     left.send();
@@ -66,7 +66,7 @@ pub(crate) fn wrong_number_on_a_host_that_answers(case: u8) -> String {
     let (left, right) = pair(case);
     let lost = left.another();
     let info = right.info();
-    let wrong = ConnectionInfo { qpn: Qpn::new(info.qpn.value() ^ 1), ..info };
+    let wrong = info.qpn(Qpn::new(info.qpn.value() ^ 1));
     lost.connect_with(&wrong, &hasty()).unwrap();
     works(&left, &right);
     lost.post_send(&[SendRequest::send(Payload::EMPTY)]).unwrap();
@@ -79,7 +79,7 @@ pub(crate) fn wrong_number_on_a_host_that_answers(case: u8) -> String {
 /// Removes the key, as for programs that exchange only the standard's attributes: with a key, every mistake in them
 /// would look like packets of another sender.
 fn without_key(info: ConnectionInfo) -> ConnectionInfo {
-    ConnectionInfo { key: None, ..info }
+    info.key(None)
 }
 
 pub(crate) fn peer_lacks_the_key(case: u8) -> String {
@@ -95,7 +95,7 @@ pub(crate) fn peer_lacks_the_key(case: u8) -> String {
 fn sequence_off_by(case: u8, distance: u32) -> (End, End) {
     let (left, right) = ends(case);
     let info = left.info();
-    let wrong = without_key(ConnectionInfo { psn: info.psn.plus(distance), ..info });
+    let wrong = without_key(info.psn(info.psn.plus(distance)));
     left.qp.connect_with(&without_key(right.info()), &hasty()).unwrap();
     right.qp.connect_with(&wrong, &hasty()).unwrap();
     left.send();
@@ -119,7 +119,7 @@ pub(crate) fn requests_out_of_sequence(case: u8) -> String {
 pub(crate) fn another_hosts_gid(case: u8) -> String {
     let (left, right) = ends(case);
     let bystander = End::open(case, 3);
-    let wrong = ConnectionInfo { gid: bystander.info().gid, ..right.info() };
+    let wrong = right.info().gid(bystander.info().gid);
     left.qp.connect_with(&wrong, &hasty()).unwrap();
     right.qp.connect_with(&left.info(), &hasty()).unwrap();
     right.send();
@@ -193,7 +193,7 @@ pub(crate) fn damaged_packets(case: u8) -> String {
 pub(crate) fn peer_answers_elsewhere(case: u8) -> String {
     let (left, right) = ends(case);
     let info = left.info();
-    let wrong = ConnectionInfo { qpn: Qpn::new(info.qpn.value() ^ 1), ..info };
+    let wrong = info.qpn(Qpn::new(info.qpn.value() ^ 1));
     left.qp.connect_with(&without_key(right.info()), &hasty()).unwrap();
     right.qp.connect_with(&without_key(wrong), &hasty()).unwrap();
     right.qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)]).unwrap();
@@ -224,7 +224,7 @@ pub(crate) fn peer_goes_to_error(case: u8) -> String {
     near.connect_with(&far.connection_info().unwrap(), &hasty()).unwrap();
     far.connect_with(&near.connection_info().unwrap(), &hasty()).unwrap();
     works(&left, &right);
-    let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
+    let error = QueuePairAttributes::default().qp_state(QueuePairState::Error);
     right.qp.modify(&error).unwrap();
     far.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)]).unwrap();
     near.post_send(&[SendRequest::send(Payload::EMPTY).signaled()]).unwrap();

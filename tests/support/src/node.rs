@@ -84,17 +84,16 @@ impl Node {
     pub fn ready_to_receive(&self, peer: &Node, peer_kind: PeerKind) -> QueuePairAttributes {
         let (own_port, peer_port) = (self.context.query_port(1).unwrap(), peer.context.query_port(1).unwrap());
         let known = (peer_kind == PeerKind::Native).then(|| peer.context.advertised_capabilities());
-        QueuePairAttributes {
-            qp_state: Some(QueuePairState::ReadyToReceive),
-            ah_attr: Some(AddressVector::new(peer.context.query_gid(1, 0).unwrap().gid, 0)),
-            path_mtu: Some(own_port.active_mtu.min(peer_port.active_mtu)),
-            dest_qp_num: Some(peer.qp.qpn()),
-            rq_psn: Some(Psn::new(0xff_ff00)),
-            max_dest_rd_atomic: Some(16),
-            min_rnr_timer: Some(12),
-            peer: known,
-            ..Default::default()
-        }
+        let mut attributes = QueuePairAttributes::default()
+            .qp_state(QueuePairState::ReadyToReceive)
+            .ah_attr(AddressVector::new(peer.context.query_gid(1, 0).unwrap().gid, 0))
+            .path_mtu(own_port.active_mtu.min(peer_port.active_mtu))
+            .dest_qp_num(peer.qp.qpn())
+            .rq_psn(Psn::new(0xff_ff00))
+            .max_dest_rd_atomic(16)
+            .min_rnr_timer(12);
+        attributes.peer = known;
+        attributes
     }
 
     /// Posts one signaled request.
@@ -160,26 +159,18 @@ impl Node {
 
 /// Returns the attributes that bring a queue pair to INIT.
 pub fn init_attributes() -> QueuePairAttributes {
-    QueuePairAttributes {
-        qp_state: Some(QueuePairState::Init),
-        pkey_index: Some(0),
-        port_num: Some(1),
-        qp_access_flags: Some(ALL_ACCESS),
-        ..Default::default()
-    }
+    QueuePairAttributes::default().qp_state(QueuePairState::Init).pkey_index(0).port_num(1).qp_access_flags(ALL_ACCESS)
 }
 
 /// Returns the attributes that bring a queue pair to RTS.
 pub fn ready_to_send() -> QueuePairAttributes {
-    QueuePairAttributes {
-        qp_state: Some(QueuePairState::ReadyToSend),
-        sq_psn: Some(Psn::new(0xff_ff00)),
-        timeout: Some(14),
-        retry_cnt: Some(7),
-        rnr_retry: Some(7),
-        max_rd_atomic: Some(16),
-        ..Default::default()
-    }
+    QueuePairAttributes::default()
+        .qp_state(QueuePairState::ReadyToSend)
+        .sq_psn(Psn::new(0xff_ff00))
+        .timeout(14)
+        .retry_cnt(7)
+        .rnr_retry(7)
+        .max_rd_atomic(16)
 }
 
 /// Connects two nodes.

@@ -6,7 +6,7 @@ use support::PATIENCE;
 use support::node::*;
 
 fn to_state(qp: &dyn QueuePair, state: QueuePairState) {
-    qp.modify(&QueuePairAttributes { qp_state: Some(state), ..Default::default() }).unwrap();
+    qp.modify(&QueuePairAttributes::default().qp_state(state)).unwrap();
 }
 
 #[test]
