@@ -83,7 +83,7 @@ impl Cells {
         }
     }
 
-    /// Returns the number of buffers that came back after their futures were dropped.
+    /// Returns the number of requests that were finished after their futures were dropped.
     pub(super) fn abandoned(&self) -> u64 {
         self.abandoned.load(Ordering::Relaxed)
     }

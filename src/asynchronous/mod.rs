@@ -49,6 +49,7 @@ mod events;
 mod into_request_buffer;
 mod messages;
 mod notifier;
+mod operations;
 mod queue_pair;
 
 pub use batches::CompletionBatches;

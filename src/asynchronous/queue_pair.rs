@@ -198,15 +198,26 @@ impl QueuePair {
     /// Executes any request of the owned tier, for instance with immediate data, fenced or solicited. Its `wr_id` is
     /// replaced, and it is signaled.
     pub async fn execute(&self, request: Request) -> (Result<Success, RequestError>, RequestBuffer) {
-        let sends = &self.shared.sends;
-        let ticket = sends.cells.claim().await;
-        match self.shared.qp.post_send(request.wr_id(sends.wr_id(&ticket)).signaled()) {
+        let (ticket, wr_id) = self.claim_send().await;
+        match self.shared.qp.post_send(request.wr_id(wr_id).signaled()) {
             Ok(()) => outcome(ticket.posted().await),
             Err(Refused { error, given, .. }) => (Err(RequestError::Refused(error)), given.into_request_buffer()),
         }
     }
 
-    async fn typed<B: IntoRequestBuffer>(&self, request: Request) -> (Result<Success, RequestError>, B) {
+    /// Waits for a slot of the send queue. Returns it with the `wr_id` of its request.
+    pub(super) async fn claim_send(&self) -> (Ticket, u64) {
+        let sends = &self.shared.sends;
+        let ticket = sends.cells.claim().await;
+        let wr_id = sends.wr_id(&ticket);
+        (ticket, wr_id)
+    }
+
+    pub(super) fn owned(&self) -> &owned::QueuePair {
+        &self.shared.qp
+    }
+
+    pub(super) async fn typed<B: IntoRequestBuffer>(&self, request: Request) -> (Result<Success, RequestError>, B) {
         let (result, buffer) = self.execute(request).await;
         (result, B::from_request_buffer(buffer))
     }
@@ -233,12 +244,13 @@ impl QueuePair {
         Ok(ticket.posted())
     }
 
-    /// Returns the number of buffers, of sends and of receives, that came back after their futures were dropped.
+    /// Returns the number of requests, sends and receives, that were finished after their futures were dropped.
     pub fn abandoned(&self) -> u64 {
         self.shared.sends.cells.abandoned() + self.shared.receives.cells.abandoned()
     }
 
-    /// Returns the number of buffers in flight in the send queue and in the receive queue.
+    /// Returns the number of buffers in flight in the send queue and in the receive queue. Requests without a buffer
+    /// count too.
     pub fn buffers_in_flight(&self) -> (usize, usize) {
         self.shared.qp.buffers_in_flight()
     }

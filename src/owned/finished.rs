@@ -64,11 +64,15 @@ impl Finished {
     /// Returns the buffer, if the request succeeded.
     ///
     /// # Errors
-    /// The request failed, or its memory is a [`FileBuffer`](super::FileBuffer). In both cases the memory is dropped;
+    /// The request failed, its memory is a [`FileBuffer`](super::FileBuffer), or it has none. The memory is dropped;
     /// [`Finished::into_request_buffer`] returns it instead.
     pub fn into_buffer(self) -> Result<Buffer, NoBuffer> {
         self.result().map_err(NoBuffer::Failed)?;
-        self.buffer.into_buffer().ok_or(NoBuffer::File)
+        match self.buffer {
+            RequestBuffer::Buffer(buffer) => Ok(buffer),
+            RequestBuffer::File(_) => Err(NoBuffer::File),
+            RequestBuffer::None => Err(NoBuffer::None),
+        }
     }
 }
 
@@ -82,4 +86,7 @@ pub enum NoBuffer {
     /// Its memory is part of a file.
     #[error("the request's memory is part of a file; take it with into_request_buffer")]
     File,
+    /// It has no memory, like a FLUSH.
+    #[error("the request has no memory")]
+    None,
 }

@@ -34,8 +34,8 @@ use super::ledger::{OrderedLedger, UnorderedLedger};
 use super::request::{CompletedLength, Request, RequestBuffer};
 use crate::types::{Cause, CompletionSource, CompletionStatus, Qpn, RawCompletion};
 use crate::verbs::{
-    Completion, Error, ErrorKind, QueuePair, ReceiveRequest, Result, SharedReceiveQueue, SharedReceiveQueueAttributes,
-    SharedReceiveQueueBuilder,
+    Completion, Error, ErrorKind, MemoryWindow, MemoryWindowBind, QueuePair, ReceiveRequest, Result, Rkey, SendRequest,
+    SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder,
 };
 
 /// Memory that a device may be using.
@@ -138,6 +138,28 @@ impl Posted {
         result.map_err(|(error, buffer)| Refused::new(error, Request { buffer, settings }))
     }
 
+    /// Posts the bind of a memory window: of type 2 with a tag, otherwise of type 1. Returns the window's new key. The
+    /// request has no memory: the region belongs to the verbs tier, and the device looks window and region up by their
+    /// keys when it executes the request, so neither must outlive it.
+    pub(super) fn bind_mw(&self, window: &MemoryWindow, tag: Option<u8>, bind: &MemoryWindowBind<'_>) -> Result<Rkey> {
+        self.check_alive("bind_mw")?;
+        let mut batch = self.qp.send_batch()?;
+        let ledger = lock(&self.send);
+        check_room("bind_mw", &ledger)?;
+        let (request, key) = match tag {
+            Some(tag) => (SendRequest::bind_mw(window, tag, bind)?, window.rkey_with(tag)),
+            None => bind.request_of_type1(window, "bind_mw_type2")?,
+        };
+        batch.push(&request.wr_id(ledger.next_wr_id()))?;
+        let memory = InFlight::new(RequestBuffer::None);
+        let entry = Entry { memory, wr_id: bind.number(), outcome: CompletedLength::Unchanged };
+        enter_then_post(ledger, entry, || batch.post()).map_err(|(error, _no_memory)| error)?;
+        if tag.is_none() {
+            window.set_posted_key(key);
+        }
+        Ok(key)
+    }
+
     /// Posts a receive, as [`Posted::post_send`].
     pub(super) fn post_recv(&self, buffer: RequestBuffer, wr_id: u64) -> Result<(), Refused<RequestBuffer>> {
         let memory = InFlight::new(buffer);
@@ -146,8 +168,8 @@ impl Posted {
             let mut batch = self.qp.recv_batch()?;
             let ledger = lock(&self.receive);
             check_room("post_recv", &ledger)?;
-            let range = memory.request_buffer().range(memory.request_buffer().capacity())?;
-            batch.push(&ReceiveRequest::new(range).wr_id(ledger.next_wr_id()))?;
+            let ranges = memory.request_buffer().ranges(memory.request_buffer().capacity())?;
+            batch.push(&ReceiveRequest::new(ranges).wr_id(ledger.next_wr_id()))?;
             Ok((ledger, batch))
         })();
         let result = match opened {
@@ -284,8 +306,8 @@ impl PostedReceives {
             let mut batch = self.srq.recv_batch()?;
             let ledger = lock(&self.ledger);
             let number = ledger.next_wr_id().ok_or_else(|| full("post_srq_recv", ledger.limit()))?;
-            let range = memory.request_buffer().range(memory.request_buffer().capacity())?;
-            batch.push(&ReceiveRequest::new(range).wr_id(number))?;
+            let ranges = memory.request_buffer().ranges(memory.request_buffer().capacity())?;
+            batch.push(&ReceiveRequest::new(ranges).wr_id(number))?;
             Ok((ledger, number, batch))
         })();
         let result = match opened {
@@ -390,7 +412,7 @@ fn check_room(verb: &'static str, ledger: &OrderedLedger<Entry>) -> Result<()> {
 }
 
 fn full(verb: &'static str, limit: usize) -> Error {
-    let message = format!("{limit} buffers are in flight, as many as the queue holds; poll completions first");
+    let message = format!("{limit} requests are in flight, as many as the queue holds; poll completions first");
     Error::new(verb, ErrorKind::QueueFull, message)
 }
 

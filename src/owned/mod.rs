@@ -9,7 +9,7 @@
 //! | [`BufferPool`] | registered buffers in size classes; dropped buffers return to it |
 //! | [`Buffer`] | one of them, or a `Vec<u8>`, `Box<[u8]>` or `BytesMut` that moved in |
 //! | [`FileBuffer`] | part of a file; bytes are copied in and out |
-//! | [`Request`] | an operation and its buffer |
+//! | [`Request`] | an operation and its buffer, if it needs one |
 //! | [`QueuePair`] | posts requests and receives |
 //! | [`SharedReceiveQueue`] | receives for the messages of several queue pairs |
 //! | [`CompletionQueue`] | returns [`Finished`] requests, with their buffers |
@@ -54,6 +54,7 @@ mod exclusive;
 mod finished;
 mod in_flight;
 mod ledger;
+mod memory_window;
 mod pool;
 mod queue_pair;
 mod request;

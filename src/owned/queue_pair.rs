@@ -106,7 +106,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`verbs::QueuePair::post_send`](crate::verbs::QueuePair::post_send), with the request.
-    /// [`ErrorKind::QueueFull`] if as many buffers are in flight as the queue has slots.
+    /// [`ErrorKind::QueueFull`] if as many requests are in flight as the queue has slots.
     #[expect(clippy::result_large_err, reason = "the request comes back by value, as it went in")]
     pub fn post_send(&self, request: Request) -> Result<(), Refused<Request>> {
         self.posted.post_send(request)
@@ -133,7 +133,8 @@ impl QueuePair {
         }
     }
 
-    /// Returns the number of buffers in flight in the send queue and in the receive queue.
+    /// Returns the number of buffers in flight in the send queue and in the receive queue. Requests without a buffer
+    /// count too.
     pub fn buffers_in_flight(&self) -> (usize, usize) {
         (self.posted.in_flight(Side::Send), self.posted.in_flight(Side::Receive))
     }
@@ -172,6 +173,10 @@ impl QueuePair {
 
     fn end(&self) -> Result<Vec<Finished>> {
         self.posted.destroy(|| self.keep_completions())
+    }
+
+    pub(super) fn posted(&self) -> &Posted {
+        &self.posted
     }
 
     /// Polls completed receives of a shared queue from the device, before it removes their completions.

@@ -1,7 +1,7 @@
 //! Requests that own their memory, and the memory that moves into them.
 
 use super::buffer::{Buffer, FileBuffer};
-use crate::verbs::{self, RegionRange, RemoteMemory, Result, Rkey};
+use crate::verbs::{self, Error, ErrorKind, FlushFlags, RegionList, RegionRange, RemoteMemory, Result, Rkey};
 
 /// Memory that moves into a request and comes back with its completion.
 #[derive(Debug)]
@@ -11,6 +11,9 @@ pub enum RequestBuffer {
     Buffer(Buffer),
     /// Part of a file.
     File(FileBuffer),
+    /// No memory: for requests that move no bytes, such as a FLUSH, for messages without a payload, and for receives
+    /// that take only those or a WRITE with immediate.
+    None,
 }
 
 impl RequestBuffer {
@@ -18,7 +21,7 @@ impl RequestBuffer {
     pub fn into_buffer(self) -> Option<Buffer> {
         match self {
             RequestBuffer::Buffer(buffer) => Some(buffer),
-            RequestBuffer::File(_) => None,
+            RequestBuffer::File(_) | RequestBuffer::None => None,
         }
     }
 
@@ -26,7 +29,7 @@ impl RequestBuffer {
     pub fn into_file(self) -> Option<FileBuffer> {
         match self {
             RequestBuffer::File(file) => Some(file),
-            RequestBuffer::Buffer(_) => None,
+            RequestBuffer::Buffer(_) | RequestBuffer::None => None,
         }
     }
 
@@ -35,6 +38,7 @@ impl RequestBuffer {
         match self {
             RequestBuffer::Buffer(buffer) => buffer.len(),
             RequestBuffer::File(file) => file.len(),
+            RequestBuffer::None => 0,
         }
     }
 
@@ -48,6 +52,7 @@ impl RequestBuffer {
         match self {
             RequestBuffer::Buffer(buffer) => buffer.capacity(),
             RequestBuffer::File(file) => file.capacity(),
+            RequestBuffer::None => 0,
         }
     }
 
@@ -55,14 +60,27 @@ impl RequestBuffer {
         match self {
             RequestBuffer::Buffer(buffer) => buffer.set_len(len),
             RequestBuffer::File(file) => file.set_len(len),
+            RequestBuffer::None => debug_assert_eq!(len, 0, "no memory has bytes"),
         }
     }
 
-    /// Returns the first `len` bytes as a range; for [`super::in_flight`] alone.
-    pub(super) fn range(&self, len: usize) -> Result<RegionRange<'_>> {
+    /// Returns the first `len` bytes as a list of ranges; for [`super::in_flight`] alone.
+    pub(super) fn ranges(&self, len: usize) -> Result<RegionList<'_>> {
+        match self {
+            RequestBuffer::None if len == 0 => Ok(RegionList::EMPTY),
+            _ => Ok(self.range(len)?.into()),
+        }
+    }
+
+    /// Returns the first `len` bytes as one range; for [`super::in_flight`] alone.
+    fn range(&self, len: usize) -> Result<RegionRange<'_>> {
         match self {
             RequestBuffer::Buffer(buffer) => buffer.range(len),
             RequestBuffer::File(file) => file.range(len),
+            RequestBuffer::None => {
+                let message = format!("{len} bytes were asked for; the request has no memory");
+                Err(Error::new("post", ErrorKind::InvalidArgument, message))
+            }
         }
     }
 }
@@ -89,6 +107,9 @@ enum Operation {
     Read(RemoteMemory),
     CompareAndSwap(RemoteMemory, u64, u64),
     FetchAndAdd(RemoteMemory, u64),
+    AtomicWrite(RemoteMemory),
+    Flush(RemoteMemory, FlushFlags),
+    LocalInvalidate(Rkey),
 }
 
 /// Length of a buffer when its request is finished.
@@ -105,7 +126,9 @@ pub(super) enum CompletedLength {
 /// A request for the send queue that owns its memory.
 ///
 /// SEND and WRITE use the buffer's filled part. READ fills it with as many bytes as the peer's memory has, atomics with
-/// the original eight-byte value; if either fails, the length is 0.
+/// the original eight-byte value; if either fails, the length is 0. A FLUSH and a local invalidate have no memory: they
+/// come back with [`RequestBuffer::None`]. The peer executes the requests of one queue pair in the order in which they
+/// were posted.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -188,6 +211,67 @@ impl Request {
         Self::new(Operation::FetchAndAdd(remote, add), buffer)
     }
 
+    /// Creates an ATOMIC WRITE of the buffer's filled part, 8 bytes, to the start of `remote`, which must be aligned to
+    /// 8 bytes: one store. A reader that sees the new value also sees all earlier writes of this queue pair. See
+    /// [`verbs::SendRequest::atomic_write`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request};
+    /// # use rdma_verbs::verbs::{self, AccessFlags};
+    /// # let context = verbs::open("soft:127.45.1.21")?;
+    /// # let pd = context.alloc_pd()?;
+    /// # let cq = CompletionQueue::new(&context, 16)?;
+    /// # let qp = QueuePair::new(&pd, &cq, &cq)?;
+    /// # qp.connect(&qp.connection_info()?)?; // to itself
+    /// # let pool = BufferPool::new(&pd, 1 << 20)?;
+    /// let words = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)?;
+    /// let word = pool.copy_from(&7u64.to_ne_bytes())?;
+    /// qp.post_send(Request::atomic_write(word, words.remote()).signaled())?;
+    /// cq.wait(Duration::from_secs(10))?.into_buffer()?;
+    /// assert_eq!(words.load_acquire_u64(0)?, 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn atomic_write(buffer: impl Into<RequestBuffer>, remote: RemoteMemory) -> Self {
+        Self::new(Operation::AtomicWrite(remote), buffer)
+    }
+
+    /// Creates a FLUSH, which has no memory of its own. It completes when all earlier writes to `remote`, from any
+    /// source, are globally visible at the peer or persistent, as `flags` say. See [`verbs::SendRequest::flush`] for
+    /// the access flags that the peer needs.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request};
+    /// # use rdma_verbs::verbs::{self, AccessFlags, FlushFlags};
+    /// # let context = verbs::open("soft:127.45.1.22")?;
+    /// # let pd = context.alloc_pd()?;
+    /// # let cq = CompletionQueue::new(&context, 16)?;
+    /// let access = AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
+    /// let qp = QueuePair::with(&pd, &cq, &cq, |options| options.access(access))?;
+    /// # qp.connect(&qp.connection_info()?)?; // to itself
+    /// # let pool = BufferPool::new(&pd, 1 << 20)?;
+    /// let log = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::FLUSH_GLOBAL)?;
+    /// qp.post_send(Request::write(pool.copy_from(b"entry")?, log.remote()).wr_id(1))?;
+    /// qp.post_send(Request::flush(log.remote(), FlushFlags::GLOBAL).wr_id(2).signaled())?;
+    /// assert_eq!(*cq.wait(Duration::from_secs(10))?.into_buffer()?, *b"entry");
+    /// let flushed = cq.wait(Duration::from_secs(10))?;
+    /// flushed.result()?;
+    /// assert_eq!((flushed.wr_id(), flushed.request_buffer().capacity()), (2, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn flush(remote: RemoteMemory, flags: FlushFlags) -> Self {
+        Self::new(Operation::Flush(remote, flags), RequestBuffer::None)
+    }
+
+    /// Creates a local invalidate, which has no memory of its own: it invalidates a key of this host, for instance of a
+    /// bound window of type 2 before it is bound again. It begins when all earlier requests of this queue pair are
+    /// complete; later ones begin after it. Buffers have no key that can be invalidated. See
+    /// [`verbs::SendRequest::local_invalidate`].
+    pub fn local_invalidate(rkey: Rkey) -> Self {
+        Self::new(Operation::LocalInvalidate(rkey), RequestBuffer::None)
+    }
+
     fn new(operation: Operation, buffer: impl Into<RequestBuffer>) -> Self {
         let settings = Settings { wr_id: 0, operation, signaled: false, fence: false, solicited: false };
         Self { buffer: buffer.into(), settings }
@@ -229,20 +313,24 @@ impl Settings {
     pub(super) fn lower<'a>(&self, buffer: &'a RequestBuffer, wr_id: u64) -> Result<verbs::SendRequest<'a>> {
         use verbs::SendRequest;
 
-        let range = buffer.range(self.bytes_of(buffer))?;
+        let bytes = self.bytes_of(buffer);
+        let data = buffer.ranges(bytes)?;
         let mut request = match self.operation {
-            Operation::Send => SendRequest::send(range),
-            Operation::SendWithImmediate(immediate) => SendRequest::send_with_immediate(range, immediate),
-            Operation::SendWithInvalidate(rkey) => SendRequest::send_with_invalidate(range, rkey),
-            Operation::Write(remote) => SendRequest::write(range, remote),
+            Operation::Send => SendRequest::send(data),
+            Operation::SendWithImmediate(immediate) => SendRequest::send_with_immediate(data, immediate),
+            Operation::SendWithInvalidate(rkey) => SendRequest::send_with_invalidate(data, rkey),
+            Operation::Write(remote) => SendRequest::write(data, remote),
             Operation::WriteWithImmediate(remote, immediate) => {
-                SendRequest::write_with_immediate(range, remote, immediate)
+                SendRequest::write_with_immediate(data, remote, immediate)
             }
-            Operation::Read(remote) => SendRequest::read(range, remote),
+            Operation::Read(remote) => SendRequest::read(data, remote),
             Operation::CompareAndSwap(remote, compare, swap) => {
-                SendRequest::compare_and_swap(range, remote, compare, swap)
+                SendRequest::compare_and_swap(buffer.range(bytes)?, remote, compare, swap)
             }
-            Operation::FetchAndAdd(remote, add) => SendRequest::fetch_and_add(range, remote, add),
+            Operation::FetchAndAdd(remote, add) => SendRequest::fetch_and_add(buffer.range(bytes)?, remote, add),
+            Operation::AtomicWrite(remote) => SendRequest::atomic_write(data, remote),
+            Operation::Flush(remote, flags) => SendRequest::flush(remote, flags),
+            Operation::LocalInvalidate(rkey) => SendRequest::local_invalidate(rkey),
         };
         request = request.wr_id(wr_id);
         if self.signaled {

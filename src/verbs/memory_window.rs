@@ -96,6 +96,11 @@ impl MemoryWindow {
         Rkey(self.key.load(Ordering::Acquire) & !0xff | u32::from(tag))
     }
 
+    /// Records the key of the last posted bind of a window of type 1.
+    pub(crate) fn set_posted_key(&self, key: Rkey) {
+        self.key.store(key.0, Ordering::Release);
+    }
+
     /// Deallocates the window, bound or not (`ibv_dealloc_mw`): once it returns, no peer accesses memory through it.
     /// Dropping the window does the same.
     ///
@@ -173,6 +178,27 @@ impl<'a> MemoryWindowBind<'a> {
         request.bound_region = self.range.map(|range| range.region());
         request
     }
+
+    /// Returns the request that binds a window of type 1, and the window's new key, for
+    /// [`MemoryWindow::set_posted_key`] after it was posted. `instead` binds windows of type 2.
+    pub(crate) fn request_of_type1<'w>(
+        &self,
+        window: &'w MemoryWindow,
+        instead: &str,
+    ) -> Result<(SendRequest<'w>, Rkey)>
+    where
+        'a: 'w,
+    {
+        check_kind("bind_mw", window, MemoryWindowType::Type1, instead)?;
+        let old = window.key.load(Ordering::Acquire);
+        let key = Rkey(old & !0xff | (old.wrapping_add(1) & 0xff));
+        Ok((self.request(window, key), key))
+    }
+
+    /// Returns the number that [`MemoryWindowBind::wr_id`] set.
+    pub(crate) fn number(&self) -> u64 {
+        self.wr_id
+    }
 }
 
 /// Refuses a window, or a region to bind it to, of another opened device than the queue pair's: there, its key may
@@ -237,15 +263,13 @@ impl QueuePair {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn bind_mw(&self, window: &MemoryWindow, bind: &MemoryWindowBind<'_>) -> Result<Rkey> {
-        check_kind("bind_mw", window, MemoryWindowType::Type1, "SendRequest::bind_mw")?;
         // While the batch is open, no other thread posts to this queue. Two queue pairs that bind one window
         // concurrently may choose the same key; the later bind wins, as it would with two keys.
         let mut batch = self.send_batch()?;
-        let old = window.key.load(Ordering::Acquire);
-        let key = Rkey(old & !0xff | (old.wrapping_add(1) & 0xff));
-        batch.push(&bind.request(window, key))?;
+        let (request, key) = bind.request_of_type1(window, "SendRequest::bind_mw")?;
+        batch.push(&request)?;
         batch.post()?;
-        window.key.store(key.0, Ordering::Release);
+        window.set_posted_key(key);
         Ok(key)
     }
 }

@@ -4,5 +4,8 @@ mod api;
 mod owned;
 #[cfg(all(feature = "tokio", not(loom)))]
 mod owned_async;
+#[cfg(all(feature = "tokio", not(loom)))]
+mod owned_async_requests;
+mod owned_requests;
 mod owned_srq;
 mod soft;

@@ -9,16 +9,16 @@ use rdma_verbs::verbs::{
 };
 use support::{ALL_ACCESS, PATIENCE};
 
-struct End {
-    context: Context,
-    pd: ProtectionDomain,
-    cq: CompletionQueue,
-    pool: BufferPool,
-    qp: QueuePair,
+pub(super) struct End {
+    pub(super) context: Context,
+    pub(super) pd: ProtectionDomain,
+    pub(super) cq: CompletionQueue,
+    pub(super) pool: BufferPool,
+    pub(super) qp: QueuePair,
 }
 
 impl End {
-    fn open(address: &str, shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions) -> End {
+    pub(super) fn open(address: &str, shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions) -> End {
         let context = verbs::open(&format!("soft:{address}")).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = CompletionQueue::new(&context, 256).unwrap();
@@ -27,32 +27,32 @@ impl End {
         End { context, pd, cq, pool, qp }
     }
 
-    fn send(&self, wr_id: u64, bytes: &[u8]) -> Request {
+    pub(super) fn send(&self, wr_id: u64, bytes: &[u8]) -> Request {
         Request::send(self.pool.copy_from(bytes).unwrap()).wr_id(wr_id)
     }
 
-    fn post(&self, request: Request) {
+    pub(super) fn post(&self, request: Request) {
         self.qp.post_send(request).unwrap();
     }
 
-    fn receive(&self, wr_id: u64, len: usize) {
+    pub(super) fn receive(&self, wr_id: u64, len: usize) {
         self.qp.post_recv(self.pool.take(len).unwrap(), wr_id).unwrap();
     }
 
     #[track_caller]
-    fn next(&self) -> Finished {
+    pub(super) fn next(&self) -> Finished {
         self.cq.wait(PATIENCE).unwrap()
     }
 
     #[track_caller]
-    fn succeeds(&self, wr_id: u64) -> Buffer {
+    pub(super) fn succeeds(&self, wr_id: u64) -> Buffer {
         let finished = self.next();
         assert_eq!(finished.wr_id(), wr_id, "{finished:?}");
         finished.into_buffer().unwrap()
     }
 
     #[track_caller]
-    fn fails(&self, wr_id: u64, status: CompletionStatus) -> RequestBuffer {
+    pub(super) fn fails(&self, wr_id: u64, status: CompletionStatus) -> RequestBuffer {
         let finished = self.next();
         let failure = finished.result().expect_err("a failure");
         assert_eq!((finished.wr_id(), failure.status), (wr_id, status), "{}", self.qp.explain(&failure));
@@ -66,7 +66,7 @@ impl End {
         (region, remote)
     }
 
-    fn outstanding(&self) -> usize {
+    pub(super) fn outstanding(&self) -> usize {
         self.pool.stats().outstanding
     }
 }

@@ -30,23 +30,23 @@ fn runtimes() -> [Runtime; 2] {
 }
 
 /// Runs a test on a task of each runtime, with a time limit.
-fn on_both<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
+pub(super) fn on_both<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
     for runtime in runtimes() {
         let task = runtime.spawn(test());
         runtime.block_on(async { timeout(PATIENCE, task).await }).expect("in time").unwrap();
     }
 }
 
-struct End {
-    context: Context,
-    pd: ProtectionDomain,
-    cq: CompletionQueue,
-    pool: BufferPool,
-    qp: QueuePair,
+pub(super) struct End {
+    pub(super) context: Context,
+    pub(super) pd: ProtectionDomain,
+    pub(super) cq: CompletionQueue,
+    pub(super) pool: BufferPool,
+    pub(super) qp: QueuePair,
 }
 
 impl End {
-    fn open(address: &str, shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions) -> End {
+    pub(super) fn open(address: &str, shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions) -> End {
         let context = verbs::open(&format!("soft:{address}")).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = CompletionQueue::new(&context, 256).unwrap();
@@ -55,7 +55,7 @@ impl End {
         End { context, pd, cq, pool, qp }
     }
 
-    fn bytes(&self, bytes: &[u8]) -> Buffer {
+    pub(super) fn bytes(&self, bytes: &[u8]) -> Buffer {
         self.pool.copy_from(bytes).unwrap()
     }
 
@@ -65,12 +65,12 @@ impl End {
         (region, remote)
     }
 
-    fn outstanding(&self) -> usize {
+    pub(super) fn outstanding(&self) -> usize {
         self.pool.stats().outstanding
     }
 }
 
-fn connect(left: &QueuePair, right: &QueuePair) {
+pub(super) fn connect(left: &QueuePair, right: &QueuePair) {
     let (left_info, right_info) = (left.connection_info().unwrap(), right.connection_info().unwrap());
     left.connect(&right_info).unwrap();
     right.connect(&left_info).unwrap();
@@ -87,7 +87,7 @@ fn pair(first: u8) -> (End, End) {
     pair_with(first, |builder| builder)
 }
 
-fn failure(result: Result<verbs::Success, RequestError>) -> verbs::CompletionError {
+pub(super) fn failure(result: Result<verbs::Success, RequestError>) -> verbs::CompletionError {
     match result.expect_err("a failure") {
         RequestError::Failed(error) => error,
         other => panic!("it was not posted: {other}"),
@@ -177,7 +177,7 @@ fn many_tasks_share_a_queue_pair_and_a_task_uses_many() {
 }
 
 /// A future that is dropped after this many polls, whether it is woken or not.
-struct GivenUp<F> {
+pub(super) struct GivenUp<F> {
     future: Pin<Box<F>>,
     polls: usize,
 }
@@ -198,7 +198,7 @@ impl<F: Future> Future for GivenUp<F> {
     }
 }
 
-fn give_up<F: Future>(future: F, polls: usize) -> GivenUp<F> {
+pub(super) fn give_up<F: Future>(future: F, polls: usize) -> GivenUp<F> {
     GivenUp { future: Box::pin(future), polls }
 }
 
