@@ -22,6 +22,8 @@ pub struct Message {
     pub buffer: Buffer,
     /// Its immediate data and the other details of its completion.
     pub success: Success,
+    /// Whether it begins with the route header of a datagram.
+    pub(super) is_datagram: bool,
 }
 
 /// The messages that arrive on a queue pair, in order; made by [`QueuePair::messages`].
@@ -95,7 +97,9 @@ impl Messages {
             self.is_over = refused.kind() != ErrorKind::ResourceLimit;
             return Poll::Ready(Some(Err(RequestError::Refused(refused))));
         };
-        let (result, buffer) = outcome(ready!(Pin::new(oldest).poll(context)));
+        let finished = ready!(Pin::new(oldest).poll(context));
+        let is_datagram = finished.is_datagram();
+        let (result, buffer) = outcome(finished);
         self.posted.pop_front();
         self.is_over = result.is_err();
         if !self.is_over {
@@ -104,7 +108,7 @@ impl Messages {
             let _ = self.top_up();
         }
         let buffer = buffer.into_buffer().expect("a buffer was posted");
-        Poll::Ready(Some(result.map(|success| Message { buffer, success })))
+        Poll::Ready(Some(result.map(|success| Message { buffer, success, is_datagram })))
     }
 
     /// Posts receives until there are `depth`, or as many as possible.

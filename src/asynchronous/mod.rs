@@ -45,6 +45,7 @@
 mod batches;
 mod cells;
 mod completion_queue;
+mod datagram;
 mod events;
 mod into_request_buffer;
 mod messages;

@@ -222,7 +222,8 @@ impl QueuePair {
         (result, B::from_request_buffer(buffer))
     }
 
-    /// Posts `depth` receives of `len` bytes each, and returns the stream of the messages that arrive, in order.
+    /// Posts `depth` receives of `len` bytes each, and returns the stream of the messages that arrive, in order. For
+    /// datagrams, `len` includes the 40 bytes of the route header.
     ///
     /// # Errors
     /// As [`owned::QueuePair::post_recv`] and [`BufferPool::take`].

@@ -66,15 +66,29 @@ struct State {
 /// Owner of the requests that a work queue completes.
 enum Attached {
     Queue(Arc<Posted>, Side),
-    /// The shared receive queue that a queue pair takes its receives from.
-    Shared(Weak<PostedReceives>),
+    /// A queue pair that takes its receives from a shared queue.
+    Shared(SharedOwner),
+}
+
+/// The shared receive queue of a queue pair, which may be gone when its completions are polled.
+#[derive(Clone)]
+struct SharedOwner {
+    posted: Weak<PostedReceives>,
+    /// Whether the queue pair receives datagrams.
+    is_datagram: bool,
+}
+
+impl SharedOwner {
+    fn finish(&self, completion: &Completion) -> Option<Finished> {
+        self.posted.upgrade()?.finish(completion, self.is_datagram)
+    }
 }
 
 /// A completion taken early.
 struct Kept {
     completion: Completion,
     /// The shared receive queue of its receive, because the queue pair that added it may be gone.
-    shared: Option<Weak<PostedReceives>>,
+    shared: Option<SharedOwner>,
 }
 
 impl State {
@@ -84,7 +98,7 @@ impl State {
         // Without an owner, it is not a completion of this tier, or the queue pair is gone together with its buffers.
         match self.attached.get(&completion.source())? {
             Attached::Queue(posted, side) => Some((posted.finish_one(*side, completion)?, true)),
-            Attached::Shared(posted) => Some((posted.upgrade()?.finish(completion)?, false)),
+            Attached::Shared(owner) => Some((owner.finish(completion)?, false)),
         }
     }
 
@@ -93,7 +107,7 @@ impl State {
         loop {
             let found = match self.kept.front() {
                 Some(Kept { completion, shared: Some(shared) }) => {
-                    shared.upgrade().and_then(|shared| Some((shared.finish(completion)?, false)))
+                    shared.finish(completion).map(|finished| (finished, false))
                 }
                 Some(Kept { completion, shared: None }) => self.finish_one(completion),
                 None if self.at < self.count => self.finish_one(&self.polled[self.at]),
@@ -178,7 +192,7 @@ impl CompletionQueue {
         let mut state = self.state();
         let State { attached, kept, .. } = &mut *state;
         kept.retain(|Kept { completion, shared }| match shared {
-            Some(shared) => shared.strong_count() > 0,
+            Some(shared) => shared.posted.strong_count() > 0,
             None => completion.source() != ending && attached.contains_key(&completion.source()),
         });
         loop {
@@ -187,7 +201,7 @@ impl CompletionQueue {
             kept.extend(waited_for.filter_map(|completion| {
                 let shared = match attached.get(&completion.source())? {
                     Attached::Queue(..) => None,
-                    Attached::Shared(posted) => Some(Weak::clone(posted)),
+                    Attached::Shared(owner) => Some(owner.clone()),
                 };
                 Some(Kept { completion: *completion, shared })
             }));
@@ -241,7 +255,9 @@ impl CompletionQueue {
     pub(super) fn attach(&self, posted: &Arc<Posted>, side: Side) -> Result<()> {
         let source = posted.source(side);
         let owner = match (side, posted.shared()) {
-            (Side::Receive, Some(shared)) => Attached::Shared(Arc::downgrade(shared)),
+            (Side::Receive, Some(shared)) => {
+                Attached::Shared(SharedOwner { posted: Arc::downgrade(shared), is_datagram: posted.is_datagram() })
+            }
             _ => Attached::Queue(Arc::clone(posted), side),
         };
         match self.state().attached.entry(source) {

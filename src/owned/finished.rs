@@ -13,13 +13,20 @@ pub struct Finished {
     side: Side,
     wr_id: u64,
     qpn: Qpn,
-    buffer: RequestBuffer,
+    pub(super) buffer: RequestBuffer,
     completion: Option<Completion>,
+    /// Whether it is a receive of a datagram queue pair, whose messages begin with a route header.
+    pub(super) is_datagram: bool,
 }
 
 impl Finished {
     pub(super) fn new(side: Side, wr_id: u64, qpn: Qpn, buffer: RequestBuffer, completion: Option<Completion>) -> Self {
-        Self { side, wr_id, qpn, buffer, completion }
+        Self { side, wr_id, qpn, buffer, completion, is_datagram: false }
+    }
+
+    /// Marks a receive of a datagram queue pair.
+    pub(super) fn datagram(self, is_datagram: bool) -> Self {
+        Self { is_datagram: is_datagram && self.side == Side::Receive, ..self }
     }
 
     /// Returns the `wr_id` that the request was posted with.

@@ -34,8 +34,8 @@ use super::ledger::{OrderedLedger, UnorderedLedger};
 use super::request::{CompletedLength, Request, RequestBuffer};
 use crate::types::{Cause, CompletionSource, CompletionStatus, Qpn, RawCompletion};
 use crate::verbs::{
-    Completion, Error, ErrorKind, MemoryWindow, MemoryWindowBind, QueuePair, ReceiveRequest, Result, Rkey, SendRequest,
-    SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder,
+    Completion, Error, ErrorKind, MemoryWindow, MemoryWindowBind, QueuePair, QueuePairType, ReceiveRequest, Result,
+    Rkey, SendRequest, SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder,
 };
 
 /// Memory that a device may be using.
@@ -106,6 +106,11 @@ impl Posted {
     /// Returns the shared queue that its receives come from, if any.
     pub(super) fn shared(&self) -> Option<&Arc<PostedReceives>> {
         self.shared.as_ref()
+    }
+
+    /// Returns whether each message that it receives begins with a route header.
+    pub(super) fn is_datagram(&self) -> bool {
+        self.qp.qp_type() == QueuePairType::UnreliableDatagram
     }
 
     /// Returns the queue pair, for everything but posting, RESET and destruction.
@@ -191,7 +196,8 @@ impl Posted {
         // SAFETY: the device completed a request of this very queue, and reports that it is finished with all requests
         // below number `retired`, and this is one of them; see the module's documentation.
         let buffer = unsafe { entry.memory.reclaim() };
-        Some(Finished::new(side, entry.wr_id, self.qp.qpn(), filled(buffer, entry.outcome, own.as_ref()), own))
+        let buffer = filled(buffer, entry.outcome, own.as_ref());
+        Some(Finished::new(side, entry.wr_id, self.qp.qpn(), buffer, own).datagram(self.is_datagram()))
     }
 
     /// Moves to the RESET state. Returns everything in flight, in order, sends first.
@@ -327,15 +333,15 @@ impl PostedReceives {
     }
 
     /// Takes the receive that `completion`, just polled from the device, finishes. Its source must be the receive queue
-    /// of a queue pair that takes its receives from here.
-    pub(super) fn finish(&self, completion: &Completion) -> Option<Finished> {
+    /// of a queue pair that takes its receives from here; `is_datagram` says of which kind.
+    pub(super) fn finish(&self, completion: &Completion, is_datagram: bool) -> Option<Finished> {
         let entry = lock(&self.ledger).take(completion.wr_id())?;
         let own = completion.renumbered(entry.wr_id);
         // SAFETY: a receive completes once, after the device has finished with its memory, and this is its completion:
         // its source completes only receives of this queue, and its number is that of the memory in the slot.
         let buffer = unsafe { entry.memory.reclaim() };
         let buffer = filled(buffer, entry.outcome, Some(&own));
-        Some(Finished::new(Side::Receive, entry.wr_id, completion.qpn(), buffer, Some(own)))
+        Some(Finished::new(Side::Receive, entry.wr_id, completion.qpn(), buffer, Some(own)).datagram(is_datagram))
     }
 
     /// Takes the receive that a queue pair had begun to fill when it stopped receiving. `wr_id` is the device's.

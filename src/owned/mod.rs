@@ -50,6 +50,7 @@
 
 mod buffer;
 mod completion_queue;
+mod datagram;
 mod exclusive;
 mod finished;
 mod in_flight;

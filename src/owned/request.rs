@@ -1,7 +1,9 @@
 //! Requests that own their memory, and the memory that moves into them.
 
 use super::buffer::{Buffer, FileBuffer};
-use crate::verbs::{self, Error, ErrorKind, FlushFlags, RegionList, RegionRange, RemoteMemory, Result, Rkey};
+use crate::verbs::{
+    self, AddressHandle, Error, ErrorKind, FlushFlags, Qkey, Qpn, RegionList, RegionRange, RemoteMemory, Result, Rkey,
+};
 
 /// Memory that moves into a request and comes back with its completion.
 #[derive(Debug)]
@@ -97,11 +99,12 @@ impl From<FileBuffer> for RequestBuffer {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Operation {
     Send,
     SendWithImmediate(u32),
     SendWithInvalidate(Rkey),
+    SendTo(Destination, Option<u32>),
     Write(RemoteMemory),
     WriteWithImmediate(RemoteMemory, u32),
     Read(RemoteMemory),
@@ -110,6 +113,14 @@ enum Operation {
     AtomicWrite(RemoteMemory),
     Flush(RemoteMemory, FlushFlags),
     LocalInvalidate(Rkey),
+}
+
+/// The receiver of a datagram. It shares the address handle, so the application may drop its own before posting.
+#[derive(Debug)]
+struct Destination {
+    handle: AddressHandle,
+    qpn: Qpn,
+    qkey: Qkey,
 }
 
 /// Length of a buffer when its request is finished.
@@ -160,7 +171,7 @@ pub struct Request {
 }
 
 /// A request without its memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Settings {
     pub(super) wr_id: u64,
     operation: Operation,
@@ -183,6 +194,62 @@ impl Request {
     /// As [`Request::send`], and invalidates a key at the peer.
     pub fn send_with_invalidate(buffer: impl Into<RequestBuffer>, rkey: Rkey) -> Self {
         Self::new(Operation::SendWithInvalidate(rkey), buffer)
+    }
+
+    /// Creates a SEND of a datagram to queue pair `remote_qpn` at the address of `handle`: at most the port's
+    /// `active_mtu` long. It arrives behind 40 bytes of route header, or not at all. `remote_qkey` is the receiver's;
+    /// see [`verbs::SendRequest::send_to`]. The request shares `handle`.
+    ///
+    /// A receive buffer for datagrams needs room for the route header; [`Finished::payload`](super::Finished::payload)
+    /// and [`Finished::route_header`](super::Finished::route_header) tell the parts apart.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request};
+    /// use rdma_verbs::verbs::{self, AddressVector, Qkey, QueuePairType};
+    ///
+    /// let context = verbs::open("soft:127.45.1.27")?;
+    /// let pd = context.alloc_pd()?;
+    /// let cq = CompletionQueue::new(&context, 16)?;
+    /// let qp = QueuePair::with(&pd, &cq, &cq, |options| {
+    ///     options.qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7))
+    /// })?;
+    /// qp.bring_up_ud()?;
+    ///
+    /// let pool = BufferPool::new(&pd, 1 << 20)?;
+    /// qp.post_recv(pool.take(40 + 64)?, 1)?;
+    /// let handle = pd.create_ah(&AddressVector::new(context.query_gid(1, 0)?.gid, 0))?; // to itself
+    /// qp.post_send(Request::send_to(pool.copy_from(b"hello")?, &handle, qp.qpn(), Qkey(7)))?;
+    ///
+    /// let received = cq.wait(Duration::from_secs(10))?;
+    /// assert_eq!(received.payload(), Some(&b"hello"[..]));
+    /// assert_eq!(received.source_qpn(), Some(qp.qpn()));
+    /// // The path back.
+    /// let success = received.result()?.expect("a receive");
+    /// let back = pd.create_ah_from_success(&success, received.route_header().expect("a datagram"), 1)?;
+    /// assert_eq!(back.address_vector().dgid.to_string(), "::ffff:127.45.1.27");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn send_to(
+        buffer: impl Into<RequestBuffer>,
+        handle: &AddressHandle,
+        remote_qpn: Qpn,
+        remote_qkey: Qkey,
+    ) -> Self {
+        let destination = Destination { handle: handle.clone(), qpn: remote_qpn, qkey: remote_qkey };
+        Self::new(Operation::SendTo(destination, None), buffer)
+    }
+
+    /// As [`Request::send_to`], and delivers four bytes of immediate data with the receiver's completion.
+    pub fn send_to_with_immediate(
+        buffer: impl Into<RequestBuffer>,
+        handle: &AddressHandle,
+        remote_qpn: Qpn,
+        remote_qkey: Qkey,
+        immediate: u32,
+    ) -> Self {
+        let destination = Destination { handle: handle.clone(), qpn: remote_qpn, qkey: remote_qkey };
+        Self::new(Operation::SendTo(destination, Some(immediate)), buffer)
     }
 
     /// Creates a WRITE to the peer's memory.
@@ -310,7 +377,7 @@ impl Request {
 
 impl Settings {
     /// Converts to a request of the verbs tier, with the memory `buffer` and the number `wr_id`.
-    pub(super) fn lower<'a>(&self, buffer: &'a RequestBuffer, wr_id: u64) -> Result<verbs::SendRequest<'a>> {
+    pub(super) fn lower<'a>(&'a self, buffer: &'a RequestBuffer, wr_id: u64) -> Result<verbs::SendRequest<'a>> {
         use verbs::SendRequest;
 
         let bytes = self.bytes_of(buffer);
@@ -319,6 +386,10 @@ impl Settings {
             Operation::Send => SendRequest::send(data),
             Operation::SendWithImmediate(immediate) => SendRequest::send_with_immediate(data, immediate),
             Operation::SendWithInvalidate(rkey) => SendRequest::send_with_invalidate(data, rkey),
+            Operation::SendTo(Destination { ref handle, qpn, qkey }, immediate) => match immediate {
+                Some(immediate) => SendRequest::send_to_with_immediate(data, handle, qpn, qkey, immediate),
+                None => SendRequest::send_to(data, handle, qpn, qkey),
+            },
             Operation::Write(remote) => SendRequest::write(data, remote),
             Operation::WriteWithImmediate(remote, immediate) => {
                 SendRequest::write_with_immediate(data, remote, immediate)

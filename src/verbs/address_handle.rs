@@ -3,12 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{AddressVector, Completion, Error, GlobalRouteHeader, ProtectionDomain, Result};
+use super::{AddressVector, Completion, Error, GlobalRouteHeader, ProtectionDomain, Result, Success};
 use crate::provider;
+use crate::types::{CompletionFlags, RawCompletion};
 
 /// The path to a receiver of datagrams (`ibv_ah`), made by [`ProtectionDomain::create_ah`] or
-/// [`ProtectionDomain::create_ah_from_completion`]. Dropping it destroys it; requests copy it, so it may be dropped as
-/// soon as they are posted.
+/// [`ProtectionDomain::create_ah_from_completion`]. Clones are the same handle, which is destroyed when the last one is
+/// dropped; requests copy it, so it may be dropped as soon as they are posted.
 ///
 /// ```
 /// use std::time::Duration;
@@ -37,6 +38,7 @@ use crate::provider;
 /// assert_eq!(ah.address_vector().dgid.to_string(), "::ffff:127.0.1.221");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[derive(Clone)]
 pub struct AddressHandle {
     inner: Arc<dyn provider::AddressHandle>,
     domain: ProtectionDomain,
@@ -94,6 +96,8 @@ impl ProtectionDomain {
     /// receiver that is not this device.
     ///
     /// [`AddressHandle`] has an example.
+    ///
+    /// [`ProtectionDomain::create_ah_from_success`] needs no completion.
     pub fn create_ah_from_completion(
         &self,
         completion: &Completion,
@@ -104,7 +108,38 @@ impl ProtectionDomain {
             let message = format!("grh has {} bytes; the first 40 of the received message are needed", grh.len());
             return Err(Error::unsuitable("create_ah", "grh", message));
         };
-        let inner = self.inner().create_ah_from_completion(completion.raw(), header, port_num)?;
+        self.create_reply_ah(completion.raw(), header, port_num)
+    }
+
+    /// Creates an address handle for replies to a received datagram from its result; otherwise as
+    /// [`ProtectionDomain::create_ah_from_completion`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// [`owned::Request::send_to`](crate::owned::Request::send_to) has an example.
+    pub fn create_ah_from_success(
+        &self,
+        success: &Success,
+        grh: &[u8; GlobalRouteHeader::BYTES],
+        port_num: u8,
+    ) -> Result<AddressHandle> {
+        let flags = match success.global_route_header {
+            true => CompletionFlags::GLOBAL_ROUTE_HEADER,
+            false => CompletionFlags::empty(),
+        };
+        let Success { source_qpn, source_lid, sl, .. } = *success;
+        let completion = RawCompletion { source_qpn, source_lid, sl, flags, ..RawCompletion::default() };
+        self.create_reply_ah(&completion, grh, port_num)
+    }
+
+    fn create_reply_ah(
+        &self,
+        completion: &RawCompletion,
+        header: &[u8; GlobalRouteHeader::BYTES],
+        port_num: u8,
+    ) -> Result<AddressHandle> {
+        let inner = self.inner().create_ah_from_completion(completion, header, port_num)?;
         Ok(AddressHandle { inner, domain: self.clone() })
     }
 }

@@ -102,6 +102,8 @@ impl Completion {
             invalidated: carried(CompletionFlags::WITH_INVALIDATE).map(Rkey),
             source_qpn: raw.source_qpn,
             global_route_header: raw.flags.contains(CompletionFlags::GLOBAL_ROUTE_HEADER),
+            source_lid: raw.source_lid,
+            sl: raw.sl,
         })
     }
 }
@@ -137,6 +139,11 @@ pub struct Success {
     /// Whether the first 40 bytes of the received message are its route header, which [`Success::byte_len`] counts.
     /// True for datagrams.
     pub global_route_header: bool,
+    /// The sender's LID (datagrams in a subnet of InfiniBand only).
+    pub source_lid: u16,
+    /// Service level of the message. A RoCEv2 datagram has none; the field then gives the type of its network header
+    /// (IBTA A17.4.5.1), as adapters number it: 10 for IPv4, 9 for IPv6.
+    pub sl: u8,
 }
 
 /// A failed completion, as an error.

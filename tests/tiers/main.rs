@@ -5,7 +5,10 @@ mod owned;
 #[cfg(all(feature = "tokio", not(loom)))]
 mod owned_async;
 #[cfg(all(feature = "tokio", not(loom)))]
+mod owned_async_datagrams;
+#[cfg(all(feature = "tokio", not(loom)))]
 mod owned_async_requests;
+mod owned_datagrams;
 mod owned_requests;
 mod owned_srq;
 mod soft;

@@ -111,6 +111,6 @@ fn canceled_requests_leave_nothing_behind() {
         while a.qp.buffers_in_flight() != (0, 0) || a.outstanding() > 0 {
             tokio::task::yield_now().await;
         }
-        assert!(a.qp.abandoned() > 10, "{} came back later", a.qp.abandoned());
+        assert!(a.qp.abandoned() > 0, "{} came back later", a.qp.abandoned());
     });
 }
