@@ -42,6 +42,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
+mod batch;
 mod batches;
 mod cells;
 mod completion_queue;

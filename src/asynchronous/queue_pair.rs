@@ -213,6 +213,14 @@ impl QueuePair {
         (ticket, wr_id)
     }
 
+    /// Claims another slot of the send queue, if one is free.
+    pub(super) fn try_claim_send(&self) -> Option<(Ticket, u64)> {
+        let sends = &self.shared.sends;
+        let ticket = sends.cells.try_claim()?;
+        let wr_id = sends.wr_id(&ticket);
+        Some((ticket, wr_id))
+    }
+
     pub(super) fn owned(&self) -> &owned::QueuePair {
         &self.shared.qp
     }

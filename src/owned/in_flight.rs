@@ -29,13 +29,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Refused;
+use super::batch::PartlyPosted;
 use super::finished::Finished;
 use super::ledger::{OrderedLedger, UnorderedLedger};
 use super::request::{CompletedLength, Request, RequestBuffer};
 use crate::types::{Cause, CompletionSource, CompletionStatus, Qpn, RawCompletion};
 use crate::verbs::{
     Completion, Error, ErrorKind, MemoryWindow, MemoryWindowBind, QueuePair, QueuePairType, ReceiveRequest, Result,
-    Rkey, SendRequest, SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder,
+    Rkey, SendBatch, SendRequest, SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder,
 };
 
 /// Memory that a device may be using.
@@ -141,6 +142,33 @@ impl Posted {
             Err(error) => Err((error, unsafe { memory.reclaim() })),
         };
         result.map_err(|(error, buffer)| Refused::new(error, Request { buffer, settings }))
+    }
+
+    /// Posts requests in order with one doorbell, until one is refused, and takes the posted ones out of `requests`.
+    pub(super) fn post_send_all(&self, requests: &mut Vec<Request>) -> Result<(), PartlyPosted> {
+        let nothing = |error| PartlyPosted::new(0, error);
+        self.check_alive("post_send").map_err(nothing)?;
+        let mut batch = self.qp.send_batch().map_err(nothing)?;
+        let mut ledger = lock(&self.send);
+        let mut accepted = 0;
+        let refused = requests.iter_mut().find_map(|request| {
+            let refused = push_and_enter(&mut batch, &mut ledger, request).err();
+            accepted += usize::from(refused.is_none());
+            refused
+        });
+        if accepted > 0
+            && let Err(error) = batch.post()
+        {
+            for request in requests[..accepted].iter_mut().rev() {
+                let entry = ledger.withdraw().expect("put there just now");
+                // SAFETY: the batch was refused as a whole, so the device has nothing.
+                request.buffer = unsafe { entry.memory.reclaim() };
+            }
+            return Err(nothing(error));
+        }
+        drop(ledger);
+        requests.drain(..accepted);
+        refused.map_or(Ok(()), |error| Err(PartlyPosted::new(accepted, error)))
     }
 
     /// Posts the bind of a memory window: of type 2 with a tag, otherwise of type 1. Returns the window's new key. The
@@ -435,6 +463,30 @@ fn enter_then_post(
     let entry = ledger.withdraw().expect("put there just now");
     // SAFETY: the batch was refused as a whole, so the device has nothing.
     Err((error, unsafe { entry.memory.reclaim() }))
+}
+
+/// Adds a request to an open batch, and its memory to the ledger, which stays locked until the batch is posted or its
+/// memory withdrawn; [`enter_then_post`] says what a panic means.
+fn push_and_enter(
+    batch: &mut SendBatch<'_>,
+    ledger: &mut OrderedLedger<Entry>,
+    Request { buffer, settings }: &mut Request,
+) -> Result<()> {
+    check_room("post_send", ledger)?;
+    let outcome = settings.outcome(buffer);
+    let memory = InFlight::new(std::mem::replace(buffer, RequestBuffer::None));
+    let lowered = settings.lower(memory.request_buffer(), ledger.next_wr_id());
+    match lowered.and_then(|request| batch.push(&request).map(|_| ())) {
+        Ok(()) => {
+            ledger.enter(Entry { memory, wr_id: settings.wr_id, outcome });
+            Ok(())
+        }
+        Err(error) => {
+            // SAFETY: the batch does not have a request that it refused, so the device never gets it.
+            *buffer = unsafe { memory.reclaim() };
+            Err(error)
+        }
+    }
 }
 
 /// Returns the completion of a request that RESET or destruction removed from the device.

@@ -48,6 +48,7 @@
 //! ```
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
+mod batch;
 mod buffer;
 mod completion_queue;
 mod datagram;
@@ -63,6 +64,7 @@ mod shared_receive;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+pub use batch::PartlyPosted;
 pub use buffer::{Buffer, FileBuffer, Refused};
 pub use completion_queue::CompletionQueue;
 pub use finished::{Finished, NoBuffer};

@@ -3,7 +3,7 @@
 //! threads included.
 
 use rdma_verbs::owned::{self, BufferPool, Request};
-use rdma_verbs::verbs::{self, AccessFlags, Completion, ReceiveRequest, SendRequest};
+use rdma_verbs::verbs::{self, AccessFlags, Completion, FlushFlags, ReceiveRequest, SendRequest};
 use support::PATIENCE;
 use support::allocator;
 use support::process::alone;
@@ -58,6 +58,7 @@ fn nothing_is_allocated_per_request() {
         assert_eq!(allocations("verbs tier", verbs_tier("127.90.2.1")), 0);
         assert_eq!(allocations("owned tier", owned_tier("127.90.2.2")), 0);
         assert_eq!(allocations("owned tier, shared receive queue", owned_shared("127.43.2.2")), 0);
+        assert_eq!(allocations("owned tier, in batches", owned_batches("127.90.2.3")), 0);
     });
 }
 
@@ -141,6 +142,34 @@ fn owned_tier(address: &str) -> impl FnMut(usize) {
             }
         }
         assert_eq!(pool.stats().outstanding, 0);
+    }
+}
+
+/// Rounds of WRITE, ATOMIC WRITE and FLUSH, each round with one doorbell.
+fn owned_batches(address: &str) -> impl FnMut(usize) {
+    let context = verbs::open(&format!("soft:{address}")).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = owned::CompletionQueue::new(&context, 256).unwrap();
+    let grant = AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
+    let qp = owned::QueuePair::with(&pd, &cq, &cq, |options| options.access(grant)).unwrap();
+    qp.connect(&qp.connection_info().unwrap()).unwrap();
+    let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | grant).unwrap();
+    let pool = BufferPool::new(&pd, 1 << 20).unwrap();
+    let mut batch = Vec::with_capacity(DEPTH);
+    move |requests| {
+        for _ in 0..requests / DEPTH {
+            for _ in 0..DEPTH / 4 {
+                batch.push(Request::write(pool.copy_from(&[7; 64]).unwrap(), mr.remote()));
+                batch.push(Request::atomic_write(pool.copy_from(&[7; 8]).unwrap(), mr.remote()));
+                batch.push(Request::flush(mr.remote(), FlushFlags::GLOBAL));
+                batch.push(Request::flush(mr.remote(), FlushFlags::GLOBAL).signaled());
+            }
+            qp.post_send_all(&mut batch).unwrap();
+            for _ in 0..DEPTH {
+                cq.wait(PATIENCE).unwrap().result().unwrap();
+            }
+        }
+        assert_eq!((pool.stats().outstanding, qp.buffers_in_flight()), (0, (0, 0)));
     }
 }
 

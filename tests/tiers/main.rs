@@ -5,9 +5,12 @@ mod owned;
 #[cfg(all(feature = "tokio", not(loom)))]
 mod owned_async;
 #[cfg(all(feature = "tokio", not(loom)))]
+mod owned_async_batches;
+#[cfg(all(feature = "tokio", not(loom)))]
 mod owned_async_datagrams;
 #[cfg(all(feature = "tokio", not(loom)))]
 mod owned_async_requests;
+mod owned_batches;
 mod owned_datagrams;
 mod owned_requests;
 mod owned_srq;
