@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
@@ -10,7 +11,7 @@ use super::cells::Cells;
 use super::notifier::Notifier;
 use super::queue_pair::Shared as QueuePairShared;
 use crate::owned::{self, Finished};
-use crate::verbs::{Context, Error, ErrorKind, Notify, Result};
+use crate::verbs::{CompletionQueueNumber, Context, Error, ErrorKind, Notify, Result};
 
 /// Number of empty polls before the dispatcher sleeps; other tasks run between them.
 const POLLS: usize = 8;
@@ -95,6 +96,35 @@ impl CompletionQueue {
     /// Returns the open device that it belongs to.
     pub fn context(&self) -> &Context {
         self.handle.core.cq.context()
+    }
+
+    /// Returns the capacity in completions.
+    pub fn cqe(&self) -> u32 {
+        self.handle.core.cq.cqe()
+    }
+
+    /// Returns the number by which asynchronous events name the queue.
+    pub fn number(&self) -> CompletionQueueNumber {
+        self.handle.core.cq.number()
+    }
+
+    /// Changes the number of completions that fit; see
+    /// [`verbs::CompletionQueue::resize`](crate::verbs::CompletionQueue::resize).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn resize(&self, cqe: u32) -> Result<()> {
+        self.handle.core.cq.resize(cqe)
+    }
+
+    /// Delays the event on the channel until `cq_count` completions were added, or `cq_period` has passed; see
+    /// [`verbs::CompletionQueue::moderate`](crate::verbs::CompletionQueue::moderate). While its task sleeps,
+    /// it is woken that late.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {
+        self.handle.core.cq.moderate(cq_count, cq_period)
     }
 
     pub(super) fn owned(&self) -> &owned::CompletionQueue {

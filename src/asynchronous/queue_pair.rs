@@ -8,8 +8,9 @@ use super::completion_queue::CompletionQueue;
 use super::{IntoRequestBuffer, Messages, RequestError};
 use crate::owned::{self, BufferPool, Finished, Refused, Request, RequestBuffer};
 use crate::verbs::{
-    CompletionError, ConnectOptions, ConnectionInfo, Counters, ProtectionDomain, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairStatus, RateLimit, RemoteMemory, Result, Success,
+    AsyncEvent, CompletionError, ConnectOptions, ConnectionInfo, Counters, ProtectionDomain, Qpn, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairOptions, QueuePairReport, QueuePairState, QueuePairStatus, RateLimit, RemoteMemory,
+    Result, Success,
 };
 
 /// A queue pair whose requests are futures: a buffer goes in, and comes back with the result.
@@ -359,9 +360,30 @@ impl QueuePair {
         self.shared.qp.counters()
     }
 
+    /// Returns what it recorded about itself and its peer since it was connected; see
+    /// [`verbs::QueuePair::report`](crate::verbs::QueuePair::report).
+    ///
+    /// # Errors
+    /// The queue pair is destroyed.
+    pub fn report(&self) -> Result<QueuePairReport> {
+        self.shared.qp.report()
+    }
+
     /// Explains a failure; see [`verbs::QueuePair::explain`](crate::verbs::QueuePair::explain).
     pub fn explain(&self, error: &CompletionError) -> String {
         self.shared.qp.explain(error)
+    }
+
+    /// Explains an asynchronous event of this queue pair or of its completion queue; see
+    /// [`verbs::QueuePair::explain_event`](crate::verbs::QueuePair::explain_event).
+    pub fn explain_event(&self, event: &AsyncEvent) -> String {
+        self.shared.qp.explain_event(event)
+    }
+
+    /// Explains the state of the connection: why nothing completes, or that nothing is wrong; see
+    /// [`verbs::QueuePair::explain_state`](crate::verbs::QueuePair::explain_state).
+    pub fn explain_state(&self) -> String {
+        self.shared.qp.explain_state()
     }
 }
 

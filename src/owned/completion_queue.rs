@@ -9,7 +9,9 @@ use std::time::Duration;
 use super::finished::Finished;
 use super::in_flight::{Posted, PostedReceives, Side};
 use crate::types::CompletionSource;
-use crate::verbs::{self, Completion, CompletionChannel, Context, Error, ErrorKind, Notify, Result, poll_until};
+use crate::verbs::{
+    self, Completion, CompletionChannel, CompletionQueueNumber, Context, Error, ErrorKind, Notify, Result, poll_until,
+};
 
 /// Number of completions taken from the device at a time.
 const BATCH: usize = 16;
@@ -238,6 +240,30 @@ impl CompletionQueue {
     /// Returns the capacity in completions.
     pub fn cqe(&self) -> u32 {
         self.shared.queue.cqe()
+    }
+
+    /// Returns the number by which asynchronous events name the queue.
+    pub fn number(&self) -> CompletionQueueNumber {
+        self.shared.queue.number()
+    }
+
+    /// Changes the number of completions that fit; see
+    /// [`verbs::CompletionQueue::resize`](crate::verbs::CompletionQueue::resize).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn resize(&self, cqe: u32) -> Result<()> {
+        self.shared.queue.resize(cqe)
+    }
+
+    /// Delays the event on the channel until `cq_count` completions were added, or `cq_period` has passed; see
+    /// [`verbs::CompletionQueue::moderate`](crate::verbs::CompletionQueue::moderate). Polling is
+    /// unaffected.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {
+        self.shared.queue.moderate(cq_count, cq_period)
     }
 
     pub(super) fn is_same(&self, other: &Self) -> bool {

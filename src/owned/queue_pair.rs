@@ -11,8 +11,9 @@ use super::request::{Request, RequestBuffer};
 use super::shared_receive::SharedReceiveQueue;
 use crate::types::CompletionSource;
 use crate::verbs::{
-    CompletionError, ConnectOptions, ConnectionInfo, Context, Counters, Error, ErrorKind, ProtectionDomain, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairStatus, RateLimit, Result,
+    AsyncEvent, CompletionError, ConnectOptions, ConnectionInfo, Context, Counters, Error, ErrorKind, ProtectionDomain,
+    Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairReport, QueuePairState,
+    QueuePairStatus, RateLimit, Result,
 };
 
 /// A queue pair whose requests own their memory.
@@ -287,9 +288,30 @@ impl QueuePair {
         self.posted.qp().counters()
     }
 
+    /// Returns what it recorded about itself and its peer since it was connected; see
+    /// [`verbs::QueuePair::report`](crate::verbs::QueuePair::report).
+    ///
+    /// # Errors
+    /// The queue pair is destroyed.
+    pub fn report(&self) -> Result<QueuePairReport> {
+        self.posted.qp().report()
+    }
+
     /// Explains a failure; see [`verbs::QueuePair::explain`](crate::verbs::QueuePair::explain).
     pub fn explain(&self, error: &CompletionError) -> String {
         self.posted.qp().explain(error)
+    }
+
+    /// Explains an asynchronous event of this queue pair or of its completion queue; see
+    /// [`verbs::QueuePair::explain_event`](crate::verbs::QueuePair::explain_event).
+    pub fn explain_event(&self, event: &AsyncEvent) -> String {
+        self.posted.qp().explain_event(event)
+    }
+
+    /// Explains the state of the connection: why nothing completes, or that nothing is wrong; see
+    /// [`verbs::QueuePair::explain_state`](crate::verbs::QueuePair::explain_state).
+    pub fn explain_state(&self) -> String {
+        self.posted.qp().explain_state()
     }
 }
 

@@ -12,6 +12,7 @@ mod owned_async_datagrams;
 mod owned_async_requests;
 mod owned_batches;
 mod owned_datagrams;
+mod owned_reports;
 mod owned_requests;
 mod owned_srq;
 mod soft;
