@@ -10,6 +10,7 @@ use tokio::task::AbortHandle;
 use super::cells::Cells;
 use super::notifier::Notifier;
 use super::queue_pair::Shared as QueuePairShared;
+use super::shared_receive::SharedReceives;
 use crate::owned::{self, Finished};
 use crate::verbs::{CompletionQueueNumber, Context, Error, ErrorKind, Notify, Result};
 
@@ -20,9 +21,9 @@ const BUDGET: usize = 64;
 
 /// A completion queue for asynchronous [`QueuePair`](super::QueuePair)s. Clones are the same queue.
 ///
-/// A task of its own polls it and wakes the futures of finished requests. The task ends when the queue and its queue
-/// pairs are dropped. If it ends earlier, with the runtime or because of an overflow, the queue pairs are destroyed:
-/// their requests fail, and their buffers come back.
+/// A task of its own polls it and wakes the futures of finished requests. The task ends when the queue, its queue pairs
+/// and its shared receive queues are dropped. If it ends earlier, with the runtime or because of an overflow, these are
+/// destroyed: their requests fail, and their buffers come back.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -70,9 +71,16 @@ struct Core {
 /// Recipients of finished requests: the upper half of a `wr_id` is the route, the lower half the cell.
 #[derive(Default)]
 struct Routes {
-    cells: HashMap<u32, (Arc<Cells>, Weak<QueuePairShared>)>,
+    cells: HashMap<u32, (Arc<Cells>, Owner)>,
     next: u32,
     is_closed: bool,
+}
+
+/// The object whose futures wait in the cells of a route; it is destroyed when the task ends.
+#[derive(Clone)]
+enum Owner {
+    QueuePair(Weak<QueuePairShared>),
+    Shared(Weak<SharedReceives>),
 }
 
 impl CompletionQueue {
@@ -153,8 +161,22 @@ impl CompletionQueue {
             return Err(closed());
         }
         for (route, cells) in queue_pair.routes() {
-            routes.cells.insert(route, (Arc::clone(cells), Arc::downgrade(queue_pair)));
+            routes.cells.insert(route, (Arc::clone(cells), Owner::QueuePair(Arc::downgrade(queue_pair))));
         }
+        Ok(())
+    }
+
+    /// Delivers to the cells of a shared receive queue from now on; as [`CompletionQueue::add_routes`].
+    ///
+    /// # Errors
+    /// The task has ended.
+    pub(super) fn add_shared(&self, receives: &Arc<SharedReceives>) -> Result<()> {
+        let mut routes = self.handle.core.routes();
+        if routes.is_closed {
+            return Err(closed());
+        }
+        let (route, cells) = receives.route();
+        routes.cells.insert(route, (Arc::clone(cells), Owner::Shared(Arc::downgrade(receives))));
         Ok(())
     }
 
@@ -201,15 +223,26 @@ impl Core {
         }
     }
 
-    /// Destroys the remaining queue pairs, so that no future waits forever.
+    /// Destroys the remaining queue pairs and then the shared receive queues, so that no future waits forever.
     fn close(&self) {
-        let queue_pairs: Vec<_> = {
+        let owners: Vec<Owner> = {
             let mut routes = self.routes();
             routes.is_closed = true;
-            routes.cells.values().map(|(_, queue_pair)| Weak::clone(queue_pair)).collect()
+            routes.cells.values().map(|(_, owner)| owner.clone()).collect()
         };
-        for queue_pair in queue_pairs.iter().filter_map(Weak::upgrade) {
-            queue_pair.shut_down();
+        for owner in &owners {
+            if let Owner::QueuePair(queue_pair) = owner
+                && let Some(queue_pair) = queue_pair.upgrade()
+            {
+                queue_pair.shut_down();
+            }
+        }
+        for owner in &owners {
+            if let Owner::Shared(receives) = owner
+                && let Some(receives) = receives.upgrade()
+            {
+                receives.shut_down();
+            }
         }
     }
 

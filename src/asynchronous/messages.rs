@@ -11,7 +11,8 @@ use futures_core::Stream;
 use super::RequestError;
 use super::cells::Ticket;
 use super::queue_pair::{QueuePair, outcome};
-use crate::owned::{Buffer, BufferPool, Refused};
+use super::shared_receive::SharedReceiveQueue;
+use crate::owned::{Buffer, BufferPool, Finished, Refused, RequestBuffer};
 use crate::verbs::{Error, ErrorKind, Result, Success};
 
 /// A message that arrived.
@@ -26,11 +27,13 @@ pub struct Message {
     pub(super) is_datagram: bool,
 }
 
-/// The messages that arrive on a queue pair, in order; made by [`QueuePair::messages`].
+/// The messages that arrive on a queue pair, in order, or on the queue pairs of a shared receive queue; made by
+/// [`QueuePair::messages`] and [`SharedReceiveQueue::messages`].
 ///
 /// A bounded number of receives is posted, each with a buffer of the pool; each message that is taken is replaced by
-/// another receive. If the pool is exhausted, fewer are posted until buffers come back. The stream ends after the first
-/// failure, such as the flush when the queue pair goes to the error state. When the stream is dropped, posted receives
+/// another receive. If the pool is exhausted, fewer are posted until buffers come back. The stream of a queue pair ends
+/// after the first failure, such as the flush when it goes to the error state; that of a shared queue when the queue is
+/// destroyed, because each queue pair fails alone. When the stream is dropped, posted receives
 /// stay posted until they are filled or flushed.
 ///
 /// ```
@@ -55,7 +58,7 @@ pub struct Message {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Messages {
-    qp: QueuePair,
+    source: Source,
     pool: BufferPool,
     len: usize,
     depth: usize,
@@ -63,15 +66,55 @@ pub struct Messages {
     is_over: bool,
 }
 
+/// The queue that the receives are posted to.
+pub(super) enum Source {
+    QueuePair(QueuePair),
+    Shared(SharedReceiveQueue),
+}
+
+impl From<QueuePair> for Source {
+    fn from(qp: QueuePair) -> Self {
+        Source::QueuePair(qp)
+    }
+}
+
+impl From<SharedReceiveQueue> for Source {
+    fn from(srq: SharedReceiveQueue) -> Self {
+        Source::Shared(srq)
+    }
+}
+
+impl Source {
+    /// Returns the name of its size, and its value.
+    fn size(&self) -> (&'static str, u32) {
+        match self {
+            Source::QueuePair(qp) => ("max_recv_wr", qp.cap().max_recv_wr),
+            Source::Shared(srq) => ("max_wr", srq.max_wr()),
+        }
+    }
+
+    /// Returns whether its receives finish in the order in which they were posted, and after a failure none succeeds.
+    fn is_ordered(&self) -> bool {
+        matches!(self, Source::QueuePair(_))
+    }
+
+    fn try_post_recv(&self, buffer: RequestBuffer) -> Result<Option<Ticket>, Refused<RequestBuffer>> {
+        match self {
+            Source::QueuePair(qp) => qp.try_post_recv(buffer),
+            Source::Shared(srq) => srq.try_post_recv(buffer),
+        }
+    }
+}
+
 impl Messages {
-    pub(super) fn new(qp: QueuePair, pool: BufferPool, len: usize, depth: usize) -> Result<Self> {
-        let max = qp.cap().max_recv_wr as usize;
-        if depth == 0 || depth > max {
-            let message = format!("depth is {depth}; allowed are 1 to max_recv_wr, {max}");
-            return Err(Error::out_of_range("messages", "depth", depth as u64, 1..=max as u64, message));
+    pub(super) fn new(source: Source, pool: BufferPool, len: usize, depth: usize) -> Result<Self> {
+        let (name, max) = source.size();
+        if depth == 0 || depth > max as usize {
+            let message = format!("depth is {depth}; allowed are 1 to {name}, {max}");
+            return Err(Error::out_of_range("messages", "depth", depth as u64, 1..=u64::from(max), message));
         }
         let posted = VecDeque::with_capacity(depth);
-        let mut messages = Self { qp, pool, len, depth, posted, is_over: false };
+        let mut messages = Self { source, pool, len, depth, posted, is_over: false };
         messages.top_up()?;
         Ok(messages)
     }
@@ -90,18 +133,17 @@ impl Messages {
             return Poll::Ready(None);
         }
         let refused = self.top_up().err();
-        let Some(oldest) = self.posted.front_mut() else {
+        if self.posted.is_empty() {
             let refused = refused.unwrap_or_else(|| {
-                Error::new("messages", ErrorKind::QueueFull, "other receives fill the queue pair's receive queue")
+                Error::new("messages", ErrorKind::QueueFull, "other receives fill the receive queue")
             });
             self.is_over = refused.kind() != ErrorKind::ResourceLimit;
             return Poll::Ready(Some(Err(RequestError::Refused(refused))));
-        };
-        let finished = ready!(Pin::new(oldest).poll(context));
+        }
+        let finished = ready!(self.poll_finished(context));
         let is_datagram = finished.is_datagram();
         let (result, buffer) = outcome(finished);
-        self.posted.pop_front();
-        self.is_over = result.is_err();
+        self.is_over = result.is_err() && self.source.is_ordered();
         if !self.is_over {
             // While the application processes the message, receives are posted for the next ones. If no buffer can be
             // posted now, the next poll reports it.
@@ -111,11 +153,24 @@ impl Messages {
         Poll::Ready(Some(result.map(|success| Message { buffer, success, is_datagram })))
     }
 
+    /// Takes the first finished receive, in the order in which they were posted. A queue pair takes the receives of a
+    /// shared queue in this order too, so each one's messages stay in order.
+    fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<Finished> {
+        let candidates = if self.source.is_ordered() { 1 } else { self.posted.len() };
+        for index in 0..candidates {
+            if let Poll::Ready(finished) = Pin::new(&mut self.posted[index]).poll(context) {
+                self.posted.remove(index);
+                return Poll::Ready(finished);
+            }
+        }
+        Poll::Pending
+    }
+
     /// Posts receives until there are `depth`, or as many as possible.
     fn top_up(&mut self) -> Result<()> {
         while self.posted.len() < self.depth {
             let buffer = self.pool.take(self.len)?;
-            match self.qp.try_post_recv(buffer.into()).map_err(|Refused { error, .. }| error)? {
+            match self.source.try_post_recv(buffer.into()).map_err(|Refused { error, .. }| error)? {
                 Some(ticket) => self.posted.push_back(ticket),
                 None => break,
             }

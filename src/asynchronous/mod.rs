@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`QueuePair`] | requests are futures: `send(buffer).await` returns the result and the buffer |
 //! | [`CompletionQueue`] | the task that wakes them |
+//! | [`SharedReceiveQueue`] | receives for the messages of several queue pairs |
 //! | [`Messages`] | received messages, as a stream |
 //! | [`AsyncEvents`] | a device's asynchronous events, as a stream |
 //! | [`CompletionBatches`] | completions of the [verbs tier](crate::verbs), a batch at a time |
@@ -53,6 +54,7 @@ mod messages;
 mod notifier;
 mod operations;
 mod queue_pair;
+mod shared_receive;
 
 pub use batches::CompletionBatches;
 pub use completion_queue::CompletionQueue;
@@ -60,6 +62,7 @@ pub use events::AsyncEvents;
 pub use into_request_buffer::IntoRequestBuffer;
 pub use messages::{Message, Messages};
 pub use queue_pair::QueuePair;
+pub use shared_receive::SharedReceiveQueue;
 
 use crate::verbs::{CompletionError, Error};
 
@@ -78,6 +81,7 @@ pub enum RequestError {
 const _: () = {
     const fn send_and_sync<T: Send + Sync>() {}
     send_and_sync::<QueuePair>();
+    send_and_sync::<SharedReceiveQueue>();
     send_and_sync::<CompletionQueue>();
     send_and_sync::<CompletionBatches>();
     send_and_sync::<Messages>();

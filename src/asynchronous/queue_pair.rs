@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::cells::{Cells, Ticket};
 use super::completion_queue::CompletionQueue;
+use super::shared_receive::{SharedReceiveQueue, SharedUse};
 use super::{IntoRequestBuffer, Messages, RequestError};
 use crate::owned::{self, BufferPool, Finished, Refused, Request, RequestBuffer};
 use crate::verbs::{
@@ -62,6 +63,8 @@ pub struct QueuePair {
 /// State shared by the clones of a queue pair.
 pub(super) struct Shared {
     qp: owned::QueuePair,
+    /// The shared queue that its receives come from. Dropped after the queue pair.
+    srq: Option<SharedUse>,
     cq: CompletionQueue,
     sends: Half,
     receives: Half,
@@ -81,11 +84,11 @@ impl Half {
 
 impl Shared {
     /// Creates a queue pair that the completion queue's task does not know yet.
-    fn new(qp: owned::QueuePair, cq: &CompletionQueue) -> Result<Arc<Self>> {
+    fn new(qp: owned::QueuePair, srq: Option<SharedUse>, cq: &CompletionQueue) -> Result<Arc<Self>> {
         let (cap, [sends, receives]) = (qp.cap(), cq.reserve_routes()?);
         let half = |count, route| Half { cells: Cells::new(count), route };
         let (sends, receives) = (half(cap.max_send_wr, sends), half(cap.max_recv_wr, receives));
-        Ok(Arc::new(Self { qp, cq: cq.clone(), sends, receives }))
+        Ok(Arc::new(Self { qp, srq, cq: cq.clone(), sends, receives }))
     }
 
     /// Returns its routes at the completion queue.
@@ -103,8 +106,12 @@ impl Shared {
 
     fn give_back(&self, returned: Vec<Finished>) {
         for finished in returned {
-            let half = if finished.is_receive() { &self.receives } else { &self.sends };
-            half.cells.finish(finished.wr_id() as u32, finished);
+            let cells = match &self.srq {
+                _ if !finished.is_receive() => &self.sends.cells,
+                Some(srq) => srq.cells(),
+                None => &self.receives.cells,
+            };
+            cells.finish(finished.wr_id() as u32, finished);
         }
     }
 }
@@ -137,7 +144,28 @@ impl QueuePair {
         shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions,
     ) -> Result<Self> {
         let qp = owned::QueuePair::with(domain, cq.owned(), cq.owned(), shape)?;
-        let shared = Shared::new(qp, cq)?;
+        Self::over(qp, None, cq)
+    }
+
+    /// Creates a queue pair whose receives come from a shared queue; `shape` may be `|options| options`. It uses the
+    /// completion queue of `srq`. Receives are requested from `srq`, not from the queue pair.
+    ///
+    /// # Errors
+    /// As [`QueuePair::new`].
+    ///
+    /// [`SharedReceiveQueue`] has an example.
+    pub fn with_srq(
+        domain: &ProtectionDomain,
+        srq: &SharedReceiveQueue,
+        shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions,
+    ) -> Result<Self> {
+        let cq = srq.cq();
+        let qp = owned::QueuePair::with_srq(domain, cq.owned(), cq.owned(), srq.owned(), shape)?;
+        Self::over(qp, Some(srq.in_use()), cq)
+    }
+
+    fn over(qp: owned::QueuePair, srq: Option<SharedUse>, cq: &CompletionQueue) -> Result<Self> {
+        let shared = Shared::new(qp, srq, cq)?;
         cq.add_routes(&shared)?;
         Ok(Self { shared })
     }
@@ -147,10 +175,17 @@ impl QueuePair {
         self.typed(Request::send(buffer)).await
     }
 
-    /// Receives the next message into the buffer, whose length becomes the message's.
+    /// Receives the next message into the buffer, whose length becomes the message's. Refused if receives come from a
+    /// shared queue: see [`SharedReceiveQueue::recv`].
     pub async fn recv<B: IntoRequestBuffer>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
-        let ticket = self.shared.receives.cells.claim().await;
-        let (result, buffer) = match self.post_recv(ticket, buffer.into()) {
+        let posted = match &self.shared.srq {
+            Some(srq) => Err(Refused::new(srq.refusal("post_recv", self.qpn()), buffer.into())),
+            None => {
+                let ticket = self.shared.receives.cells.claim().await;
+                self.post_recv(ticket, buffer.into())
+            }
+        };
+        let (result, buffer) = match posted {
             Ok(ticket) => outcome(ticket.await),
             Err(Refused { error, given, .. }) => (Err(RequestError::Refused(error)), given),
         };
@@ -235,9 +270,13 @@ impl QueuePair {
     /// datagrams, `len` includes the 40 bytes of the route header.
     ///
     /// # Errors
-    /// As [`owned::QueuePair::post_recv`] and [`BufferPool::take`].
+    /// As [`owned::QueuePair::post_recv`] and [`BufferPool::take`]. Receives come from a shared queue: see
+    /// [`SharedReceiveQueue::messages`].
     pub fn messages(&self, pool: &BufferPool, len: usize, depth: usize) -> Result<Messages> {
-        Messages::new(self.clone(), pool.clone(), len, depth)
+        match &self.shared.srq {
+            Some(srq) => Err(srq.refusal("messages", self.qpn())),
+            None => Messages::new(self.clone().into(), pool.clone(), len, depth),
+        }
     }
 
     /// Posts a receive if there is room for one.
@@ -427,7 +466,7 @@ mod tests {
                 step += 1;
             };
             end_in_turn();
-            let shared = Shared::new(qp, &cq).unwrap();
+            let shared = Shared::new(qp, None, &cq).unwrap();
             end_in_turn();
             let added = cq.add_routes(&shared);
             end_in_turn();

@@ -96,6 +96,7 @@ impl Completion {
         }
         let carried = |flag| raw.flags.contains(flag).then_some(raw.immediate_or_key);
         Ok(Success {
+            qpn: raw.qpn,
             opcode: raw.opcode,
             byte_len: raw.byte_len,
             immediate: carried(CompletionFlags::WITH_IMMEDIATE),
@@ -125,6 +126,8 @@ impl fmt::Debug for Completion {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Success {
+    /// The queue pair of this host.
+    pub qpn: Qpn,
     /// The completed operation.
     pub opcode: CompletionOpcode,
     /// Number of bytes received or read; for a received WRITE with immediate, bytes written. Undefined for SEND and

@@ -10,6 +10,8 @@ mod owned_async_batches;
 mod owned_async_datagrams;
 #[cfg(all(feature = "tokio", not(loom)))]
 mod owned_async_requests;
+#[cfg(all(feature = "tokio", not(loom)))]
+mod owned_async_srq;
 mod owned_batches;
 mod owned_datagrams;
 mod owned_reports;
