@@ -16,8 +16,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, MemoryRegion, Payload, QueuePair, ReceiveRequest,
-    SendRequest,
+    self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, MemoryRegion, Payload, QueuePair,
+    QueuePairOptions, ReceiveRequest, SendRequest,
 };
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -193,7 +193,7 @@ impl Verbs {
     fn open(device: &str) -> Outcome<Self> {
         let context = verbs::open(device)?;
         let (pd, cq) = (context.alloc_pd()?, context.create_cq(256)?);
-        let qp = pd.create_qp(&cq, &cq).max_inline_data(MESSAGE_BYTES as u32).build()?;
+        let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().max_inline_data(MESSAGE_BYTES as u32))?;
         qp.init()?;
         let inbox = pd.alloc_mr(MESSAGE_BYTES, AccessFlags::LOCAL_WRITE)?;
         let verbs = Self { cq, qp, inbox, sent: Cell::new(0), receives: Cell::new(0) };

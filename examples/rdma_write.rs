@@ -15,7 +15,7 @@ fn open_end(device: &str) -> verbs::Result<(ProtectionDomain, CompletionQueue, Q
     let context = verbs::open(device)?;
     let pd = context.alloc_pd()?;
     let cq = context.create_cq(16)?;
-    let qp = pd.create_qp(&cq, &cq).build()?;
+    let qp = pd.create_qp(&cq, &cq)?;
     Ok((pd, cq, qp))
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, Counter, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairType, ReceiveRequest, SendRequest,
+    QueuePair, QueuePairOptions, QueuePairType, ReceiveRequest, SendRequest,
 };
 
 use crate::pingpong::{Outcome, interrupted};
@@ -61,7 +61,7 @@ impl End {
     fn open(device: &str, qp_type: QueuePairType) -> Outcome<Self> {
         let context = verbs::open(device)?;
         let (pd, cq) = (context.alloc_pd()?, context.create_cq(256)?);
-        let qp = pd.create_qp(&cq, &cq).qp_type(qp_type).build()?;
+        let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().qp_type(qp_type))?;
         let inbox = pd.alloc_mr(2 * LARGEST, AccessFlags::LOCAL_WRITE)?;
         let outbox = pd.alloc_mr(LARGEST, AccessFlags::LOCAL_WRITE)?;
         Ok(Self { pd, cq, qp, inbox, outbox })

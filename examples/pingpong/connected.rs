@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectOptions,
-    ConnectionInfo, ErrorKind, MemoryRegion, Mtu, Notify, Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest,
-    SendRequest,
+    ConnectionInfo, ErrorKind, MemoryRegion, Mtu, Notify, Qkey, Qpn, QueuePair, QueuePairOptions, QueuePairType,
+    ReceiveRequest, SendRequest,
 };
 
 use crate::pingpong::exchange::{ANSWER_WITHIN, DONE, encode, hear};
@@ -84,8 +84,7 @@ impl<'a> End<'a> {
             Some(channel) => context.create_cq_on(channel, cqe, 0)?,
             None => context.create_cq(cqe)?,
         };
-        let qp = pd
-            .create_qp(&cq, &cq)
+        let options = QueuePairOptions::default()
             .qp_type(qp_type)
             .qkey(QKEY)
             .max_send_wr(1)
@@ -94,8 +93,8 @@ impl<'a> End<'a> {
             .max_recv_sge(1)
             .port_num(arguments.ib_port)
             .gid_index(gid_index)
-            .max_dest_rd_atomic(1)
-            .build()?;
+            .max_dest_rd_atomic(1);
+        let qp = pd.create_qp_with(&cq, &cq, &options)?;
         qp.init()?;
         let end = Self { arguments, channel, cq, buffer, qp, gid_index, start, way: OnceLock::new() };
         end.post_receives(arguments.rx_depth)?;

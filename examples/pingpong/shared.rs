@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use rdma_verbs::verbs::{
     AccessFlags, Completion, CompletionChannel, CompletionQueue, ConnectOptions, ConnectionInfo, ErrorKind,
-    MemoryRegion, Mtu, Notify, QueuePair, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueue,
+    MemoryRegion, Mtu, Notify, QueuePair, QueuePairOptions, QueuePairType, ReceiveRequest, SendRequest,
+    SharedReceiveQueue,
 };
 
 use crate::pingpong::exchange::{ANSWER_WITHIN, DONE, encode, hear};
@@ -108,8 +109,9 @@ impl<'a> End<'a> {
         };
         let srq = pd.create_srq(arguments.rx_depth, 1).build()?;
         let create = |_| {
-            let builder = pd.create_qp(&cq, &cq).srq(&srq).max_send_wr(1).max_send_sge(1).port_num(arguments.ib_port);
-            builder.gid_index(gid_index).max_dest_rd_atomic(1).build()
+            let options =
+                QueuePairOptions::default().srq(&srq).max_send_wr(1).max_send_sge(1).port_num(arguments.ib_port);
+            pd.create_qp_with(&cq, &cq, &options.gid_index(gid_index).max_dest_rd_atomic(1))
         };
         let queue_pairs = (0..*num_qp).map(create).collect::<Result<Vec<_>, _>>()?;
         let end = Self { arguments, channel, cq, srq, buffer, queue_pairs };

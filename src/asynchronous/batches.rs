@@ -19,7 +19,7 @@ const POLLS: usize = 8;
 /// let context = verbs::open("soft:127.0.1.106")?;
 /// let pd = context.alloc_pd()?;
 /// let mut batches = CompletionBatches::new(&context, 64)?;
-/// let qp = pd.create_qp(batches.cq(), batches.cq()).build()?;
+/// let qp = pd.create_qp(batches.cq(), batches.cq())?;
 /// qp.connect(&qp.connection_info()?)?; // to itself
 /// qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)])?;
 /// qp.post_send(&[SendRequest::send(Payload::EMPTY).signaled()])?;

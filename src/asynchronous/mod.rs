@@ -61,7 +61,7 @@ pub use completion_queue::CompletionQueue;
 pub use events::AsyncEvents;
 pub use into_request_buffer::IntoRequestBuffer;
 pub use messages::{Message, Messages};
-pub use queue_pair::QueuePair;
+pub use queue_pair::{QueuePair, QueuePairOptions};
 pub use shared_receive::SharedReceiveQueue;
 
 use crate::verbs::{CompletionError, Error};
@@ -82,6 +82,7 @@ const _: () = {
     const fn send_and_sync<T: Send + Sync>() {}
     send_and_sync::<QueuePair>();
     send_and_sync::<SharedReceiveQueue>();
+    send_and_sync::<QueuePairOptions>();
     send_and_sync::<CompletionQueue>();
     send_and_sync::<CompletionBatches>();
     send_and_sync::<Messages>();

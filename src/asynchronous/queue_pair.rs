@@ -9,10 +9,13 @@ use super::shared_receive::{SharedReceiveQueue, SharedUse};
 use super::{IntoRequestBuffer, Messages, RequestError};
 use crate::owned::{self, BufferPool, Finished, Refused, Request, RequestBuffer};
 use crate::verbs::{
-    AsyncEvent, CompletionError, ConnectOptions, ConnectionInfo, Counters, ProtectionDomain, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairOptions, QueuePairReport, QueuePairState, QueuePairStatus, RateLimit, RemoteMemory,
-    Result, Success,
+    AsyncEvent, CompletionError, ConnectOptions, ConnectionInfo, Counters, Error, ProtectionDomain, Qpn,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, RateLimit,
+    RemoteMemory, Result, Success,
 };
+
+/// Options of a [`QueuePair`], whose shared receive queue is one of this tier.
+pub type QueuePairOptions = crate::verbs::QueuePairOptions<SharedReceiveQueue>;
 
 /// A queue pair whose requests are futures: a buffer goes in, and comes back with the result.
 ///
@@ -126,42 +129,31 @@ impl Drop for Shared {
 }
 
 impl QueuePair {
-    /// Creates a queue pair with default attributes.
+    /// Creates a queue pair with default options.
     ///
     /// # Errors
-    /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build); the queue's task has ended.
+    /// As [`verbs::ProtectionDomain::create_qp`](crate::verbs::ProtectionDomain::create_qp); the queue's task has
+    /// ended.
     pub fn new(domain: &ProtectionDomain, cq: &CompletionQueue) -> Result<Self> {
-        Self::with(domain, cq, |options| options)
+        Self::with_options(domain, cq, &QueuePairOptions::default())
     }
 
-    /// Creates a queue pair with attributes that `shape` sets.
+    /// Creates a queue pair with options.
+    ///
+    /// With a [`SharedReceiveQueue`], receives are requested from that queue, whose completion queue must be `cq`.
     ///
     /// # Errors
-    /// As [`QueuePair::new`].
-    pub fn with(
-        domain: &ProtectionDomain,
-        cq: &CompletionQueue,
-        shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions,
-    ) -> Result<Self> {
-        let qp = owned::QueuePair::with(domain, cq.owned(), cq.owned(), shape)?;
-        Self::over(qp, None, cq)
-    }
-
-    /// Creates a queue pair whose receives come from a shared queue; `shape` may be `|options| options`. It uses the
-    /// completion queue of `srq`. Receives are requested from `srq`, not from the queue pair.
-    ///
-    /// # Errors
-    /// As [`QueuePair::new`].
-    ///
-    /// [`SharedReceiveQueue`] has an example.
-    pub fn with_srq(
-        domain: &ProtectionDomain,
-        srq: &SharedReceiveQueue,
-        shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions,
-    ) -> Result<Self> {
-        let cq = srq.cq();
-        let qp = owned::QueuePair::with_srq(domain, cq.owned(), cq.owned(), srq.owned(), shape)?;
-        Self::over(qp, Some(srq.in_use()), cq)
+    /// As [`verbs::ProtectionDomain::create_qp_with`](crate::verbs::ProtectionDomain::create_qp_with); the shared
+    /// receive queue uses another completion queue; the queue's task has ended.
+    pub fn with_options(domain: &ProtectionDomain, cq: &CompletionQueue, options: &QueuePairOptions) -> Result<Self> {
+        let srq = options.wanted_srq();
+        if let Some(srq) = srq.filter(|srq| !srq.cq().is_same(cq)) {
+            let message = format!("srq is shared receive queue {}, which uses another completion queue", srq.number());
+            return Err(Error::unsuitable("create_qp", "srq", message));
+        }
+        let lowered = options.lower(srq.map(|srq| srq.owned().clone()));
+        let qp = owned::QueuePair::with_options(domain, cq.owned(), cq.owned(), &lowered)?;
+        Self::over(qp, srq.map(SharedReceiveQueue::in_use), cq)
     }
 
     fn over(qp: owned::QueuePair, srq: Option<SharedUse>, cq: &CompletionQueue) -> Result<Self> {

@@ -72,7 +72,7 @@ pub use finished::{Finished, NoBuffer};
 #[doc(hidden)]
 pub use ledger::{OrderedLedger, UnorderedLedger};
 pub use pool::{BufferPool, PoolStats};
-pub use queue_pair::QueuePair;
+pub use queue_pair::{QueuePair, QueuePairOptions};
 pub use request::{Request, RequestBuffer};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueOptions};
 
@@ -85,5 +85,6 @@ const _: () = {
     send_and_sync::<Finished>();
     send_and_sync::<CompletionQueue>();
     send_and_sync::<QueuePair>();
+    send_and_sync::<QueuePairOptions>();
     send_and_sync::<SharedReceiveQueue>();
 };

@@ -12,9 +12,12 @@ use super::shared_receive::SharedReceiveQueue;
 use crate::types::CompletionSource;
 use crate::verbs::{
     AsyncEvent, CompletionError, ConnectOptions, ConnectionInfo, Context, Counters, Error, ErrorKind, ProtectionDomain,
-    Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairReport, QueuePairState,
-    QueuePairStatus, RateLimit, Result,
+    Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, RateLimit,
+    Result,
 };
+
+/// Options of a [`QueuePair`], whose shared receive queue is one of this tier.
+pub type QueuePairOptions = crate::verbs::QueuePairOptions<SharedReceiveQueue>;
 
 /// A queue pair whose requests own their memory.
 ///
@@ -29,10 +32,10 @@ use crate::verbs::{
 /// # let pd = context.alloc_pd()?;
 /// # let region = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?;
 /// # let remote = region.remote();
-/// use rdma_verbs::owned::{Buffer, CompletionQueue, QueuePair, Request};
+/// use rdma_verbs::owned::{Buffer, CompletionQueue, QueuePair, QueuePairOptions, Request};
 ///
 /// let cq = CompletionQueue::new(&context, 64)?;
-/// let qp = QueuePair::with(&pd, &cq, &cq, |options| options.max_send_wr(32))?;
+/// let qp = QueuePair::with_options(&pd, &cq, &cq, &QueuePairOptions::default().max_send_wr(32))?;
 /// # qp.connect(&qp.connection_info()?)?; // to itself
 /// let buffer = Buffer::from_vec(&pd, vec![7; 100])?;
 /// qp.post_send(Request::write(buffer, remote).signaled())?;
@@ -47,50 +50,32 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// Creates a queue pair with default attributes.
+    /// Creates a queue pair with default options.
     ///
     /// # Errors
-    /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build).
+    /// As [`verbs::ProtectionDomain::create_qp`](crate::verbs::ProtectionDomain::create_qp).
     pub fn new(domain: &ProtectionDomain, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Result<Self> {
-        Self::with(domain, send_cq, recv_cq, |options| options)
+        Self::with_options(domain, send_cq, recv_cq, &QueuePairOptions::default())
     }
 
-    /// Creates a queue pair with attributes that `shape` sets.
+    /// Creates a queue pair with options. `max_send_wr` and `max_recv_wr` also limit the number of buffers that it
+    /// holds.
     ///
-    /// `max_send_wr` and `max_recv_wr` also limit the number of buffers that it holds. The options are plain values:
-    /// only this constructor makes queue pairs on the completion queues of this tier.
+    /// With a [`SharedReceiveQueue`], receives are posted to that queue; their buffers come back from `recv_cq`.
     ///
     /// # Errors
-    /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build).
-    pub fn with(
+    /// As [`verbs::ProtectionDomain::create_qp_with`](crate::verbs::ProtectionDomain::create_qp_with).
+    pub fn with_options(
         domain: &ProtectionDomain,
         send_cq: &CompletionQueue,
         recv_cq: &CompletionQueue,
-        shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions,
+        options: &QueuePairOptions,
     ) -> Result<Self> {
         super::exclusive::check_device(domain)?;
-        let builder = domain.create_qp(send_cq.queue(), recv_cq.queue()).options(shape(QueuePairOptions::default()));
-        Self::over(Posted::new(builder.build()?, None), send_cq, recv_cq)
-    }
-
-    /// Creates a queue pair whose receives come from a shared queue; `shape` may be `|options| options`. Receives are
-    /// posted to `srq`; their buffers come back from `recv_cq`.
-    ///
-    /// # Errors
-    /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build).
-    ///
-    /// [`SharedReceiveQueue`] has an example.
-    pub fn with_srq(
-        domain: &ProtectionDomain,
-        send_cq: &CompletionQueue,
-        recv_cq: &CompletionQueue,
-        srq: &SharedReceiveQueue,
-        shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions,
-    ) -> Result<Self> {
-        super::exclusive::check_device(domain)?;
-        let builder = domain.create_qp(send_cq.queue(), recv_cq.queue()).options(shape(QueuePairOptions::default()));
-        let qp = builder.srq(srq.posted().queue()).build()?;
-        Self::over(Posted::new(qp, Some(Arc::clone(srq.posted()))), send_cq, recv_cq)
+        let shared = options.wanted_srq().map(SharedReceiveQueue::posted);
+        let lowered = options.lower(shared.map(|posted| posted.queue().clone()));
+        let qp = domain.create_qp_with(send_cq.queue(), recv_cq.queue(), &lowered)?;
+        Self::over(Posted::new(qp, shared.cloned()), send_cq, recv_cq)
     }
 
     fn over(posted: Posted, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Result<Self> {

@@ -28,7 +28,7 @@ impl SharedReceiveQueueOptions {
 }
 
 /// A shared receive queue whose receives own their memory: buffers for the messages of several
-/// [`QueuePair`](super::QueuePair)s, made with [`QueuePair::with_srq`](super::QueuePair::with_srq).
+/// [`QueuePair`](super::QueuePair)s, whose [options](super::QueuePairOptions) name it.
 ///
 /// A posted buffer moves into the queue. It comes back from the receive completion queue of the queue pair that took it
 /// for a message, which [`Finished::qpn`] names. Buffers do not come back in posting order, because messages end in any
@@ -43,12 +43,13 @@ impl SharedReceiveQueueOptions {
 /// # use rdma_verbs::verbs;
 /// # let context = verbs::open("soft:127.0.1.241")?;
 /// # let pd = context.alloc_pd()?;
-/// use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request, SharedReceiveQueue};
+/// use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, QueuePairOptions, Request, SharedReceiveQueue};
 ///
 /// let cq = CompletionQueue::new(&context, 64)?;
 /// let srq = SharedReceiveQueue::new(&pd, 16)?;
-/// let first = QueuePair::with_srq(&pd, &cq, &cq, &srq, |options| options)?;
-/// let second = QueuePair::with_srq(&pd, &cq, &cq, &srq, |options| options)?;
+/// let sharing = QueuePairOptions::default().srq(&srq);
+/// let first = QueuePair::with_options(&pd, &cq, &cq, &sharing)?;
+/// let second = QueuePair::with_options(&pd, &cq, &cq, &sharing)?;
 /// first.connect(&second.connection_info()?)?;
 /// second.connect(&first.connection_info()?)?;
 ///

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::{BufferPool, CompletionQueue, Finished, QueuePair, Request, SharedReceiveQueue};
+use super::{BufferPool, CompletionQueue, Finished, QueuePair, QueuePairOptions, Request, SharedReceiveQueue};
 use crate::verbs::{self, Completion, Context, Payload, ProtectionDomain, ReceiveRequest, RegionList, SendRequest};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -44,8 +44,9 @@ impl World {
     /// finished.
     fn forge(&self) -> Vec<Finished> {
         let own = self.context.create_cq(256).unwrap();
+        let options = verbs::QueuePairOptions::default().max_send_wr(16).max_recv_wr(64);
         let [receives, sends] = [(&own, self.cq.queue()), (self.cq.queue(), &own)].map(|(send_cq, recv_cq)| {
-            let qp = self.pd.create_qp(send_cq, recv_cq).max_send_wr(16).max_recv_wr(64).build().unwrap();
+            let qp = self.pd.create_qp_with(send_cq, recv_cq, &options).unwrap();
             qp.connect(&qp.connection_info().unwrap()).unwrap();
             qp
         });
@@ -115,7 +116,7 @@ fn completions_of_other_queue_pairs_finish_no_send() {
 fn completions_of_other_queue_pairs_take_nothing_from_a_shared_queue() {
     let world = World::open(3);
     let srq = SharedReceiveQueue::new(&world.pd, 4).unwrap();
-    let qp = QueuePair::with_srq(&world.pd, &world.cq, &world.cq, &srq, |options| options).unwrap();
+    let qp = QueuePair::with_options(&world.pd, &world.cq, &world.cq, &QueuePairOptions::default().srq(&srq)).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     for wr_id in [1, 2] {
         srq.post_recv(world.pool.take(64).unwrap(), wr_id).unwrap();
@@ -137,7 +138,7 @@ fn kept_completions_belong_to_the_shared_queue_that_they_came_from() {
     let world = World::open(4);
     let srq = SharedReceiveQueue::new(&world.pd, 4).unwrap();
     let sent = CompletionQueue::new(&world.context, 4).unwrap();
-    let first = QueuePair::with_srq(&world.pd, &sent, &world.cq, &srq, |options| options).unwrap();
+    let first = QueuePair::with_options(&world.pd, &sent, &world.cq, &QueuePairOptions::default().srq(&srq)).unwrap();
     first.connect(&first.connection_info().unwrap()).unwrap();
     srq.post_recv(world.pool.take(64).unwrap(), 1).unwrap();
     first.post_send(Request::send(world.pool.copy_from(b"early").unwrap()).signaled()).unwrap();

@@ -13,12 +13,14 @@ use crate::types::{CompletionFlags, RawCompletion};
 ///
 /// ```
 /// use std::time::Duration;
-/// use rdma_verbs::verbs::{self, AccessFlags, Payload, Qkey, QueuePairType, ReceiveRequest, SendRequest};
+/// use rdma_verbs::verbs::{self, AccessFlags, Payload, Qkey, QueuePairOptions, QueuePairType};
+/// use rdma_verbs::verbs::{ReceiveRequest, SendRequest};
 ///
 /// let context = verbs::open("soft:127.0.1.221")?;
 /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
 /// let qkey = Qkey(0x1111_1111);
-/// let qp = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(qkey).build()?;
+/// let options = QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(qkey);
+/// let qp = pd.create_qp_with(&cq, &cq, &options)?;
 /// qp.bring_up_ud()?;
 ///
 /// // Every datagram arrives behind 40 bytes that name its sender.

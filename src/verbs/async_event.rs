@@ -19,7 +19,7 @@ use super::{AsyncEvent, Context};
 /// # use rdma_verbs::verbs::{self, AsyncEvent, ErrorKind, Payload, ReceiveRequest, RegionList, SendRequest};
 /// # let context = verbs::open("soft:127.0.1.114")?;
 /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(1)?);
-/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # let qp = pd.create_qp(&cq, &cq)?;
 /// # qp.connect(&qp.connection_info()?)?; // to itself
 /// # qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)])?;
 /// # qp.post_send(&[SendRequest::send(Payload::EMPTY).signaled()])?; // two completions, room for one

@@ -104,7 +104,7 @@ fn thread_token() -> usize {
 /// # use rdma_verbs::verbs::{self, AccessFlags, SendRequest};
 /// # let context = verbs::open("soft:127.0.1.90")?;
 /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # let qp = pd.create_qp(&cq, &cq)?;
 /// # qp.connect(&qp.connection_info()?)?; // to itself
 /// # let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)?;
 /// # let remote = mr.remote();
@@ -197,7 +197,7 @@ impl fmt::Debug for SendBatch<'_> {
 /// # use rdma_verbs::verbs::{self, AccessFlags, ReceiveRequest};
 /// # let context = verbs::open("soft:127.0.1.91")?;
 /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # let qp = pd.create_qp(&cq, &cq)?;
 /// # qp.init()?;
 /// # let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE)?;
 /// let mut batch = qp.recv_batch()?;

@@ -24,7 +24,7 @@ use crate::provider;
 /// let channel = context.create_comp_channel()?;
 /// let cq = context.create_cq_on(&channel, 16, 42)?;
 /// # let pd = context.alloc_pd()?;
-/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # let qp = pd.create_qp(&cq, &cq)?;
 /// # qp.connect(&qp.connection_info()?)?; // to itself
 /// qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)])?;
 ///

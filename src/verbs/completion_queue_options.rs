@@ -12,7 +12,7 @@ use crate::provider::CompletionQueueInit;
 /// let context = verbs::open("soft:127.0.1.111")?;
 /// let cq = context.create_cq_with(&CompletionQueueOptions::new(16).comp_vector(0).timestamps())?;
 /// # let pd = context.alloc_pd()?;
-/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # let qp = pd.create_qp(&cq, &cq)?;
 /// # qp.connect(&qp.connection_info()?)?; // to itself
 /// # qp.post_recv(&[verbs::ReceiveRequest::new(verbs::RegionList::EMPTY)])?;
 /// let before = context.query_clock()?;

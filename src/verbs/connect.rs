@@ -18,7 +18,7 @@ const DEFAULT_RD_ATOMIC: u8 = 16;
 ///
 /// # let context = verbs::open("soft:127.0.1.86")?;
 /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # let qp = pd.create_qp(&cq, &cq)?;
 /// # let peer = qp.connection_info()?;
 /// let options = ConnectOptions::default().path_mtu(Mtu::Mtu256).timeout(16).rnr_retry(3);
 /// qp.connect_with(&peer, &options)?;
@@ -131,14 +131,14 @@ impl QueuePair {
     /// only to the peer.
     ///
     /// # Errors
-    /// The builder's port or GID index does not exist.
+    /// The port or GID index of its options does not exist.
     ///
     /// ```
     /// use rdma_verbs::verbs;
     ///
     /// let context = verbs::open("soft:127.0.1.87")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// let qp = pd.create_qp(&cq, &cq)?;
     /// let info = qp.connection_info()?;
     /// assert_eq!((info.qpn, info.gid.to_string()), (qp.qpn(), "::ffff:127.0.1.87".to_owned()));
     /// # Ok::<(), verbs::Error>(())
@@ -170,7 +170,7 @@ impl QueuePair {
     ///
     /// # let context = verbs::open("soft:127.0.1.85")?;
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// # let qp = pd.create_qp(&cq, &cq).build()?;
+    /// # let qp = pd.create_qp(&cq, &cq)?;
     /// # let remote = qp.connection_info()?;
     /// // ... and the attributes of the standard.
     /// let mut to_rtr = QueuePairAttributes::default().peer(remote.capabilities);

@@ -101,7 +101,7 @@ impl Context {
         self.inner.query_pkey(port_num, pkey_index)
     }
 
-    /// Returns the index of `gid` in a port's GID table, for [`gid_index`](super::QueuePairBuilder::gid_index).
+    /// Returns the index of `gid` in a port's GID table, for [`gid_index`](super::QueuePairOptions::gid_index).
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if the port has no such GID.
@@ -340,7 +340,7 @@ impl Context {
     ///
     /// let context = verbs::open("soft:127.0.1.7")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// let qp = pd.create_qp(&cq, &cq)?;
     /// qp.connect(&qp.connection_info()?)?; // to itself
     /// for path in context.path_reports() {
     ///     println!("{path}"); // The path from 127.0.1.7 to 127.0.1.7 is not controlled: …

@@ -3,19 +3,20 @@
 use super::{Error, ErrorKind, Gid, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, Result};
 
 impl QueuePair {
-    /// Takes a datagram queue pair to RTS: INIT (unless it is there), RTR, RTS, with the builder's port and Q_Key and a
-    /// random sequence number. It has no peer to connect to: every sender that knows the Q_Key may send to it.
+    /// Takes a datagram queue pair to RTS: INIT (unless it is there), RTR, RTS, with the port and the Q_Key of its
+    /// options and a random sequence number. It has no peer to connect to: every sender that knows the Q_Key may send
+    /// to it.
     ///
     /// # Errors
     /// It is not a datagram queue pair, or in a state other than RESET and INIT.
     ///
     /// ```
-    /// use rdma_verbs::verbs::{self, Qkey, QueuePairState, QueuePairType};
+    /// use rdma_verbs::verbs::{self, Qkey, QueuePairOptions, QueuePairState, QueuePairType};
     ///
     /// let context = verbs::open("soft:127.0.1.223")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
-    /// let qp = builder.build()?;
+    /// let options = QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
+    /// let qp = pd.create_qp_with(&cq, &cq, &options)?;
     /// qp.bring_up_ud()?;
     /// assert_eq!(qp.state()?, QueuePairState::ReadyToSend);
     /// # Ok::<(), verbs::Error>(())
@@ -60,13 +61,14 @@ impl QueuePair {
     /// use std::net::Ipv4Addr;
     /// use std::time::Duration;
     /// use rdma_verbs::verbs::{
-    ///     self, AccessFlags, AddressVector, Payload, Qkey, Qpn, QueuePairType, ReceiveRequest, SendRequest,
+    ///     self, AccessFlags, AddressVector, Payload, Qkey, Qpn, QueuePairOptions, QueuePairType, ReceiveRequest,
+    ///     SendRequest,
     /// };
     ///
     /// let context = verbs::open("soft:127.0.1.224")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
-    /// let qp = builder.build()?;
+    /// let options = QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
+    /// let qp = pd.create_qp_with(&cq, &cq, &options)?;
     /// qp.bring_up_ud()?;
     /// let group = Ipv4Addr::new(239, 1, 224, 1).into();
     /// qp.attach_mcast(group)?;

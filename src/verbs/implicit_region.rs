@@ -46,7 +46,7 @@ impl ProtectionDomain {
     ///
     /// # let context = verbs::open("soft:127.0.1.100")?;
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// # let qp = pd.create_qp(&cq, &cq).build()?;
+    /// # let qp = pd.create_qp(&cq, &cq)?;
     /// # qp.connect(&qp.connection_info()?)?; // to itself
     /// let inbox = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)?;
     /// // SAFETY: no peer can reach it.

@@ -234,7 +234,7 @@ impl MemoryRegion {
     ///
     /// let context = verbs::open("soft:127.0.1.34")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(4)?);
-    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// let qp = pd.create_qp(&cq, &cq)?;
     /// qp.init()?;
     /// let mr = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
     /// mr.revoke()?;

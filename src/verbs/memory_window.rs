@@ -35,7 +35,7 @@ use crate::types::{Lkey, Operation, SendFlags};
 ///
 /// # let context = verbs::open("soft:127.0.1.16")?;
 /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-/// # let qp = pd.create_qp(&cq, &cq).max_inline_data(8).build()?;
+/// # let qp = pd.create_qp_with(&cq, &cq, &verbs::QueuePairOptions::default().max_inline_data(8))?;
 /// # qp.connect(&qp.connection_info()?)?; // to itself
 /// let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND)?;
 /// let window = pd.alloc_mw(MemoryWindowType::Type2)?;
@@ -250,7 +250,7 @@ impl QueuePair {
     /// # use rdma_verbs::verbs::{self, AccessFlags, MemoryWindowBind, MemoryWindowType, Payload, SendRequest};
     /// # let context = verbs::open("soft:127.0.1.18")?;
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// # let qp = pd.create_qp(&cq, &cq).max_inline_data(8).build()?;
+    /// # let qp = pd.create_qp_with(&cq, &cq, &verbs::QueuePairOptions::default().max_inline_data(8))?;
     /// # qp.connect(&qp.connection_info()?)?; // to itself
     /// let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND)?;
     /// let window = pd.alloc_mw(MemoryWindowType::Type1)?;

@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{
-    AccessFlags, CompletionQueue, Context, Error, Memory, MemoryRegion, MemoryWindow, QueuePairBuilder, RefusedMemory,
-    Result, SharedReceiveQueueBuilder,
+    AccessFlags, Context, Error, Memory, MemoryRegion, MemoryWindow, RefusedMemory, Result, SharedReceiveQueueBuilder,
 };
 use crate::memory::{Backing, RegisterOptions};
 use crate::provider::{self, RefusedBacking};
@@ -207,22 +206,6 @@ impl ProtectionDomain {
             return Err(RefusedBacking { error, backing });
         }
         Ok(MemoryRegion::new(self.clone(), self.inner.reg_mr_with(backing, options)?))
-    }
-
-    /// Returns a builder for a queue pair whose sends complete on `send_cq` and whose receives complete on `recv_cq`,
-    /// which may be the same queue (`ibv_create_qp`). [`QueuePairBuilder::build`] creates it.
-    ///
-    /// ```
-    /// use rdma_verbs::verbs;
-    ///
-    /// let context = verbs::open("soft:127.0.1.14")?;
-    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(64)?);
-    /// let qp = pd.create_qp(&cq, &cq).max_send_wr(32).max_recv_wr(32).max_inline_data(128).build()?;
-    /// assert_eq!(qp.state()?, verbs::QueuePairState::Reset);
-    /// # Ok::<(), verbs::Error>(())
-    /// ```
-    pub fn create_qp<'a>(&'a self, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
-        QueuePairBuilder::new(self, send_cq, recv_cq)
     }
 
     /// Returns a builder for a shared receive queue that holds `max_wr` receives of up to `max_sge` memory ranges each

@@ -61,7 +61,7 @@ pub(super) struct Sources {
 /// for name in ["soft:127.0.1.81", "soft:127.0.1.82"] {
 ///     let context = verbs::open(name)?;
 ///     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-///     let qp = pd.create_qp(&cq, &cq).build()?;
+///     let qp = pd.create_qp(&cq, &cq)?;
 ///     ends.push((pd, cq, qp));
 /// }
 /// let [(_, left_cq, left), (right_pd, right_cq, right)] = &ends[..] else { unreachable!() };
@@ -144,11 +144,11 @@ impl QueuePair {
     /// or is part of an extended reliable connection.
     ///
     /// ```
-    /// # use rdma_verbs::verbs;
+    /// # use rdma_verbs::verbs::{self, QueuePairOptions};
     /// let context = verbs::open("soft:127.45.1.1")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     /// let srq = pd.create_srq(8, 1).build()?;
-    /// let qp = pd.create_qp(&cq, &cq).srq(&srq).build()?;
+    /// let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().srq(&srq))?;
     /// assert_eq!(qp.srq().map(|srq| srq.number()), Some(srq.number()));
     /// # Ok::<(), verbs::Error>(())
     /// ```
@@ -160,11 +160,12 @@ impl QueuePair {
     /// connection.
     ///
     /// ```
-    /// # use rdma_verbs::verbs;
+    /// # use rdma_verbs::verbs::{self, QueuePairOptions};
     /// let context = verbs::open("soft:127.45.1.2")?;
     /// let (pd, cq, domain) = (context.alloc_pd()?, context.create_cq(16)?, context.open_xrcd()?);
-    /// assert!(pd.create_qp(&cq, &cq).xrc_target(&domain).build()?.xrc_domain().is_some());
-    /// assert!(pd.create_qp(&cq, &cq).build()?.xrc_domain().is_none());
+    /// let target = QueuePairOptions::default().xrc_target(&domain);
+    /// assert!(pd.create_qp_with(&cq, &cq, &target)?.xrc_domain().is_some());
+    /// assert!(pd.create_qp(&cq, &cq)?.xrc_domain().is_none());
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn xrc_domain(&self) -> Option<&XrcDomain> {
@@ -201,7 +202,7 @@ impl QueuePair {
     ///
     /// let context = verbs::open("soft:127.0.1.83")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// let qp = pd.create_qp(&cq, &cq)?;
     /// let init = QueuePairAttributes::default().qp_state(QueuePairState::Init).pkey_index(0).port_num(1);
     /// qp.modify(&init.qp_access_flags(AccessFlags::REMOTE_READ))?;
     /// assert_eq!(qp.state()?, QueuePairState::Init);
@@ -230,7 +231,7 @@ impl QueuePair {
     ///
     /// let context = verbs::open("soft:127.0.1.95")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// let qp = pd.create_qp(&cq, &cq)?;
     /// // 100 Mbit/s, 16 KiB at once.
     /// qp.limit_rate(&RateLimit::default().rate_limit(100_000).max_burst_sz(16_384))?;
     /// qp.limit_rate(&RateLimit::default())?;
@@ -256,8 +257,8 @@ impl QueuePair {
         Ok(self.query()?.qp_state)
     }
 
-    /// Takes it from RESET to INIT, with the builder's port and access flags (for datagrams: the Q_Key). Receives can
-    /// be posted from then on.
+    /// Takes it from RESET to INIT, with the port and the access flags of its options (for datagrams: the Q_Key).
+    /// Receives can be posted from then on.
     ///
     /// [`QueuePair::connect`] does this too; it is for programs that post receives before the peer can send.
     ///
@@ -309,7 +310,7 @@ impl QueuePair {
     ///
     /// # let context = verbs::open("soft:127.0.1.84")?;
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// # let qp = pd.create_qp(&cq, &cq).build()?;
+    /// # let qp = pd.create_qp(&cq, &cq)?;
     /// # qp.connect(&qp.connection_info()?)?; // to itself
     /// let other_pd = context.alloc_pd()?;
     /// let mr = other_pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
@@ -378,7 +379,7 @@ impl QueuePair {
     /// # use rdma_verbs::verbs;
     /// # let context = verbs::open("soft:127.0.1.201")?;
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// let qp = pd.create_qp(&cq, &cq)?;
     /// qp.connect(&qp.connection_info()?)?; // to itself
     /// let report = qp.report()?;
     /// assert_eq!((report.last_packet(), report.error_origin), (None, None));
@@ -402,7 +403,7 @@ impl QueuePair {
     ///
     /// let context = verbs::open("soft:127.0.1.85")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let (qp, vanished) = (pd.create_qp(&cq, &cq).build()?, pd.create_qp(&cq, &cq).build()?);
+    /// let (qp, vanished) = (pd.create_qp(&cq, &cq)?, pd.create_qp(&cq, &cq)?);
     /// let peer = vanished.connection_info()?;
     /// drop(vanished);
     /// qp.connect_with(&peer, &ConnectOptions::default().timeout(8).retry_cnt(1))?;
@@ -426,7 +427,7 @@ impl QueuePair {
     ///
     /// let context = verbs::open("soft:127.0.1.202")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// let qp = pd.create_qp(&cq, &cq)?;
     /// qp.connect(&qp.connection_info()?)?; // to itself
     /// let nowhere = RemoteMemory::new(0x1000, Rkey(0x1234), 64);
     /// qp.post_send(&[SendRequest::write(Payload::inline(b"hello"), nowhere)])?;
@@ -447,7 +448,7 @@ impl QueuePair {
     /// # use rdma_verbs::verbs;
     /// # let context = verbs::open("soft:127.0.1.203")?;
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// let qp = pd.create_qp(&cq, &cq)?;
     /// assert!(qp.explain_state().contains("not connected"));
     /// # Ok::<(), verbs::Error>(())
     /// ```

@@ -144,7 +144,7 @@ impl fmt::Debug for Bytes<'_> {
 /// use rdma_verbs::verbs::{Payload, ReceiveRequest, SendRequest};
 /// # let context = verbs::open("soft:127.0.1.50")?;
 /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # let qp = pd.create_qp(&cq, &cq)?;
 /// # qp.connect(&qp.connection_info()?)?; // to itself
 /// # let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
 /// # let mr = pd.alloc_mr(4096, access)?;
@@ -281,7 +281,7 @@ impl<'a> SendRequest<'a> {
     /// # use rdma_verbs::verbs::{self, AccessFlags, Payload, SendRequest};
     /// # let context = verbs::open("soft:127.0.1.53")?;
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// # let qp = pd.create_qp(&cq, &cq).max_inline_data(8).build()?;
+    /// # let qp = pd.create_qp_with(&cq, &cq, &verbs::QueuePairOptions::default().max_inline_data(8))?;
     /// # qp.connect(&qp.connection_info()?)?; // to itself
     /// let mr = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)?;
     /// let word = 7u64.to_ne_bytes();
@@ -302,11 +302,11 @@ impl<'a> SendRequest<'a> {
     /// [`AccessFlags::FLUSH_PERSISTENT`](super::AccessFlags::FLUSH_PERSISTENT).
     ///
     /// ```
-    /// # use rdma_verbs::verbs::{self, AccessFlags, FlushFlags, Payload, SendRequest};
+    /// # use rdma_verbs::verbs::{self, AccessFlags, FlushFlags, Payload, QueuePairOptions, SendRequest};
     /// # let context = verbs::open("soft:127.0.1.54")?;
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     /// let access = AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
-    /// let qp = pd.create_qp(&cq, &cq).access(access).max_inline_data(8).build()?;
+    /// let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().access(access).max_inline_data(8))?;
     /// qp.connect(&qp.connection_info()?)?; // to itself
     /// let mr = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::FLUSH_GLOBAL)?;
     /// qp.post_send(&[
@@ -331,7 +331,7 @@ impl<'a> SendRequest<'a> {
     /// # use rdma_verbs::verbs::{self, AccessFlags, CompletionOpcode, RegisterOptions, SendRequest};
     /// # let context = verbs::open("soft:127.0.1.55")?;
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// # let qp = pd.create_qp(&cq, &cq).build()?;
+    /// # let qp = pd.create_qp(&cq, &cq)?;
     /// # qp.connect(&qp.connection_info()?)?; // to itself
     /// let options = RegisterOptions::default().access(AccessFlags::REMOTE_READ).invalidatable();
     /// let mr = pd.reg_mr_with(vec![0; 64], &options)?;
@@ -403,7 +403,7 @@ impl<'a> SendRequest<'a> {
 /// use rdma_verbs::verbs::ReceiveRequest;
 /// # let context = verbs::open("soft:127.0.1.51")?;
 /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # let qp = pd.create_qp(&cq, &cq)?;
 /// # qp.init()?;
 /// # let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE)?;
 ///

@@ -88,7 +88,7 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 /// A shared receive queue (`ibv_srq`): receives for the messages of several queue pairs. A queue pair takes the oldest
 /// receive when a message of its peer begins.
 ///
-/// [`QueuePairBuilder::srq`](super::QueuePairBuilder::srq) attaches queue pairs to it. Completions appear on the queue
+/// [`QueuePairOptions::srq`](super::QueuePairOptions::srq) attaches queue pairs to it. Completions appear on the queue
 /// pair's completion queue and name the queue pair; they need not appear in the order in which the receives were
 /// posted, because messages end in any order. A queue pair that finds the queue empty makes its peer retry (RNR NAK); a
 /// reliable connection loses no message. Messages of unreliable connections and datagrams are dropped silently. A
@@ -104,13 +104,14 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 ///
 /// ```
 /// use std::time::Duration;
-/// use rdma_verbs::verbs::{self, AccessFlags, Payload, ReceiveRequest, SendRequest};
+/// use rdma_verbs::verbs::{self, AccessFlags, Payload, QueuePairOptions, ReceiveRequest, SendRequest};
 ///
 /// let context = verbs::open("soft:127.0.1.211")?;
 /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
 /// let srq = pd.create_srq(8, 1).build()?;
-/// let first = pd.create_qp(&cq, &cq).srq(&srq).build()?;
-/// let second = pd.create_qp(&cq, &cq).srq(&srq).build()?;
+/// let options = QueuePairOptions::default().srq(&srq);
+/// let first = pd.create_qp_with(&cq, &cq, &options)?;
+/// let second = pd.create_qp_with(&cq, &cq, &options)?;
 /// first.connect(&second.connection_info()?)?;
 /// second.connect(&first.connection_info()?)?;
 ///

@@ -18,7 +18,7 @@ fn setting() -> Setting {
     let (context, log) = Fake::open(1);
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(16).unwrap();
-    let qp = pd.create_qp(&cq, &cq).build().unwrap();
+    let qp = pd.create_qp(&cq, &cq).unwrap();
     Setting { context, log, pd, cq, qp }
 }
 
@@ -216,7 +216,8 @@ fn unreachable_peers_are_named() {
 #[test]
 fn unreliable_connections_get_no_reliable_attributes() {
     let Setting { log, pd, cq, .. } = setting();
-    let qp = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableConnection).build().unwrap();
+    let qp =
+        pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().qp_type(QueuePairType::UnreliableConnection)).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     let modified = log.lock().unwrap().modified.clone();
     assert_eq!((modified[1].min_rnr_timer, modified[1].max_dest_rd_atomic), (None, None));
@@ -250,7 +251,7 @@ fn objects_of_another_opening_are_refused_and_drops_destroy() {
     let Setting { context, log, pd, qp, .. } = setting();
     let stranger = Fake::open(2).0;
     let cq = stranger.create_cq(1).unwrap();
-    refused(pd.create_qp(&cq, &cq).build().map(drop), ErrorKind::InvalidArgument, "send_cq belongs to fake");
+    refused(pd.create_qp(&cq, &cq).map(drop), ErrorKind::InvalidArgument, "send_cq belongs to fake");
     let channel = stranger.create_comp_channel().unwrap();
     refused(context.create_cq_on(&channel, 1, 0).map(drop), ErrorKind::InvalidArgument, "the channel belongs to");
     drop((context, pd));

@@ -21,14 +21,14 @@ use crate::provider;
 ///
 /// ```
 /// use std::time::Duration;
-/// use rdma_verbs::verbs::{self, AccessFlags, Payload, QueuePairType, ReceiveRequest, SendRequest};
+/// use rdma_verbs::verbs::{self, AccessFlags, Payload, QueuePairOptions, QueuePairType, ReceiveRequest, SendRequest};
 ///
 /// let context = verbs::open("soft:127.0.1.214")?;
 /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
 /// let domain = context.open_xrcd()?;
 /// let srq = pd.create_srq(8, 1).xrc(&domain, &cq).build()?;
-/// let target = pd.create_qp(&cq, &cq).xrc_target(&domain).build()?;
-/// let initiator = pd.create_qp(&cq, &cq).qp_type(QueuePairType::XrcSend).build()?;
+/// let target = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().xrc_target(&domain))?;
+/// let initiator = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().qp_type(QueuePairType::XrcSend))?;
 /// target.connect(&initiator.connection_info()?)?;
 /// initiator.connect(&target.connection_info()?)?;
 ///

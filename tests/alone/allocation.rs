@@ -85,7 +85,7 @@ fn nothing_is_allocated_at_either_end() {
 fn verbs_tier(address: &str) -> impl FnMut(usize) {
     let context = verbs::open(&format!("soft:{address}")).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
-    let qp = pd.create_qp(&cq, &cq).build().unwrap();
+    let qp = pd.create_qp(&cq, &cq).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     let mr = pd.alloc_mr(8192, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE).unwrap();
     let remote = mr.remote();
@@ -180,7 +180,8 @@ fn owned_shared(address: &str) -> impl FnMut(usize) {
     let pd = context.alloc_pd().unwrap();
     let cq = owned::CompletionQueue::new(&context, 256).unwrap();
     let srq = owned::SharedReceiveQueue::new(&pd, 64).unwrap();
-    let qps = [0, 1].map(|_| owned::QueuePair::with_srq(&pd, &cq, &cq, &srq, |builder| builder).unwrap());
+    let qps = [0, 1]
+        .map(|_| owned::QueuePair::with_options(&pd, &cq, &cq, &owned::QueuePairOptions::default().srq(&srq)).unwrap());
     qps[0].connect(&qps[1].connection_info().unwrap()).unwrap();
     qps[1].connect(&qps[0].connection_info().unwrap()).unwrap();
     let pool = BufferPool::new(&pd, 1 << 20).unwrap();

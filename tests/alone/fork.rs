@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rdma_verbs::owned::{self, Buffer, BufferPool, PoolStats, Request};
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionQueue, Context, Error, ErrorKind, Notify, Payload, QueuePair,
-    QueuePairAttributes, ReceiveRequest, SendRequest,
+    QueuePairAttributes, QueuePairOptions, ReceiveRequest, SendRequest,
 };
 use support::PATIENCE;
 use support::process::alone;
@@ -25,7 +25,7 @@ struct End {
 
 fn end(context: &Context) -> End {
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
-    let qp = pd.create_qp(&cq, &cq).max_inline_data(8).sq_sig_all().build().unwrap();
+    let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().max_inline_data(8).sq_sig_all()).unwrap();
     qp.init().unwrap();
     let inbox = pd.alloc_mr(8, AccessFlags::LOCAL_WRITE).unwrap();
     End { cq, qp, inbox }

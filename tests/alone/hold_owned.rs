@@ -12,11 +12,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rdma_verbs::owned::{
-    Buffer, BufferPool, CompletionQueue, Finished, QueuePair, Refused, Request, RequestBuffer, SharedReceiveQueue,
+    Buffer, BufferPool, CompletionQueue, Finished, QueuePair, QueuePairOptions, Refused, Request, RequestBuffer,
+    SharedReceiveQueue,
 };
 use rdma_verbs::verbs::{
-    self, AccessFlags, Completion, ConnectOptions, Context, MemoryRegion, Payload, ProtectionDomain, QueuePairOptions,
-    ReceiveRequest, RegionList, RemoteMemory, SendRequest,
+    self, AccessFlags, Completion, ConnectOptions, Context, MemoryRegion, Payload, ProtectionDomain, ReceiveRequest,
+    RegionList, RemoteMemory, SendRequest,
 };
 use support::process::alone;
 
@@ -175,26 +176,17 @@ impl Program {
         }
         let [send, receive] = [0; 2].map(|_| self.random.random_range(0..self.queues.len()));
         let (send, receive) = (self.queues[send].clone(), self.queues[receive].clone());
-        let (depth, panics, nested) = (self.random.random_range(1..24), self.chance(5), self.chance(10));
+        let depth = self.random.random_range(1..24);
         let srq = self.pick(self.shared.len()).filter(|_| self.chance(40)).map(|index| self.shared[index].clone());
-        let pd = self.pd.clone();
-        let shape = |options: QueuePairOptions| {
-            // Clones of the options create nothing, and closures may do anything.
-            let kept = options.clone();
-            if panics {
-                resume_unwind(Box::new("a closure that panics"));
-            }
-            if nested {
-                let _ = QueuePair::with(&pd, &send, &receive, |_| kept.clone().max_recv_wr(2));
-            }
-            drop(options);
-            kept.max_send_wr(depth).max_recv_wr(depth)
-        };
-        let made = catch_unwind(AssertUnwindSafe(|| match &srq {
-            Some(srq) => QueuePair::with_srq(&pd, &send, &receive, srq, shape),
-            None => QueuePair::with(&pd, &send, &receive, shape),
-        }));
-        let Ok(Ok(qp)) = made else { return };
+        let mut options = QueuePairOptions::default().max_send_wr(depth).max_recv_wr(depth);
+        if let Some(srq) = &srq {
+            options = options.srq(srq);
+        }
+        if self.chance(10) {
+            let _ = QueuePair::with_options(&self.pd, &send, &receive, &options.clone().max_recv_wr(2));
+        }
+        let made = QueuePair::with_options(&self.pd, &send, &receive, &options);
+        let Ok(qp) = made else { return };
         let options = ConnectOptions::default().rnr_retry(7);
         let peer = self.pick(self.forgers.len()).filter(|_| self.chance(50));
         match peer.map(|index| &self.forgers[index]) {
@@ -209,7 +201,7 @@ impl Program {
 
     fn make_forger(&mut self) {
         if self.forgers.len() < 2 {
-            let qp = self.pd.create_qp(&self.heard, &self.heard).build().unwrap();
+            let qp = self.pd.create_qp(&self.heard, &self.heard).unwrap();
             qp.connect(&qp.connection_info().unwrap()).unwrap();
             self.forgers.push(qp);
         }

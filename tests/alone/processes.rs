@@ -19,7 +19,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, ConnectOptions, Context, ErrorKind, MemoryRegion,
-    Notify, Payload, QueuePair, ReceiveRequest, SendRequest,
+    Notify, Payload, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
 use support::PATIENCE;
 use support::process::{alone, ignored_test, signal};
@@ -58,7 +58,7 @@ impl End {
     fn new(context: &Context) -> Outcome<Self> {
         let channel = context.create_comp_channel()?;
         let (pd, cq) = (context.alloc_pd()?, context.create_cq_on(&channel, 16, 0)?);
-        let qp = pd.create_qp(&cq, &cq).max_inline_data(16).sq_sig_all().build()?;
+        let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().max_inline_data(16).sq_sig_all())?;
         let memory = pd.alloc_mr(16, AccessFlags::LOCAL_WRITE)?;
         qp.init()?;
         Ok(Self { channel, cq, qp, memory })

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     self, AccessFlags, CompletionQueue, Context, ErrorKind, LiveObjects, Payload, ProtectionDomain, QueuePair,
-    SendRequest,
+    QueuePairOptions, SendRequest,
 };
 use support::allocator::bytes;
 use support::process::alone;
@@ -36,7 +36,9 @@ impl Device {
     }
 
     fn queue_pair(&self, depth: u32) -> QueuePair {
-        self.pd.create_qp(&self.cq, &self.cq).max_send_wr(depth).max_recv_wr(depth).build().unwrap()
+        self.pd
+            .create_qp_with(&self.cq, &self.cq, &QueuePairOptions::default().max_send_wr(depth).max_recv_wr(depth))
+            .unwrap()
     }
 }
 
@@ -164,7 +166,7 @@ fn many_objects_cost_little_and_leave_nothing() {
 fn limits_hold(device: &Device) {
     let most = device.context.query_device().max_qp as usize;
     let mut queue_pairs: Vec<QueuePair> = (0..most).map(|_| device.queue_pair(1)).collect();
-    let refused = device.pd.create_qp(&device.cq, &device.cq).build().unwrap_err();
+    let refused = device.pd.create_qp(&device.cq, &device.cq).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ResourceLimit, "{refused}");
     assert!(refused.to_string().contains(&most.to_string()), "{refused}");
     queue_pairs.pop();

@@ -40,7 +40,7 @@ impl End {
     fn open(address: &str) -> Self {
         let context = verbs::open(&format!("soft:{address}")).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
-        let qp = pd.create_qp(&cq, &cq).build().unwrap();
+        let qp = pd.create_qp(&cq, &cq).unwrap();
         let mr = pd.alloc_mr(REGION, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE).unwrap();
         Self { context, qp, cq, mr, sends: Cell::new(0) }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdma_verbs::types::{Psn, Qpn};
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionQueue, ConnectOptions, ConnectionInfo, Context, Counters, MemoryRegion,
-    Mtu, QueuePair, ReceiveRequest, SendRequest,
+    Mtu, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
 
 use super::forge::Aim;
@@ -46,7 +46,9 @@ impl End {
         let context = verbs::open(&format!("soft:{address}")).expect("a device");
         let pd = context.alloc_pd().expect("a protection domain");
         let cq = context.create_cq(4 * DEPTH).expect("a completion queue");
-        let qp = pd.create_qp(&cq, &cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).build().expect("a queue pair");
+        let qp = pd
+            .create_qp_with(&cq, &cq, &QueuePairOptions::default().max_send_wr(DEPTH).max_recv_wr(DEPTH))
+            .expect("a queue pair");
         let region = pd.alloc_mr(REGION_BYTES, ALL).expect("a region");
         Self { address, context, cq, qp, region }
     }

@@ -2,8 +2,8 @@
 
 use rdma_verbs::verbs::{
     AccessFlags, AddressHandle, CompletionQueue, FlushFlags, MemoryRegion, MemoryWindow, MemoryWindowBind, Payload,
-    ProtectionDomain, Qkey, Qpn, QueuePair, ReceiveRequest, RemoteMemory, Reregistration, Result, SendRequest,
-    SharedReceiveQueue, XrcDomain,
+    ProtectionDomain, Qkey, Qpn, QueuePair, QueuePairOptions, ReceiveRequest, RemoteMemory, Reregistration, Result,
+    SendRequest, SharedReceiveQueue, XrcDomain,
 };
 
 pub(crate) fn ways(qp: &QueuePair, way: AddressHandle, qpn: Qpn) -> Result<()> {
@@ -30,8 +30,8 @@ pub(crate) fn shared(
     let mut batch = srq.recv_batch()?;
     batch.push(&ReceiveRequest::new(&region))?;
     batch.post()?;
-    let sharing = pd.create_qp(cq, cq).srq(&srq).build()?;
-    let target = pd.create_qp(cq, cq).xrc_target(xrc).build()?;
+    let sharing = pd.create_qp_with(cq, cq, &QueuePairOptions::default().srq(&srq))?;
+    let target = pd.create_qp_with(cq, cq, &QueuePairOptions::default().xrc_target(xrc))?;
     sharing.post_send(&[SendRequest::send(Payload::EMPTY).remote_srq(srq.number())])?;
     drop((sharing, target));
     Ok(())

@@ -143,9 +143,9 @@ fn foreign_channel(world: &World) {
 fn foreign_queue(world: &World) {
     let (context, other) = (world.device(0), world.device(1));
     let (pd, own, foreign) = (context.alloc_pd().unwrap(), context.create_cq(8).unwrap(), other.create_cq(8).unwrap());
-    refused(pd.create_qp(&foreign, &own).build(), ErrorKind::InvalidArgument, &["create_qp", "send_cq"]);
-    refused(pd.create_qp(&own, &foreign).build(), ErrorKind::InvalidArgument, &["create_qp", "recv_cq"]);
-    pd.create_qp(&own, &own).build().unwrap();
+    refused(pd.create_qp(&foreign, &own), ErrorKind::InvalidArgument, &["create_qp", "send_cq"]);
+    refused(pd.create_qp(&own, &foreign), ErrorKind::InvalidArgument, &["create_qp", "recv_cq"]);
+    pd.create_qp(&own, &own).unwrap();
 }
 
 fn numbers_differ(world: &World) {

@@ -1,8 +1,8 @@
 //! Attributes of devices, ports and GID tables, and shapes of queue pairs that creation refuses.
 
 use rdma_verbs::verbs::{
-    self, ErrorKind, LinkLayer, LinkSpeed, LinkWidth, Mtu, PortState, QueuePairCapabilities, QueuePairState,
-    QueuePairType,
+    self, ErrorKind, LinkLayer, LinkSpeed, LinkWidth, Mtu, PortState, QueuePairCapabilities, QueuePairOptions,
+    QueuePairState, QueuePairType,
 };
 
 use super::end::{Shape, create_qp, refused};
@@ -164,7 +164,7 @@ fn gid_empty(world: &World) {
     refused(context.query_gid(1, empty), ErrorKind::NotFound, &names);
     let end = world.end(0, &Shape::default());
     let info = end.qp.connection_info().unwrap();
-    let qp = end.pd.create_qp(&end.cq, &end.cq).gid_index(empty).build().unwrap();
+    let qp = end.pd.create_qp_with(&end.cq, &end.cq, &QueuePairOptions::default().gid_index(empty)).unwrap();
     let error = qp.connect(&info).expect_err("no packet can come from an empty entry");
     assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidArgument), "{error}");
 }
@@ -269,9 +269,9 @@ fn refuses(world: &World, attribute: &str, limit: u32, change: impl Fn(&mut Queu
     let context = world.device(0);
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
     let cap = caps(change).cap;
-    let builder = pd.create_qp(&cq, &cq).max_send_wr(cap.max_send_wr).max_recv_wr(cap.max_recv_wr);
-    let builder = builder.max_send_sge(cap.max_send_sge).max_recv_sge(cap.max_recv_sge);
-    let result = builder.max_inline_data(cap.max_inline_data).build();
+    let options = QueuePairOptions::default().max_send_wr(cap.max_send_wr).max_recv_wr(cap.max_recv_wr);
+    let options = options.max_send_sge(cap.max_send_sge).max_recv_sge(cap.max_recv_sge);
+    let result = pd.create_qp_with(&cq, &cq, &options.max_inline_data(cap.max_inline_data));
     refused(result, ErrorKind::InvalidArgument, &["create_qp", attribute, &limit.to_string()]);
 }
 
@@ -315,7 +315,10 @@ fn at_the_limits(world: &World) {
     assert!(cap.max_send_sge >= device.max_sge && cap.max_inline_data >= device.max_inline_data, "{cap:?}");
     // The limits are the device's; the machine may have less memory than they allow.
     let most = device.max_qp_wr.min(MODEST);
-    let wide = end.pd.create_qp(&end.cq, &end.cq).max_send_wr(most).max_recv_wr(most).build().unwrap();
+    let wide = end
+        .pd
+        .create_qp_with(&end.cq, &end.cq, &QueuePairOptions::default().max_send_wr(most).max_recv_wr(most))
+        .unwrap();
     assert!(wide.cap().max_send_wr >= most && wide.cap().max_recv_wr >= most, "{:?}", wide.cap());
 }
 

@@ -10,8 +10,8 @@ use super::deviations::{
 use rdma_verbs::verbs::{
     AccessFlags, AddressVector, AsyncEvent, Cause, Completion, CompletionError, CompletionOpcode, CompletionQueue,
     CompletionStatus, Context, Error, ErrorKind, Gid, MemoryRegion, Payload, ProtectionDomain, Qpn, QueuePair,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType, ReceiveRequest, RegionRange,
-    RemoteMemory, Rkey, SendRequest, Success,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairType, ReceiveRequest,
+    RegionRange, RemoteMemory, Rkey, SendRequest, Success,
 };
 
 /// Longer than anything takes that happens at all.
@@ -353,8 +353,7 @@ pub(crate) fn create_qp(
     recv_cq: &CompletionQueue,
     shape: &Shape,
 ) -> QueuePair {
-    let mut builder = pd
-        .create_qp(send_cq, recv_cq)
+    let mut options = QueuePairOptions::default()
         .qp_type(shape.qp_type)
         .max_send_wr(shape.cap.max_send_wr)
         .max_recv_wr(shape.cap.max_recv_wr)
@@ -363,16 +362,16 @@ pub(crate) fn create_qp(
         .max_inline_data(shape.cap.max_inline_data)
         .access(shape.access);
     if shape.sq_sig_all {
-        builder = builder.sq_sig_all();
+        options = options.sq_sig_all();
     }
     if let Some(max_dest_rd_atomic) = shape.max_dest_rd_atomic {
-        builder = builder.max_dest_rd_atomic(max_dest_rd_atomic);
+        options = options.max_dest_rd_atomic(max_dest_rd_atomic);
     }
     if shape.qp_type == QueuePairType::XrcReceive {
         let domain = pd.context().open_xrcd().expect("open_xrcd");
-        return builder.xrc_target(&domain).build().expect("create_qp");
+        options = options.xrc_target(&domain);
     }
-    builder.build().expect("create_qp")
+    pd.create_qp_with(send_cq, recv_cq, &options).expect("create_qp")
 }
 
 /// Takes the next completion of a queue, whatever it is.

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    ErrorKind, Payload, Qkey, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus,
-    QueuePairType, ReceiveRequest, SendRequest,
+    ErrorKind, Payload, Qkey, QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairState,
+    QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
 };
 
 use super::attributes::{everything, set, tells, walk};
@@ -157,7 +157,10 @@ fn queues(world: &World) {
 fn shared_queue(world: &World) {
     let end = world.end(0, &Shape::default());
     let srq = end.pd.create_srq(8, 2).build().unwrap();
-    let qp = end.pd.create_qp(&end.cq, &end.cq).srq(&srq).max_send_wr(7).max_recv_wr(70).build().unwrap();
+    let qp = end
+        .pd
+        .create_qp_with(&end.cq, &end.cq, &QueuePairOptions::default().srq(&srq).max_send_wr(7).max_recv_wr(70))
+        .unwrap();
     assert_eq!(qp.srq().map(|srq| srq.number()), Some(srq.number()));
     let status = qp.query().unwrap();
     // There is no receive queue whose size could be reported.
@@ -171,8 +174,11 @@ fn shared_queue(world: &World) {
 fn xrc_ends(world: &World) {
     let end = world.end(0, &Shape::default());
     let domain = end.context.open_xrcd().unwrap();
-    let target = end.pd.create_qp(&end.cq, &end.cq).xrc_target(&domain).build().unwrap();
-    let initiator = end.pd.create_qp(&end.cq, &end.cq).qp_type(QueuePairType::XrcSend).sq_sig_all().build().unwrap();
+    let target = end.pd.create_qp_with(&end.cq, &end.cq, &QueuePairOptions::default().xrc_target(&domain)).unwrap();
+    let initiator = end
+        .pd
+        .create_qp_with(&end.cq, &end.cq, &QueuePairOptions::default().qp_type(QueuePairType::XrcSend).sq_sig_all())
+        .unwrap();
     assert!(target.xrc_domain().is_some() && initiator.xrc_domain().is_none());
     let (of_target, of_initiator) = (target.query().unwrap(), initiator.query().unwrap());
     assert_eq!((of_target.qp_type, of_initiator.qp_type), (QueuePairType::XrcReceive, QueuePairType::XrcSend));

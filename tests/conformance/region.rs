@@ -89,13 +89,13 @@ fn one_foreign_piece(world: &World) {
 fn queue_of_other_device(world: &World) {
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     let invalid = ErrorKind::InvalidArgument;
-    refused(left.pd.create_qp(&right.cq, &left.cq).build(), invalid, &["create_qp", "send_cq"]);
-    refused(left.pd.create_qp(&left.cq, &right.cq).build(), invalid, &["create_qp", "recv_cq"]);
+    refused(left.pd.create_qp(&right.cq, &left.cq), invalid, &["create_qp", "send_cq"]);
+    refused(left.pd.create_qp(&left.cq, &right.cq), invalid, &["create_qp", "recv_cq"]);
 }
 
 fn queue_of_other_opening(world: &World) {
     let (first, second) = (world.end(0, &Shape::default()), world.end(0, &Shape::default()));
-    let result = first.pd.create_qp(&second.cq, &first.cq).build();
+    let result = first.pd.create_qp(&second.cq, &first.cq);
     refused(result, ErrorKind::InvalidArgument, &["create_qp", "send_cq"]);
 }
 

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use rdma_verbs::verbs::{
     AsyncEvent, CompletionOpcode, CompletionQueue, ConnectOptions, Context, ErrorKind, MemoryRegion, Payload,
-    ProtectionDomain, Qpn, QueuePair, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue,
-    SharedReceiveQueueBuilder, Success,
+    ProtectionDomain, Qpn, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, SendRequest,
+    SharedReceiveQueue, SharedReceiveQueueBuilder, Success,
 };
 
 use super::deviations::{LAST_EVENT_AGAIN, NO_ERROR_EVENTS, NO_LAST_EVENT};
@@ -64,8 +64,11 @@ impl Sharing {
     /// Adds a queue pair that uses the queue, and its peer.
     #[track_caller]
     pub(crate) fn connect_one(&mut self, options: &ConnectOptions) {
-        let receiver = self.pd.create_qp(&self.cq, &self.cq).srq(&self.srq).build().unwrap();
-        let sender = self.sender_pd.create_qp(&self.sender_cq, &self.sender_cq).max_inline_data(256).build().unwrap();
+        let receiver = self.pd.create_qp_with(&self.cq, &self.cq, &QueuePairOptions::default().srq(&self.srq)).unwrap();
+        let sender = self
+            .sender_pd
+            .create_qp_with(&self.sender_cq, &self.sender_cq, &QueuePairOptions::default().max_inline_data(256))
+            .unwrap();
         connect(&receiver, &sender, options);
         self.receivers.push(receiver);
         self.senders.push(sender);

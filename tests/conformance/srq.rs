@@ -1,8 +1,8 @@
 //! Shared receive queues: which queue pair consumes which receive, and its contents.
 
 use rdma_verbs::verbs::{
-    AccessFlags, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, ErrorKind, Payload, QueuePairState,
-    QueuePairType, ReceiveRequest, RegionList, SendRequest,
+    AccessFlags, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, ErrorKind, Payload, QueuePairOptions,
+    QueuePairState, QueuePairType, ReceiveRequest, RegionList, SendRequest,
 };
 
 use super::bytes::{check, check_all, fill};
@@ -98,8 +98,8 @@ fn eight_queue_pairs(world: &World) {
 
 fn beside_own_queue(world: &World) {
     let sharing = Sharing::new(world, 1);
-    let own = sharing.pd.create_qp(&sharing.cq, &sharing.cq).build().unwrap();
-    let peer = sharing.sender_pd.create_qp(&sharing.sender_cq, &sharing.sender_cq).build().unwrap();
+    let own = sharing.pd.create_qp(&sharing.cq, &sharing.cq).unwrap();
+    let peer = sharing.sender_pd.create_qp(&sharing.sender_cq, &sharing.sender_cq).unwrap();
     connect(&own, &peer, &ConnectOptions::default());
     sharing.post([1]);
     own.post_recv(&[ReceiveRequest::new(sharing.inbox.slice(..ROOM).unwrap()).wr_id(50)]).unwrap();
@@ -137,7 +137,8 @@ fn long_at_once(world: &World) {
 
 fn with_itself(world: &World) {
     let sharing = Sharing::new(world, 0);
-    let qp = sharing.pd.create_qp(&sharing.cq, &sharing.cq).srq(&sharing.srq).build().unwrap();
+    let qp =
+        sharing.pd.create_qp_with(&sharing.cq, &sharing.cq, &QueuePairOptions::default().srq(&sharing.srq)).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     sharing.post([3]);
     qp.post_send(&[SendRequest::send(Payload::inline(b"to myself")).wr_id(9).signaled()]).unwrap();
@@ -275,8 +276,14 @@ fn last_goes_to_one(world: &World) {
 fn unreliable(world: &World) {
     let sharing = Sharing::new(world, 0);
     let kind = QueuePairType::UnreliableConnection;
-    let receiver = sharing.pd.create_qp(&sharing.cq, &sharing.cq).qp_type(kind).srq(&sharing.srq).build().unwrap();
-    let sender = sharing.sender_pd.create_qp(&sharing.sender_cq, &sharing.sender_cq).qp_type(kind).build().unwrap();
+    let receiver = sharing
+        .pd
+        .create_qp_with(&sharing.cq, &sharing.cq, &QueuePairOptions::default().qp_type(kind).srq(&sharing.srq))
+        .unwrap();
+    let sender = sharing
+        .sender_pd
+        .create_qp_with(&sharing.sender_cq, &sharing.sender_cq, &QueuePairOptions::default().qp_type(kind))
+        .unwrap();
     connect(&receiver, &sender, &ConnectOptions::default());
     sender.post_send(&[SendRequest::send(Payload::inline(b"lost"))]).unwrap();
     silent(&sharing.cq);
@@ -384,8 +391,9 @@ fn second_batch(world: &World) {
 fn domain_of_the_queue(world: &World) {
     let sharing = Sharing::new(world, 0);
     let other = sharing.context.alloc_pd().unwrap();
-    let receiver = other.create_qp(&sharing.cq, &sharing.cq).srq(&sharing.srq).build().unwrap();
-    let sender = sharing.sender_pd.create_qp(&sharing.sender_cq, &sharing.sender_cq).build().unwrap();
+    let receiver =
+        other.create_qp_with(&sharing.cq, &sharing.cq, &QueuePairOptions::default().srq(&sharing.srq)).unwrap();
+    let sender = sharing.sender_pd.create_qp(&sharing.sender_cq, &sharing.sender_cq).unwrap();
     connect(&receiver, &sender, &ConnectOptions::default());
     sharing.post([2]);
     sender.post_send(&[SendRequest::send(Payload::inline(b"across"))]).unwrap();
@@ -402,8 +410,9 @@ fn remote_access_domain(world: &World) {
     let sharing = Sharing::new(world, 0);
     let other = sharing.context.alloc_pd().unwrap();
     let allowed = other.alloc_mr(64, ALL_RIGHTS).unwrap();
-    let receiver = other.create_qp(&sharing.cq, &sharing.cq).srq(&sharing.srq).build().unwrap();
-    let sender = sharing.sender_pd.create_qp(&sharing.sender_cq, &sharing.sender_cq).build().unwrap();
+    let receiver =
+        other.create_qp_with(&sharing.cq, &sharing.cq, &QueuePairOptions::default().srq(&sharing.srq)).unwrap();
+    let sender = sharing.sender_pd.create_qp(&sharing.sender_cq, &sharing.sender_cq).unwrap();
     connect(&receiver, &sender, &ConnectOptions::default());
     let write = |remote| SendRequest::write(Payload::inline(b"data"), remote).signaled();
     sender.post_send(&[write(allowed.remote())]).unwrap();

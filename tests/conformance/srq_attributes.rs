@@ -1,7 +1,7 @@
 //! Shared receive queues: sizes, limits and their event.
 
 use rdma_verbs::verbs::{
-    ConnectOptions, ErrorKind, ReceiveRequest, SharedReceiveQueue, SharedReceiveQueueAttributes,
+    ConnectOptions, ErrorKind, QueuePairOptions, ReceiveRequest, SharedReceiveQueue, SharedReceiveQueueAttributes,
     SharedReceiveQueueStatus,
 };
 
@@ -122,8 +122,8 @@ fn largest(world: &World) {
 fn sizes_ignored(world: &World) {
     let sharing = Sharing::new(world, 0);
     let too_many = sharing.context.query_device().max_qp_wr;
-    let builder = sharing.pd.create_qp(&sharing.cq, &sharing.cq).max_recv_wr(too_many).srq(&sharing.srq);
-    let cap = builder.build().unwrap().cap();
+    let options = QueuePairOptions::default().max_recv_wr(too_many).srq(&sharing.srq);
+    let cap = sharing.pd.create_qp_with(&sharing.cq, &sharing.cq, &options).unwrap().cap();
     assert_eq!((cap.max_recv_wr, cap.max_recv_sge), (0, 0));
 }
 
@@ -131,7 +131,11 @@ fn of_another_device(world: &World) {
     let (one, other) = (world.device(0), world.device(1));
     let srq = other.alloc_pd().unwrap().create_srq(4, 1).build().unwrap();
     let (pd, cq) = (one.alloc_pd().unwrap(), one.create_cq(4).unwrap());
-    refused(pd.create_qp(&cq, &cq).srq(&srq).build(), ErrorKind::InvalidArgument, &["create_qp", "srq", other.name()]);
+    refused(
+        pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().srq(&srq)),
+        ErrorKind::InvalidArgument,
+        &["create_qp", "srq", other.name()],
+    );
 }
 
 fn grow(world: &World) {

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use rdma_verbs::verbs::{
-    AsyncEvent, CompletionOpcode, ConnectOptions, ErrorKind, Payload, QueuePairAttributes, QueuePairState,
-    ReceiveRequest, SendRequest, SharedReceiveQueueAttributes,
+    AsyncEvent, CompletionOpcode, ConnectOptions, ErrorKind, Payload, QueuePairAttributes, QueuePairOptions,
+    QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueueAttributes,
 };
 
 use super::end::{next, silent};
@@ -98,7 +98,10 @@ fn come_and_go(world: &World) {
     thread::scope(|scope| {
         let churn = scope.spawn(|| {
             for round in 0..40 {
-                let qp = sharing.pd.create_qp(&sharing.cq, &sharing.cq).srq(&sharing.srq).build().unwrap();
+                let qp = sharing
+                    .pd
+                    .create_qp_with(&sharing.cq, &sharing.cq, &QueuePairOptions::default().srq(&sharing.srq))
+                    .unwrap();
                 qp.connect(&qp.connection_info().unwrap()).unwrap();
                 if round % 2 == 0 {
                     let error = QueuePairAttributes::default().qp_state(QueuePairState::Error);

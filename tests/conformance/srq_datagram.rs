@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use rdma_verbs::verbs::{
     AccessFlags, AddressHandle, AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, DropReason,
-    ErrorKind, GlobalRouteHeader, Payload, Qkey, QueuePair, QueuePairState, QueuePairType, ReceiveRequest, SendRequest,
-    SharedReceiveQueueAttributes, Success,
+    ErrorKind, GlobalRouteHeader, Payload, Qkey, QueuePair, QueuePairOptions, QueuePairState, QueuePairType,
+    ReceiveRequest, SendRequest, SharedReceiveQueueAttributes, Success,
 };
 
 use super::deviations::{SHARED_DOMAIN_IGNORED, SHORT_DATAGRAMS_FAIL, SHORT_SHARED_FAILS};
@@ -109,8 +109,11 @@ impl Datagrams {
 /// Creates a datagram queue pair in RTS that takes its receives from the shared queue.
 #[track_caller]
 fn sharer(sharing: &Sharing) -> QueuePair {
-    let builder = sharing.pd.create_qp(&sharing.cq, &sharing.cq).srq(&sharing.srq).max_inline_data(64);
-    let qp = builder.qp_type(QueuePairType::UnreliableDatagram).build().unwrap();
+    let options = QueuePairOptions::default().srq(&sharing.srq).max_inline_data(64);
+    let qp = sharing
+        .pd
+        .create_qp_with(&sharing.cq, &sharing.cq, &options.qp_type(QueuePairType::UnreliableDatagram))
+        .unwrap();
     bring_up_ud(&qp);
     qp
 }
@@ -242,8 +245,10 @@ fn limit(world: &World) {
 fn domain_of_the_queue(world: &World) {
     let mut ends = Datagrams::new(world, 0);
     let other = ends.sharing.context.alloc_pd().unwrap();
-    let builder = other.create_qp(&ends.sharing.cq, &ends.sharing.cq).srq(&ends.sharing.srq);
-    let qp = builder.qp_type(QueuePairType::UnreliableDatagram).build().unwrap();
+    let options = QueuePairOptions::default().srq(&ends.sharing.srq);
+    let qp = other
+        .create_qp_with(&ends.sharing.cq, &ends.sharing.cq, &options.qp_type(QueuePairType::UnreliableDatagram))
+        .unwrap();
     bring_up_ud(&qp);
     ends.receivers.push(qp);
     ends.sharing.post([7]);

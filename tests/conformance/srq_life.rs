@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::thread;
 
 use rdma_verbs::verbs::{
-    AsyncEvent, CompletionOpcode, ConnectOptions, ErrorKind, Payload, Qpn, QueuePairAttributes, QueuePairState,
-    ReceiveRequest, SendRequest,
+    AsyncEvent, CompletionOpcode, ConnectOptions, ErrorKind, Payload, Qpn, QueuePairAttributes, QueuePairOptions,
+    QueuePairState, ReceiveRequest, SendRequest,
 };
 
 use super::deviations::NOTHING_PURGED;
@@ -76,7 +76,7 @@ fn last_wqe_reached(world: &World) {
 
 fn only_when_shared(world: &World) {
     let sharing = Sharing::new(world, 0);
-    let own = sharing.pd.create_qp(&sharing.cq, &sharing.cq).build().unwrap();
+    let own = sharing.pd.create_qp(&sharing.cq, &sharing.cq).unwrap();
     own.connect(&own.connection_info().unwrap()).unwrap();
     own.modify(&to(QueuePairState::Error)).unwrap();
     sharing.no_event();
@@ -200,7 +200,7 @@ fn handle_goes(world: &World) {
     let inbox = pd.alloc_mr(64, super::end::ALL_RIGHTS).unwrap();
     let srq = pd.create_srq(4, 1).build().unwrap();
     srq.post_recv(&[ReceiveRequest::new(&inbox).wr_id(6)]).unwrap();
-    let qp = pd.create_qp(&cq, &cq).srq(&srq).build().unwrap();
+    let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().srq(&srq)).unwrap();
     drop(srq);
     drop(pd);
     qp.connect(&qp.connection_info().unwrap()).unwrap();

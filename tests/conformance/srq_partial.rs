@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use rdma_verbs::verbs::{
     AsyncEvent, CompletionQueue, CompletionStatus, ConnectOptions, Counter, MemoryRegion, Payload, ProtectionDomain,
-    QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory,
-    SendRequest,
+    QueuePair, QueuePairAttributes, QueuePairOptions, QueuePairState, QueuePairType, ReceiveRequest, RegionRange,
+    RemoteMemory, SendRequest,
 };
 
 use super::cq::A_WHILE;
@@ -186,9 +186,12 @@ fn lost_with_queue_pair(world: &World) {
 #[track_caller]
 fn unreliable(sharing: &mut Sharing) {
     let kind = QueuePairType::UnreliableConnection;
-    let receiver = sharing.pd.create_qp(&sharing.cq, &sharing.cq).qp_type(kind).srq(&sharing.srq).build().unwrap();
-    let sender = sharing.sender_pd.create_qp(&sharing.sender_cq, &sharing.sender_cq).qp_type(kind);
-    let sender = sender.max_inline_data(256).build().unwrap();
+    let receiver = sharing
+        .pd
+        .create_qp_with(&sharing.cq, &sharing.cq, &QueuePairOptions::default().qp_type(kind).srq(&sharing.srq))
+        .unwrap();
+    let options = QueuePairOptions::default().qp_type(kind).max_inline_data(256);
+    let sender = sharing.sender_pd.create_qp_with(&sharing.sender_cq, &sharing.sender_cq, &options).unwrap();
     connect(&receiver, &sender, &ConnectOptions::default());
     sharing.receivers.push(receiver);
     sharing.senders.push(sender);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, ConnectOptions, ErrorKind, Mtu, Payload, Psn, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairState, QueuePairType, ReceiveRequest, SendRequest,
+    QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairType, ReceiveRequest, SendRequest,
 };
 
 use super::attributes::{everything, set, tells};
@@ -411,7 +411,7 @@ fn destroyed_with_work(world: &World, qp_type: QueuePairType) {
     super::end::silent(&cq);
     assert_eq!(context.wait_async_event(Duration::from_millis(20)).unwrap_err().kind(), ErrorKind::TimedOut);
     // The objects that it was made of can be reused.
-    let other = pd.create_qp(&cq, &cq).qp_type(qp_type).build().unwrap();
+    let other = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().qp_type(qp_type)).unwrap();
     assert_ne!((other.qpn(), other.connection_info().unwrap().psn), (qpn, psn));
     other.connect(&other.connection_info().unwrap()).unwrap();
     other.post_recv(&[ReceiveRequest::new(region.slice(..64).unwrap()).wr_id(5)]).unwrap();

@@ -2,7 +2,7 @@
 
 use rdma_verbs::verbs::{
     AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, ErrorKind, Payload, QueuePairAttributes,
-    QueuePairState, QueuePairType, ReceiveRequest, Rkey, SendRequest, SharedReceiveQueueNumber,
+    QueuePairOptions, QueuePairState, QueuePairType, ReceiveRequest, Rkey, SendRequest, SharedReceiveQueueNumber,
 };
 
 use super::bytes::{check, check_all, fill};
@@ -252,9 +252,12 @@ fn access_domain(world: &World) {
 
 fn two_connections(world: &World) {
     let ends = Extended::new(world);
-    let target = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).xrc_target(&ends.domain).build().unwrap();
-    let initiator = ends.sender_pd.create_qp(&ends.sender_cq, &ends.sender_cq).qp_type(QueuePairType::XrcSend);
-    let initiator = initiator.build().unwrap();
+    let target = ends
+        .pd
+        .create_qp_with(&ends.cqs[0], &ends.cqs[0], &QueuePairOptions::default().xrc_target(&ends.domain))
+        .unwrap();
+    let options = QueuePairOptions::default().qp_type(QueuePairType::XrcSend);
+    let initiator = ends.sender_pd.create_qp_with(&ends.sender_cq, &ends.sender_cq, &options).unwrap();
     connect(&target, &initiator, &ConnectOptions::default());
     ends.post(0, 1);
     ends.post(0, 2);
@@ -317,25 +320,27 @@ fn post_recv_refused(world: &World) {
 
 fn target_without_domain(world: &World) {
     let ends = Extended::new(world);
-    let built = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).qp_type(QueuePairType::XrcReceive).build();
+    let options = QueuePairOptions::default().qp_type(QueuePairType::XrcReceive);
+    let built = ends.pd.create_qp_with(&ends.cqs[0], &ends.cqs[0], &options);
     refused(built, ErrorKind::InvalidArgument, &["create_qp", "xrc_domain"]);
-    let built = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).xrc_target(&ends.domain);
-    let built = built.qp_type(QueuePairType::ReliableConnection).build();
+    let options = QueuePairOptions::default().xrc_target(&ends.domain).qp_type(QueuePairType::ReliableConnection);
+    let built = ends.pd.create_qp_with(&ends.cqs[0], &ends.cqs[0], &options);
     refused(built, ErrorKind::InvalidArgument, &["create_qp", "xrc_domain"]);
 }
 
 fn with_shared_queue(world: &World) {
     let ends = Extended::new(world);
     let plain = ends.pd.create_srq(4, 1).build().unwrap();
-    let builder = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).srq(&plain);
-    let built = builder.clone().qp_type(QueuePairType::XrcSend).build();
+    let options = QueuePairOptions::default().srq(&plain);
+    let built = ends.pd.create_qp_with(&ends.cqs[0], &ends.cqs[0], &options.clone().qp_type(QueuePairType::XrcSend));
     refused(built, ErrorKind::InvalidArgument, &["create_qp", "srq"]);
-    refused(builder.xrc_target(&ends.domain).build(), ErrorKind::InvalidArgument, &["create_qp", "srq"]);
+    let built = ends.pd.create_qp_with(&ends.cqs[0], &ends.cqs[0], &options.xrc_target(&ends.domain));
+    refused(built, ErrorKind::InvalidArgument, &["create_qp", "srq"]);
 }
 
 fn xrc_queue_for_rc(world: &World) {
     let ends = Extended::new(world);
-    let built = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).srq(&ends.queues[0]).build();
+    let built = ends.pd.create_qp_with(&ends.cqs[0], &ends.cqs[0], &QueuePairOptions::default().srq(&ends.queues[0]));
     refused(built, ErrorKind::InvalidArgument, &["create_qp", "srq", "XRC"]);
 }
 
@@ -351,8 +356,8 @@ fn srq_of_another_device(world: &World) {
 
 fn two_of_a_kind(world: &World) {
     let ends = Extended::new(world);
-    let initiator = ends.sender_pd.create_qp(&ends.sender_cq, &ends.sender_cq).qp_type(QueuePairType::XrcSend);
-    let initiator = initiator.build().unwrap();
+    let options = QueuePairOptions::default().qp_type(QueuePairType::XrcSend);
+    let initiator = ends.sender_pd.create_qp_with(&ends.sender_cq, &ends.sender_cq, &options).unwrap();
     let peer = ends.initiator.connection_info().unwrap();
     refused(initiator.connect(&peer), ErrorKind::InvalidArgument, &["connect", "XrcSend"]);
     assert_eq!(initiator.state().unwrap(), QueuePairState::Reset);

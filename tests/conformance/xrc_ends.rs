@@ -2,8 +2,8 @@
 
 use rdma_verbs::verbs::{
     CompletionOpcode, CompletionQueue, CompletionStatus, ConnectOptions, Context, MemoryRegion, Payload,
-    ProtectionDomain, QueuePair, QueuePairState, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueue,
-    SharedReceiveQueueNumber, Success, XrcDomain,
+    ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, QueuePairType, ReceiveRequest, SendRequest,
+    SharedReceiveQueue, SharedReceiveQueueNumber, Success, XrcDomain,
 };
 
 use super::end::{ALL_RIGHTS, next, silent};
@@ -43,9 +43,9 @@ impl Extended {
         let queues = [0, 1].map(|which: usize| pd.create_srq(16, 2).xrc(&domain, &cqs[which]).build().unwrap());
         let (inbox, outbox) =
             (pd.alloc_mr(64 << 10, ALL_RIGHTS).unwrap(), sender_pd.alloc_mr(64 << 10, ALL_RIGHTS).unwrap());
-        let target = pd.create_qp(&cqs[0], &cqs[0]).xrc_target(&domain).build().unwrap();
-        let initiator = sender_pd.create_qp(&sender_cq, &sender_cq).qp_type(QueuePairType::XrcSend);
-        let initiator = initiator.max_inline_data(256).build().unwrap();
+        let target = pd.create_qp_with(&cqs[0], &cqs[0], &QueuePairOptions::default().xrc_target(&domain)).unwrap();
+        let sending = QueuePairOptions::default().qp_type(QueuePairType::XrcSend).max_inline_data(256);
+        let initiator = sender_pd.create_qp_with(&sender_cq, &sender_cq, &sending).unwrap();
         connect(&target, &initiator, options);
         Self { target, initiator, queues, cqs, inbox, outbox, sender_cq, pd, sender_pd, domain, context }
     }

@@ -5,7 +5,8 @@ use std::thread;
 
 use rdma_verbs::verbs::{
     AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, ErrorKind, Payload, QueuePair,
-    QueuePairAttributes, QueuePairState, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueueAttributes,
+    QueuePairAttributes, QueuePairOptions, QueuePairState, QueuePairType, ReceiveRequest, SendRequest,
+    SharedReceiveQueueAttributes,
 };
 
 use super::bytes::{check, fill};
@@ -187,9 +188,12 @@ fn sends_are_flushed(world: &World) {
 /// Two connections to the same queues: the failure of one does not affect the other's use of the queues.
 fn other_target_goes_on(world: &World) {
     let ends = Extended::new(world);
-    let target = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).xrc_target(&ends.domain).build().unwrap();
-    let initiator = ends.sender_pd.create_qp(&ends.sender_cq, &ends.sender_cq).qp_type(QueuePairType::XrcSend);
-    let initiator = initiator.build().unwrap();
+    let target = ends
+        .pd
+        .create_qp_with(&ends.cqs[0], &ends.cqs[0], &QueuePairOptions::default().xrc_target(&ends.domain))
+        .unwrap();
+    let options = QueuePairOptions::default().qp_type(QueuePairType::XrcSend);
+    let initiator = ends.sender_pd.create_qp_with(&ends.sender_cq, &ends.sender_cq, &options).unwrap();
     connect(&target, &initiator, &ConnectOptions::default());
     ends.post(0, 1);
     ends.target.modify(&to(QueuePairState::Error)).unwrap();
@@ -217,7 +221,10 @@ fn drained(world: &World) {
 
 fn established(world: &World) {
     let ends = Extended::new(world);
-    let target = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).xrc_target(&ends.domain).build().unwrap();
+    let target = ends
+        .pd
+        .create_qp_with(&ends.cqs[0], &ends.cqs[0], &QueuePairOptions::default().xrc_target(&ends.domain))
+        .unwrap();
     ends.initiator.reset().unwrap();
     to_rtr(&ends, &target);
     ends.post(0, 1);
@@ -246,7 +253,10 @@ fn to_rtr(ends: &Extended, target: &QueuePair) {
 
 fn target_in_rtr(world: &World) {
     let ends = Extended::new(world);
-    let target = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).xrc_target(&ends.domain).build().unwrap();
+    let target = ends
+        .pd
+        .create_qp_with(&ends.cqs[0], &ends.cqs[0], &QueuePairOptions::default().xrc_target(&ends.domain))
+        .unwrap();
     ends.initiator.reset().unwrap();
     to_rtr(&ends, &target);
     ends.initiator.connect(&target.connection_info().unwrap()).unwrap();
@@ -289,10 +299,13 @@ fn limit_of_the_named_queue(world: &World) {
 /// Creates another connection to the domain, whose initiator has its own completion queue.
 #[track_caller]
 fn another(ends: &Extended) -> (QueuePair, QueuePair) {
-    let target = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).xrc_target(&ends.domain).build().unwrap();
+    let target = ends
+        .pd
+        .create_qp_with(&ends.cqs[0], &ends.cqs[0], &QueuePairOptions::default().xrc_target(&ends.domain))
+        .unwrap();
     let cq = ends.sender_pd.context().create_cq(64).unwrap();
-    let initiator = ends.sender_pd.create_qp(&cq, &cq).qp_type(QueuePairType::XrcSend).max_inline_data(64);
-    let initiator = initiator.build().unwrap();
+    let options = QueuePairOptions::default().qp_type(QueuePairType::XrcSend).max_inline_data(64);
+    let initiator = ends.sender_pd.create_qp_with(&cq, &cq, &options).unwrap();
     connect(&target, &initiator, &ConnectOptions::default());
     (target, initiator)
 }

@@ -2,7 +2,7 @@
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, CompletionOpcode, CompletionStatus, ErrorKind, FlushFlags, MemoryRegion, Payload,
-    QueuePairState, QueuePairType, SendRequest, SharedReceiveQueue,
+    QueuePairOptions, QueuePairState, QueuePairType, SendRequest, SharedReceiveQueue,
 };
 
 use super::bytes::{check, check_all, fill};
@@ -55,10 +55,13 @@ fn other(ends: &Extended) -> Other {
 #[track_caller]
 fn flushing(world: &World) -> Extended {
     let mut ends = Extended::new(world);
-    let builder = ends.pd.create_qp(&ends.cqs[0], &ends.cqs[0]).xrc_target(&ends.domain);
-    let target = builder.access(AccessFlags::REMOTE | AccessFlags::FLUSH).build().unwrap();
-    let initiator = ends.sender_pd.create_qp(&ends.sender_cq, &ends.sender_cq).qp_type(QueuePairType::XrcSend);
-    let initiator = initiator.max_inline_data(256).build().unwrap();
+    let options = QueuePairOptions::default().xrc_target(&ends.domain);
+    let target = ends
+        .pd
+        .create_qp_with(&ends.cqs[0], &ends.cqs[0], &options.access(AccessFlags::REMOTE | AccessFlags::FLUSH))
+        .unwrap();
+    let options = QueuePairOptions::default().qp_type(QueuePairType::XrcSend).max_inline_data(256);
+    let initiator = ends.sender_pd.create_qp_with(&ends.sender_cq, &ends.sender_cq, &options).unwrap();
     connect(&target, &initiator, &Default::default());
     (ends.target, ends.initiator) = (target, initiator);
     ends

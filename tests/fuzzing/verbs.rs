@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, CompletionStatus, ConnectOptions, Context,
-    ErrorKind, MemoryRegion, Payload, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest,
-    RemoteMemory, Rkey, SendRequest,
+    ErrorKind, MemoryRegion, Payload, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairOptions,
+    QueuePairState, ReceiveRequest, RemoteMemory, Rkey, SendRequest,
 };
 
 const LARGEST_INPUT: usize = 1024;
@@ -114,8 +114,8 @@ impl End {
 
     fn create(&mut self) {
         let slots = SLOTS as u32;
-        let builder = self.pd.create_qp(&self.cq, &self.cq).max_send_wr(slots).max_recv_wr(slots);
-        self.qp = Some(builder.max_inline_data(64).build().unwrap());
+        let options = QueuePairOptions::default().max_send_wr(slots).max_recv_wr(slots);
+        self.qp = Some(self.pd.create_qp_with(&self.cq, &self.cq, &options.max_inline_data(64)).unwrap());
     }
 
     fn qp(&self) -> &QueuePair {

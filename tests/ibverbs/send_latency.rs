@@ -18,7 +18,7 @@ use std::time::Instant;
 use clap::Parser;
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, MemoryRegion, Payload, ProtectionDomain,
-    QueuePair, ReceiveRequest, SendRequest,
+    QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -133,8 +133,9 @@ struct End {
 impl End {
     fn create(pd: &ProtectionDomain) -> Outcome<Self> {
         let cq = pd.context().create_cq((SENDS + RECEIVES) as u32)?;
-        let builder = pd.create_qp(&cq, &cq).max_send_wr(SENDS as u32).max_recv_wr(RECEIVES as u32);
-        let qp = builder.max_send_sge(1).max_recv_sge(1).max_inline_data(MESSAGE_BYTES as u32).build()?;
+        let options = QueuePairOptions::default().max_send_wr(SENDS as u32).max_recv_wr(RECEIVES as u32);
+        let options = options.max_send_sge(1).max_recv_sge(1).max_inline_data(MESSAGE_BYTES as u32);
+        let qp = pd.create_qp_with(&cq, &cq, &options)?;
         qp.init()?;
         let inbox = pd.alloc_mr(MESSAGE_BYTES, AccessFlags::LOCAL_WRITE)?;
         let end = Self { qp, cq, inbox, receives: Cell::new(0), sent: Cell::new(0) };

@@ -10,8 +10,8 @@ use std::net::{IpAddr, TcpStream};
 use std::time::Duration;
 
 use rdma_verbs::verbs::{
-    self, AccessFlags, AddressVector, Gid, GlobalRouteHeader, Payload, Qkey, Qpn, QueuePairType, ReceiveRequest,
-    SendRequest,
+    self, AccessFlags, AddressVector, Gid, GlobalRouteHeader, Payload, Qkey, Qpn, QueuePairOptions, QueuePairType,
+    ReceiveRequest, SendRequest,
 };
 
 const QKEY: Qkey = Qkey(0x31);
@@ -30,8 +30,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let group: Gid = group.parse::<IpAddr>()?.into();
     let context = verbs::open(device)?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY);
-    let qp = builder.max_inline_data(SAID as u32).build()?;
+    let options = QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY);
+    let qp = pd.create_qp_with(&cq, &cq, &options.max_inline_data(SAID as u32))?;
     qp.bring_up_ud()?;
     let inbox = pd.alloc_mr(1024, AccessFlags::LOCAL_WRITE)?;
     qp.post_recv(&[

@@ -13,7 +13,8 @@ use clap::Parser;
 use guest::{Answer, Guest, pattern};
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, CompletionStatus, ConnectOptions, Context,
-    MemoryRegion, Payload, ProtectionDomain, QueuePair, ReceiveRequest, RegionList, RemoteMemory, Rkey, SendRequest,
+    MemoryRegion, Payload, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, RegionList, RemoteMemory,
+    Rkey, SendRequest,
 };
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -76,8 +77,8 @@ impl Home {
 
     fn connect(&mut self, terms: Terms) -> Result<Connection, Box<dyn std::error::Error>> {
         let remote = self.guest.command(&format!("reset access={}", terms.guest_access))?;
-        let builder = self.pd.create_qp(&self.cq, &self.cq).access(terms.access).max_dest_rd_atomic(16);
-        let qp = builder.max_inline_data(64).build()?;
+        let options = QueuePairOptions::default().access(terms.access).max_dest_rd_atomic(16);
+        let qp = self.pd.create_qp_with(&self.cq, &self.cq, &options.max_inline_data(64))?;
         let path_mtu = remote.path_mtu()?;
         let mut info = remote.connection_info(path_mtu)?;
         info.max_dest_rd_atomic = 16;

@@ -77,7 +77,7 @@ impl Connection {
     fn open(device: &str, bytes: usize) -> Outcome<Self> {
         let context = verbs::open(device)?;
         let (domain, completions) = (context.alloc_pd()?, context.create_cq(16)?);
-        let queue_pair = domain.create_qp(&completions, &completions).build()?;
+        let queue_pair = domain.create_qp(&completions, &completions)?;
         let region = domain.alloc_mr(bytes, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?;
         Ok(Self { _domain: domain, completions, queue_pair, region })
     }

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     self, AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectionInfo,
-    Context, Counter, ErrorKind, MemoryRegion, Notify, Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest,
-    RemoteMemory, SendRequest,
+    Context, Counter, ErrorKind, MemoryRegion, Notify, Qkey, Qpn, QueuePair, QueuePairOptions, QueuePairType,
+    ReceiveRequest, RemoteMemory, SendRequest,
 };
 
 use super::Arguments;
@@ -123,12 +123,12 @@ impl Member {
         let mut connections = Vec::new();
         for peer in (0..members).filter(|peer| *peer != own) {
             for number in 0..of_pair {
-                let qp = pd.create_qp(&cq, &cq).max_send_wr(2).max_recv_wr(4).build()?;
+                let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().max_send_wr(2).max_recv_wr(4))?;
                 connections.push(Connection::new(connections.len(), peer, number, own < peer, qp));
             }
         }
-        let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY);
-        let datagrams = builder.max_recv_wr(DATAGRAM_RECEIVES as u32).build()?;
+        let options = QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY);
+        let datagrams = pd.create_qp_with(&cq, &cq, &options.max_recv_wr(DATAGRAM_RECEIVES as u32))?;
         let datagram_region = pd.alloc_mr((DATAGRAM_RECEIVES + 1) * DATAGRAM_SLOT, AccessFlags::LOCAL_WRITE)?;
         let member = Self {
             own,

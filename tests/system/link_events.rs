@@ -110,7 +110,7 @@ fn an_address_is_a_device() {
     ip("addr add 10.9.8.7/32 dev lo");
     let context = verbs::open("soft:10.9.8.7").unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(8).unwrap());
-    let qp = pd.create_qp(&cq, &cq).build().unwrap();
+    let qp = pd.create_qp(&cq, &cq).unwrap();
     let own = qp.connection_info().unwrap();
     ip("addr add 10.9.8.8/32 dev lo");
     assert_eq!(context.wait_async_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut, "another's address");

@@ -5,7 +5,7 @@ use std::process::{ChildStdout, Stdio};
 
 use rdma_verbs::verbs::{
     self, AccessFlags, AddressVector, CompletionQueue, Gid, GlobalRouteHeader, MemoryRegion, Payload, ProtectionDomain,
-    Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest, SendRequest,
+    Qkey, Qpn, QueuePair, QueuePairOptions, QueuePairType, ReceiveRequest, SendRequest,
 };
 use support::PATIENCE;
 use support::process::{ignored_test, in_namespace, ip, namespace_allows};
@@ -28,8 +28,8 @@ impl Member {
     fn new(address: &str, group: Gid) -> Self {
         let context = verbs::open(&format!("soft:{address}")).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
-        let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY);
-        let qp = builder.build().unwrap();
+        let options = QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY);
+        let qp = pd.create_qp_with(&cq, &cq, &options).unwrap();
         qp.bring_up_ud().unwrap();
         let region = pd.alloc_mr(128, AccessFlags::LOCAL_WRITE).unwrap();
         qp.post_recv(&[ReceiveRequest::new(&region)]).unwrap();

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     self, AccessFlags, AsyncEvent, AttributeFault, CompletionOpcode, CompletionStatus, ConnectOptions, ErrorKind,
-    MemoryRegion, Notify, Payload, QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest, RegionList,
-    RemoteMemory, Rkey, SendRequest,
+    MemoryRegion, Notify, Payload, QueuePair, QueuePairAttributes, QueuePairOptions, QueuePairState, ReceiveRequest,
+    RegionList, RemoteMemory, Rkey, SendRequest,
 };
 use support::{ALL_ACCESS, End, PATIENCE};
 
@@ -114,9 +114,9 @@ fn wrong_states_are_refused() {
 
 #[test]
 fn limits_are_named() {
-    let end = End::shaped("127.0.2.8", |builder| {
-        builder.max_send_wr(4).max_recv_wr(2).max_send_sge(2).max_recv_sge(1).max_inline_data(8)
-    });
+    let options =
+        QueuePairOptions::default().max_send_wr(4).max_recv_wr(2).max_send_sge(2).max_recv_sge(1).max_inline_data(8);
+    let end = End::with_options("127.0.2.8", &options);
     end.qp.connect(&end.qp.connection_info().unwrap()).unwrap();
     let region = end.region(64);
     let cap = end.qp.cap();
@@ -179,7 +179,7 @@ fn refused_attributes_are_data() {
     let length = OutOfRange { given: 64, allowed: 0..=63 };
     refused_attributes(send(SendRequest::write(&region, beyond)), &[("length", length)]);
 
-    let qp = left.pd.create_qp(&left.cq, &left.cq).build().unwrap();
+    let qp = left.pd.create_qp(&left.cq, &left.cq).unwrap();
     let init = QueuePairAttributes::default().qp_state(QueuePairState::Init);
     let needed = ["pkey_index", "port_num", "qp_access_flags"].map(|name| (name, Missing));
     refused_attributes(qp.modify(&init), &needed);
@@ -316,7 +316,7 @@ fn a_channel_tells_of_solicited_messages_only_if_asked_to() {
     let end = End::open("127.0.2.27");
     let channel = end.context.create_comp_channel().unwrap();
     let cq = end.context.create_cq_on(&channel, 16, 7).unwrap();
-    let qp = end.pd.create_qp(&end.cq, &cq).build().unwrap();
+    let qp = end.pd.create_qp(&end.cq, &cq).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY); 3]).unwrap();
 
@@ -400,7 +400,7 @@ fn connections_work_over_ipv6_and_between_many() {
     let region = hub.region(64);
     let pairs: Vec<(QueuePair, QueuePair)> = (0..20)
         .map(|_| {
-            let [one, two] = [0; 2].map(|_| hub.pd.create_qp(&hub.cq, &hub.cq).build().unwrap());
+            let [one, two] = [0; 2].map(|_| hub.pd.create_qp(&hub.cq, &hub.cq).unwrap());
             one.connect(&two.connection_info().unwrap()).unwrap();
             two.connect(&one.connection_info().unwrap()).unwrap();
             (one, two)

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use rdma_verbs::owned::{Buffer, BufferPool, CompletionQueue, FileBuffer, Finished, QueuePair, Request, RequestBuffer};
+use rdma_verbs::owned::{
+    Buffer, BufferPool, CompletionQueue, FileBuffer, Finished, QueuePair, QueuePairOptions, Request, RequestBuffer,
+};
 use rdma_verbs::verbs::{
     self, Cause, CompletionOpcode, CompletionStatus, ConnectOptions, Context, ErrorKind, MemoryRegion, Notify,
-    ProtectionDomain, QueuePairAttributes, QueuePairOptions, QueuePairState, RemoteMemory, Rkey,
+    ProtectionDomain, QueuePairAttributes, QueuePairState, RemoteMemory, Rkey,
 };
 use support::{ALL_ACCESS, PATIENCE};
 
@@ -18,12 +20,12 @@ pub(super) struct End {
 }
 
 impl End {
-    pub(super) fn open(address: &str, shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions) -> End {
+    pub(super) fn open(address: &str, options: &QueuePairOptions) -> End {
         let context = verbs::open(&format!("soft:{address}")).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = CompletionQueue::new(&context, 256).unwrap();
         let pool = BufferPool::new(&pd, 16 << 20).unwrap();
-        let qp = QueuePair::with(&pd, &cq, &cq, shape).unwrap();
+        let qp = QueuePair::with_options(&pd, &cq, &cq, options).unwrap();
         End { context, pd, cq, pool, qp }
     }
 
@@ -73,14 +75,14 @@ impl End {
 
 /// Two connected ends on 127.90.1.`first` and the following address.
 fn pair(first: u8) -> (End, End) {
-    pair_with(first, &ConnectOptions::default(), |builder| builder)
+    pair_with(first, &ConnectOptions::default(), &QueuePairOptions::default())
 }
 
-fn pair_with(first: u8, options: &ConnectOptions, shape: impl Fn(QueuePairOptions) -> QueuePairOptions) -> (End, End) {
-    let [left, right] = [first, first + 1].map(|host| End::open(&format!("127.90.1.{host}"), &shape));
+fn pair_with(first: u8, connect: &ConnectOptions, options: &QueuePairOptions) -> (End, End) {
+    let [left, right] = [first, first + 1].map(|host| End::open(&format!("127.90.1.{host}"), options));
     let (left_info, right_info) = (left.qp.connection_info().unwrap(), right.qp.connection_info().unwrap());
-    left.qp.connect_with(&right_info, options).unwrap();
-    right.qp.connect_with(&left_info, options).unwrap();
+    left.qp.connect_with(&right_info, connect).unwrap();
+    right.qp.connect_with(&left_info, connect).unwrap();
     (left, right)
 }
 
@@ -237,7 +239,7 @@ fn a_receive_that_is_too_small_comes_back_empty() {
 
 #[test]
 fn what_cannot_be_posted_comes_back_at_once() {
-    let (a, b) = pair_with(15, &ConnectOptions::default(), |builder| builder.max_send_wr(4).max_recv_wr(2));
+    let (a, b) = pair_with(15, &ConnectOptions::default(), &QueuePairOptions::default().max_send_wr(4).max_recv_wr(2));
     let (_region, remote) = b.region(16);
     let too_long = a.qp.post_send(Request::write(a.pool.copy_from(&[1; 17]).unwrap(), remote)).unwrap_err();
     assert_eq!(too_long.error.kind(), ErrorKind::InvalidArgument);
@@ -391,7 +393,7 @@ fn a_pool_stays_within_its_bound_and_reuses_what_lies_idle() {
 
 #[test]
 fn threads_share_a_pool_a_queue_pair_and_a_completion_queue() {
-    let (a, b) = pair_with(27, &ConnectOptions::default(), |builder| builder.max_send_wr(32));
+    let (a, b) = pair_with(27, &ConnectOptions::default(), &QueuePairOptions::default().max_send_wr(32));
     let (_region, remote) = b.region(64);
     const EACH: u64 = 400;
     let done = std::sync::atomic::AtomicU64::new(0);

@@ -10,11 +10,13 @@ use std::time::Duration;
 use futures_core::Stream;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use rdma_verbs::asynchronous::{AsyncEvents, CompletionBatches, CompletionQueue, QueuePair, RequestError};
+use rdma_verbs::asynchronous::{
+    AsyncEvents, CompletionBatches, CompletionQueue, QueuePair, QueuePairOptions, RequestError,
+};
 use rdma_verbs::owned::{Buffer, BufferPool, FileBuffer, Request};
 use rdma_verbs::verbs::{
     self, AsyncEvent, Cause, Completion, CompletionStatus, Context, ErrorKind, MemoryRegion, Payload, ProtectionDomain,
-    QueuePairAttributes, QueuePairOptions, QueuePairState, ReceiveRequest, RegionList, RemoteMemory, Rkey, SendRequest,
+    QueuePairAttributes, QueuePairState, ReceiveRequest, RegionList, RemoteMemory, Rkey, SendRequest,
 };
 use support::ALL_ACCESS;
 use tokio::runtime::{Builder, Runtime};
@@ -46,12 +48,12 @@ pub(super) struct End {
 }
 
 impl End {
-    pub(super) fn open(address: &str, shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions) -> End {
+    pub(super) fn open(address: &str, options: &QueuePairOptions) -> End {
         let context = verbs::open(&format!("soft:{address}")).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = CompletionQueue::new(&context, 256).unwrap();
         let pool = BufferPool::new(&pd, 16 << 20).unwrap();
-        let qp = QueuePair::with(&pd, &cq, shape).unwrap();
+        let qp = QueuePair::with_options(&pd, &cq, options).unwrap();
         End { context, pd, cq, pool, qp }
     }
 
@@ -77,14 +79,14 @@ pub(super) fn connect(left: &QueuePair, right: &QueuePair) {
 }
 
 /// Two connected ends on 127.90.3.`first` and the following address.
-fn pair_with(first: u8, shape: impl Fn(QueuePairOptions) -> QueuePairOptions) -> (End, End) {
-    let [left, right] = [first, first + 1].map(|host| End::open(&format!("127.90.3.{host}"), &shape));
+fn pair_with(first: u8, options: &QueuePairOptions) -> (End, End) {
+    let [left, right] = [first, first + 1].map(|host| End::open(&format!("127.90.3.{host}"), options));
     connect(&left.qp, &right.qp);
     (left, right)
 }
 
 fn pair(first: u8) -> (End, End) {
-    pair_with(first, |builder| builder)
+    pair_with(first, &QueuePairOptions::default())
 }
 
 pub(super) fn failure(result: Result<verbs::Success, RequestError>) -> verbs::CompletionError {
@@ -134,7 +136,7 @@ fn every_operation_is_a_future() {
 fn many_tasks_share_a_queue_pair_and_a_task_uses_many() {
     on_both(|| async {
         // The queue is smaller than the number of tasks: they wait for slots.
-        let (a, b) = pair_with(3, |builder| builder.max_send_wr(4));
+        let (a, b) = pair_with(3, &QueuePairOptions::default().max_send_wr(4));
         let (region, remote) = b.region(64 * 16);
         let pool = a.pool.clone();
         let tasks: Vec<_> = (0..16)
@@ -231,7 +233,7 @@ fn futures_may_be_dropped_at_any_point() {
             let dropped = Arc::clone(&dropped);
             async move {
                 // Small queues: some futures are dropped while they wait for a slot.
-                let (a, b) = pair_with(5, |builder| builder.max_send_wr(6).max_recv_wr(16));
+                let (a, b) = pair_with(5, &QueuePairOptions::default().max_send_wr(6).max_recv_wr(16));
                 let a = Arc::new(a);
                 let (_region, remote) = b.region(4096);
                 let mut messages = b.qp.messages(&b.pool, 64, 16).unwrap();
@@ -466,7 +468,7 @@ fn batches_of_the_verbs_tier_can_be_awaited() {
         let context = verbs::open("soft:127.90.3.21").unwrap();
         let pd = context.alloc_pd().unwrap();
         let mut batches = CompletionBatches::new(&context, 256).unwrap();
-        let qp = pd.create_qp(batches.cq(), batches.cq()).build().unwrap();
+        let qp = pd.create_qp(batches.cq(), batches.cq()).unwrap();
         qp.connect(&qp.connection_info().unwrap()).unwrap();
         assert_eq!(batches.next(&mut []).await.unwrap(), 0);
         let mut out = [Completion::default(); 16];

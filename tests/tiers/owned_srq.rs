@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rdma_verbs::owned::{BufferPool, CompletionQueue, Finished, QueuePair, Request, SharedReceiveQueue};
+use rdma_verbs::owned::{
+    BufferPool, CompletionQueue, Finished, QueuePair, QueuePairOptions, Request, SharedReceiveQueue,
+};
 use rdma_verbs::verbs::{
     self, AccessFlags, AsyncEvent, Cause, CompletionStatus, Context, Counter, ErrorKind, ProtectionDomain, Qpn,
     QueuePairAttributes, QueuePairState, QueuePairType, SendRequest, SharedReceiveQueueAttributes,
@@ -48,7 +50,7 @@ impl Sharing {
     }
 
     fn receiver(&self) -> QueuePair {
-        QueuePair::with_srq(&self.pd, &self.cq, &self.cq, &self.srq, |builder| builder).unwrap()
+        QueuePair::with_options(&self.pd, &self.cq, &self.cq, &QueuePairOptions::default().srq(&self.srq)).unwrap()
     }
 
     fn connect_one(&mut self) {
@@ -192,7 +194,7 @@ fn what_has_arrived_outlives_reset_and_what_was_sent_comes_back_once() {
 fn half_filled(sharing: &Sharing, wr_id: u64) -> (QueuePair, verbs::QueuePair) {
     let receiver = sharing.receiver();
     let cq = sharing.sender_pd.context().create_cq(16).unwrap();
-    let sender = sharing.sender_pd.create_qp(&cq, &cq).build().unwrap();
+    let sender = sharing.sender_pd.create_qp(&cq, &cq).unwrap();
     receiver.connect(&sender.connection_info().unwrap()).unwrap();
     sender.connect(&receiver.connection_info().unwrap()).unwrap();
     let to = |state| QueuePairAttributes::default().qp_state(state);
@@ -293,10 +295,10 @@ fn options_reach_the_device() {
     let made = SharedReceiveQueue::with(&sharing.pd, 4, |options| options.srq_limit(2)).unwrap();
     assert_eq!(made.query().unwrap().srq_limit, 2);
     let (pd, cq, srq) = (&sharing.pd, &sharing.cq, &sharing.srq);
-    let made = QueuePair::with_srq(pd, cq, cq, srq, |options| options.max_send_wr(3)).unwrap();
+    let made = QueuePair::with_options(pd, cq, cq, &QueuePairOptions::default().srq(srq).max_send_wr(3)).unwrap();
     assert!((3..128).contains(&made.cap().max_send_wr), "{:?}", made.cap());
     // A target of extended connections needs a domain, which no option provides.
-    let made = QueuePair::with(pd, cq, cq, |options| options.qp_type(QueuePairType::XrcReceive));
+    let made = QueuePair::with_options(pd, cq, cq, &QueuePairOptions::default().qp_type(QueuePairType::XrcReceive));
     assert_eq!(made.unwrap_err().verb(), "create_qp");
 }
 

@@ -98,7 +98,7 @@ pub(super) fn refused(refused: &FailedPeerRequest, report: &QueuePairReport) -> 
         }
         PeerFault::AccessNotGranted => (
             "the queue pair's qp_access_flags do not grant it".to_owned(),
-            "give the queue pair the access flag when it goes to INIT (access of the builder)",
+            "give the queue pair the access flag when it goes to INIT (access of QueuePairOptions)",
         ),
         PeerFault::TooManyReads => (
             format!("more READs and atomics than max_dest_rd_atomic ({})", attributes.max_dest_rd_atomic.unwrap_or(0)),

@@ -152,7 +152,7 @@ pub(super) fn invalid(failed: &FailedRequest, report: &QueuePairReport) -> Diagn
                 right(operation),
                 if is_long { format!("; or its path_mtu is not {path_mtu}") } else { String::new() }
             ),
-            "give the peer's queue pair that access flag when it goes to INIT (access of the builder)",
+            "give the peer's queue pair that access flag when it goes to INIT (access of QueuePairOptions)",
         ),
     }
 }

@@ -3,8 +3,8 @@
 use std::fs::File;
 
 use rdma_verbs::verbs::{
-    AccessFlags, Memory, Mtu, Payload, QueuePairAttributes, QueuePairState, ReceiveRequest, RegionList, RemoteMemory,
-    Rkey, SendRequest,
+    AccessFlags, Memory, Mtu, Payload, QueuePairAttributes, QueuePairOptions, QueuePairState, ReceiveRequest,
+    RegionList, RemoteMemory, Rkey, SendRequest,
 };
 use support::ALL_ACCESS;
 
@@ -55,7 +55,8 @@ pub(crate) fn refuses_long_message(case: u8) -> String {
 }
 
 pub(crate) fn refuses_ungranted_access(case: u8) -> String {
-    let (left, right) = (End::open(case, 1), End::shaped(case, 2, |builder| builder.access(AccessFlags::REMOTE_READ)));
+    let (left, right) =
+        (End::open(case, 1), End::with_options(case, 2, &QueuePairOptions::default().access(AccessFlags::REMOTE_READ)));
     connect(&left, &right);
     let region = right.region(64);
     written_to(&left, &right, region.remote())
@@ -122,7 +123,7 @@ pub(crate) fn application_ends_it(case: u8) -> String {
 pub(crate) fn completion_queue_overflows(case: u8) -> String {
     let end = End::open(case, 1);
     let small = end.context.create_cq(1).unwrap();
-    let qp = end.pd.create_qp(&small, &end.cq).build().unwrap();
+    let qp = end.pd.create_qp(&small, &end.cq).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     let region = end.region(64);
     for _ in 0..=small.cqe() {

@@ -1,7 +1,8 @@
 //! The peer refuses, and this end explains the refusal from what it knows.
 
 use rdma_verbs::verbs::{
-    AccessFlags, ConnectOptions, Mtu, Payload, ReceiveRequest, RegionList, RemoteMemory, Rkey, SendRequest,
+    AccessFlags, ConnectOptions, Mtu, Payload, QueuePairOptions, ReceiveRequest, RegionList, RemoteMemory, Rkey,
+    SendRequest,
 };
 use support::{ALL_ACCESS, PATIENCE};
 
@@ -66,7 +67,8 @@ pub(crate) fn missing_right(case: u8) -> String {
 }
 
 pub(crate) fn access_not_granted(case: u8) -> String {
-    let (left, right) = (End::open(case, 1), End::shaped(case, 2, |builder| builder.access(AccessFlags::REMOTE_READ)));
+    let (left, right) =
+        (End::open(case, 1), End::with_options(case, 2, &QueuePairOptions::default().access(AccessFlags::REMOTE_READ)));
     connect(&left, &right);
     let region = right.region(64);
     left.post(SendRequest::write(Payload::inline(b"hello"), region.remote()));
@@ -82,7 +84,8 @@ pub(crate) fn receive_too_small(case: u8) -> String {
 }
 
 pub(crate) fn too_many_reads(case: u8) -> String {
-    let (left, right) = (End::open(case, 1), End::shaped(case, 2, |builder| builder.max_dest_rd_atomic(1)));
+    let (left, right) =
+        (End::open(case, 1), End::with_options(case, 2, &QueuePairOptions::default().max_dest_rd_atomic(1)));
     left.qp.connect_with(&right.info(), &hasty().max_rd_atomic(8)).unwrap();
     right.qp.connect_with(&left.info(), &hasty()).unwrap();
     let (near, far) = (left.region(1 << 16), right.region(1 << 16));

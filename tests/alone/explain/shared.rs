@@ -2,7 +2,8 @@
 
 use rdma_verbs::types::Counter;
 use rdma_verbs::verbs::{
-    AccessFlags, MemoryWindowBind, MemoryWindowType, Payload, QueuePairType, SendRequest, SharedReceiveQueueNumber,
+    AccessFlags, MemoryWindowBind, MemoryWindowType, Payload, QueuePairOptions, QueuePairType, SendRequest,
+    SharedReceiveQueueNumber,
 };
 
 use super::world::{End, connect, hasty, pair};
@@ -16,7 +17,7 @@ fn waits_for_ever(left: &End, right: &End) {
 pub(crate) fn shared_queue_is_empty(case: u8) -> String {
     let (left, spare) = (End::open(case, 1), End::open(case, 2));
     let srq = spare.pd.create_srq(4, 1).build().unwrap();
-    let qp = spare.pd.create_qp(&spare.cq, &spare.cq).srq(&srq).build().unwrap();
+    let qp = spare.pd.create_qp_with(&spare.cq, &spare.cq, &QueuePairOptions::default().srq(&srq)).unwrap();
     let right = spare.with_qp(qp);
     waits_for_ever(&left, &right);
     left.send();
@@ -26,11 +27,11 @@ pub(crate) fn shared_queue_is_empty(case: u8) -> String {
 
 /// Creates an initiator and a target with a shared receive queue.
 fn extended(case: u8) -> (End, End, rdma_verbs::verbs::SharedReceiveQueue) {
-    let left = End::shaped(case, 1, |builder| builder.qp_type(QueuePairType::XrcSend));
+    let left = End::with_options(case, 1, &QueuePairOptions::default().qp_type(QueuePairType::XrcSend));
     let spare = End::open(case, 2);
     let domain = spare.context.open_xrcd().unwrap();
     let srq = spare.pd.create_srq(4, 1).xrc(&domain, &spare.cq).build().unwrap();
-    let qp = spare.pd.create_qp(&spare.cq, &spare.cq).xrc_target(&domain).build().unwrap();
+    let qp = spare.pd.create_qp_with(&spare.cq, &spare.cq, &QueuePairOptions::default().xrc_target(&domain)).unwrap();
     (left, spare.with_qp(qp), srq)
 }
 

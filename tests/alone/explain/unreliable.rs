@@ -2,8 +2,8 @@
 
 use rdma_verbs::types::Counter;
 use rdma_verbs::verbs::{
-    AccessFlags, AddressVector, DropReason, Payload, Qkey, QueuePairType, ReceiveRequest, RemoteMemory, Rkey,
-    SendRequest,
+    AccessFlags, AddressVector, DropReason, Payload, Qkey, QueuePairOptions, QueuePairType, ReceiveRequest,
+    RemoteMemory, Rkey, SendRequest,
 };
 
 use super::world::{End, connect};
@@ -12,7 +12,13 @@ const QKEY: Qkey = Qkey(0x1111_1111);
 
 /// Creates two datagram queue pairs in RTS.
 fn datagrams(case: u8) -> (End, End) {
-    let open = |host| End::shaped(case, host, |builder| builder.qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY));
+    let open = |host| {
+        End::with_options(
+            case,
+            host,
+            &QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY),
+        )
+    };
     let ends = (open(1), open(2));
     for end in [&ends.0, &ends.1] {
         end.qp.init().unwrap();
@@ -62,7 +68,8 @@ pub(crate) fn group_not_attached(case: u8) -> String {
 
 /// Connects two unreliable ends.
 fn unreliable(case: u8) -> (End, End) {
-    let open = |host| End::shaped(case, host, |builder| builder.qp_type(QueuePairType::UnreliableConnection));
+    let open =
+        |host| End::with_options(case, host, &QueuePairOptions::default().qp_type(QueuePairType::UnreliableConnection));
     let (left, right) = (open(1), open(2));
     connect(&left, &right);
     (left, right)

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-use rdma_verbs::verbs::{self, CompletionError, ConnectOptions, Payload, QueuePair, QueuePairBuilder, SendRequest};
+use rdma_verbs::verbs::{self, CompletionError, ConnectOptions, Payload, QueuePair, QueuePairOptions, SendRequest};
 use support::PATIENCE;
 
 /// An end that explains its failures.
@@ -20,11 +20,11 @@ impl Deref for End {
 impl End {
     /// Opens an end on 127.92.`case`.`host`.
     pub(crate) fn open(case: u8, host: u8) -> Self {
-        Self::shaped(case, host, |builder| builder)
+        Self::with_options(case, host, &QueuePairOptions::default())
     }
 
-    pub(crate) fn shaped(case: u8, host: u8, shape: impl FnOnce(QueuePairBuilder<'_>) -> QueuePairBuilder<'_>) -> Self {
-        Self(support::End::shaped(&format!("127.92.{case}.{host}"), shape))
+    pub(crate) fn with_options(case: u8, host: u8, options: &QueuePairOptions) -> Self {
+        Self(support::End::with_options(&format!("127.92.{case}.{host}"), options))
     }
 
     /// Replaces the queue pair.

@@ -28,7 +28,7 @@ fn few_calls_ask_for_the_handlers_while_nothing_changes() {
         recover_from_faults().expect("no other handler was installed");
         let context = verbs::open("soft:127.98.2.3").expect("a device");
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
-        let qp = pd.create_qp(&cq, &cq).build().unwrap();
+        let qp = pd.create_qp(&cq, &cq).unwrap();
         qp.connect(&qp.connection_info().unwrap()).unwrap();
         let memory = Box::leak(vec![0u8; 2 * BYTES].into_boxed_slice());
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::types::{Qpn, ROCE_PORT};
 use rdma_verbs::verbs::{
-    self, AccessFlags, Completion, CompletionQueue, Context, Counter, MemoryRegion, QueuePair, ReceiveRequest,
-    SendRequest,
+    self, AccessFlags, Completion, CompletionQueue, Context, Counter, MemoryRegion, QueuePair, QueuePairOptions,
+    ReceiveRequest, SendRequest,
 };
 
 use super::flood::{BURSTS, Flood, processor_time};
@@ -35,7 +35,9 @@ impl End {
         let context = verbs::open(&format!("soft:{address}")).expect("a device");
         let (pd, cq) = (context.alloc_pd().expect("a domain"), context.create_cq(1_024).expect("a queue"));
         let depth = DEPTH as u32;
-        let qp = pd.create_qp(&cq, &cq).max_send_wr(depth).max_recv_wr(depth).build().expect("a queue pair");
+        let qp = pd
+            .create_qp_with(&cq, &cq, &QueuePairOptions::default().max_send_wr(depth).max_recv_wr(depth))
+            .expect("a queue pair");
         let region = pd.alloc_mr(MESSAGE, AccessFlags::LOCAL_WRITE).expect("a region");
         Self { context, cq, qp, region }
     }

@@ -2,7 +2,7 @@
 
 use rdma_verbs::verbs::{
     self, AsyncEvent, CompletionError, CompletionQueue, CompletionStatus, ConnectOptions, ConnectionInfo, Context,
-    MemoryRegion, ProtectionDomain, QueuePair, QueuePairBuilder, SendRequest, Success,
+    MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, SendRequest, Success,
 };
 
 use crate::{ALL_ACCESS, PATIENCE};
@@ -22,15 +22,15 @@ pub struct End {
 impl End {
     /// Opens an end on an address.
     pub fn open(address: &str) -> Self {
-        Self::shaped(address, |builder| builder)
+        Self::with_options(address, &QueuePairOptions::default())
     }
 
-    /// Opens an end whose queue pair is built with these options.
-    pub fn shaped(address: &str, shape: impl FnOnce(QueuePairBuilder<'_>) -> QueuePairBuilder<'_>) -> Self {
+    /// Opens an end whose queue pair is created with these options.
+    pub fn with_options(address: &str, options: &QueuePairOptions) -> Self {
         let context = verbs::open(&format!("soft:{address}")).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(256).unwrap();
-        let qp = shape(pd.create_qp(&cq, &cq)).build().unwrap();
+        let qp = pd.create_qp_with(&cq, &cq, options).unwrap();
         Self { context, pd, cq, qp }
     }
 
@@ -50,7 +50,7 @@ impl End {
 
     /// Creates another queue pair with the same domain and completion queue.
     pub fn another(&self) -> QueuePair {
-        self.pd.create_qp(&self.cq, &self.cq).build().unwrap()
+        self.pd.create_qp(&self.cq, &self.cq).unwrap()
     }
 
     /// Returns the data with which a peer connects.

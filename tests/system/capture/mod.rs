@@ -53,7 +53,7 @@ const OPCODES: [Opcode; 23] = [
 fn capture_all(name: &str, left: &str, right: &str, peer_kind: PeerKind) {
     let begun = now();
     let (left, right) = (End::open(left), End::open(right));
-    let other = [&left, &right].map(|end| end.pd.create_qp(&end.cq, &end.cq).build().unwrap());
+    let other = [&left, &right].map(|end| end.pd.create_qp(&end.cq, &end.cq).unwrap());
     // One capture starts before its sockets are opened, one after.
     let left_capture = left.capture(&format!("{name}-left"));
     connect(&left.qp, &right.qp, peer_kind);
@@ -220,7 +220,7 @@ fn dropped_packets_say_why() {
 #[test]
 fn one_queue_pair_of_several_is_captured() {
     let (left, right) = (End::open("127.91.2.5"), End::open("127.91.2.6"));
-    let other = [&left, &right].map(|end| end.pd.create_qp(&end.cq, &end.cq).build().unwrap());
+    let other = [&left, &right].map(|end| end.pd.create_qp(&end.cq, &end.cq).unwrap());
     connect(&left.qp, &right.qp, PeerKind::Native);
     connect(&other[0], &other[1], PeerKind::Native);
     let wanted = CaptureConfig::new(file("filter")).queue_pair(other[0].qpn());
@@ -300,7 +300,7 @@ fn capture_of_a_configuration_lasts_as_long_as_the_device() {
     let context: Context = SoftConfig::new().capture(CaptureConfig::new(&path)).open("soft:127.91.2.9").unwrap().into();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
     let region = pd.alloc_mr(64, verbs::AccessFlags::REMOTE | verbs::AccessFlags::LOCAL_WRITE).unwrap();
-    let qp = pd.create_qp(&cq, &cq).build().unwrap();
+    let qp = pd.create_qp(&cq, &cq).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     let data = region.slice(0..8).unwrap();
     qp.post_send(&[SendRequest::write(data, region.remote().slice(8..16).unwrap()).signaled()]).unwrap();

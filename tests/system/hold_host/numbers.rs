@@ -10,7 +10,7 @@ const SAMPLES: usize = 1_000;
 fn numbers_of(device: &str, count: usize) -> Vec<u32> {
     let context = verbs::open(device).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
-    let queue_pairs: Vec<QueuePair> = (0..count).map(|_| pd.create_qp(&cq, &cq).build().unwrap()).collect();
+    let queue_pairs: Vec<QueuePair> = (0..count).map(|_| pd.create_qp(&cq, &cq).unwrap()).collect();
     queue_pairs.iter().map(|qp| qp.qpn().value()).collect()
 }
 
@@ -24,7 +24,7 @@ fn queue_pairs_of_a_device_are_spread_over_many_blocks() {
 fn a_number_is_not_given_again_soon() {
     let context = verbs::open("soft:127.99.4.2").unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
-    let numbers = (0..6_000).map(|_| pd.create_qp(&cq, &cq).build().unwrap().qpn().value());
+    let numbers = (0..6_000).map(|_| pd.create_qp(&cq, &cq).unwrap().qpn().value());
     let mut last_seen = HashMap::new();
     let mut again = 0;
     for (turn, number) in numbers.enumerate() {
@@ -85,7 +85,7 @@ fn numbers_are_unpredictable() {
     print("QPN, a device each", &many, 24);
     let context = verbs::open("soft:127.99.4.4").unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
-    let queue_pairs: Vec<QueuePair> = (0..SAMPLES).map(|_| pd.create_qp(&cq, &cq).build().unwrap()).collect();
+    let queue_pairs: Vec<QueuePair> = (0..SAMPLES).map(|_| pd.create_qp(&cq, &cq).unwrap()).collect();
     let psn = |qp: &QueuePair| {
         qp.init().unwrap();
         qp.connection_info().unwrap().psn.value()

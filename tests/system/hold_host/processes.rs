@@ -148,7 +148,7 @@ pub(crate) struct Connected {
 
 pub(crate) fn connect_to_itself(context: &Context) -> verbs::Result<Connected> {
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    let qp = pd.create_qp(&cq, &cq).build()?;
+    let qp = pd.create_qp(&cq, &cq)?;
     qp.init()?;
     qp.connect(&qp.connection_info()?)?;
     Ok(Connected { _qp: qp, _cq: cq })

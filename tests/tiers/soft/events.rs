@@ -218,7 +218,7 @@ fn overflow_ends_the_queue_pairs_of_all_shards() {
     assert_eq!(context.query_device().num_comp_vectors, 2);
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
     let region = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE).unwrap();
-    let queue_pairs: Vec<_> = (0..4).map(|_| pd.create_qp(&cq, &cq).build().unwrap()).collect();
+    let queue_pairs: Vec<_> = (0..4).map(|_| pd.create_qp(&cq, &cq).unwrap()).collect();
     queue_pairs.iter().for_each(|qp| qp.connect(&qp.connection_info().unwrap()).unwrap());
     for _ in 0..5 {
         let write = rdma_verbs::verbs::SendRequest::write(rdma_verbs::verbs::Payload::EMPTY, region.remote());

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rdma_verbs::verbs::{
     self, AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectOptions,
     ConnectionInfo, Context, ErrorKind, MemoryRegion, Mtu, Notify, Payload, PeerCapabilities, ProtectionDomain, Qkey,
-    Qpn, QueuePair, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory, SendRequest,
+    Qpn, QueuePair, QueuePairOptions, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory, SendRequest,
 };
 use serde::{Deserialize, Serialize};
 
@@ -375,9 +375,10 @@ fn create_queue_pair(job: &Job, pd: &ProtectionDomain, cq: &CompletionQueue, dev
         Service::Datagram => QueuePairType::UnreliableDatagram,
     };
     let max_recv_wr = if job.operation == Operation::Send { job.rx_depth } else { 1 };
-    let builder = pd.create_qp(cq, cq).qp_type(qp_type).qkey(QKEY).max_send_wr(job.tx_depth).max_recv_wr(max_recv_wr);
-    let builder = builder.max_send_sge(1).max_recv_sge(1).max_inline_data(job.inline_size);
-    let qp = builder.port_num(device.port_num).gid_index(device.gid_index).build()?;
+    let options =
+        QueuePairOptions::default().qp_type(qp_type).qkey(QKEY).max_send_wr(job.tx_depth).max_recv_wr(max_recv_wr);
+    let options = options.max_send_sge(1).max_recv_sge(1).max_inline_data(job.inline_size);
+    let qp = pd.create_qp_with(cq, cq, &options.port_num(device.port_num).gid_index(device.gid_index))?;
     qp.init()?;
     Ok(qp)
 }

@@ -1,6 +1,6 @@
 //! Ping-pong of futures in tokio: the cost of the asynchronous verbs.
 
-use rdma_verbs::asynchronous::{CompletionQueue, Messages, QueuePair};
+use rdma_verbs::asynchronous::{CompletionQueue, Messages, QueuePair, QueuePairOptions};
 use rdma_verbs::owned::{Buffer, BufferPool};
 use rdma_verbs::verbs::{ConnectOptions, ConnectionInfo, Mtu};
 
@@ -32,7 +32,7 @@ async fn play(job: &Job, size: usize, device: &Device, role: Role, channel: &mut
     let pd = device.context.alloc_pd()?;
     let cq = CompletionQueue::new(&device.context, COMPLETIONS)?;
     let (port_num, gid_index) = (device.port_num, device.gid_index);
-    let qp = QueuePair::with(&pd, &cq, |options| options.port_num(port_num).gid_index(gid_index))?;
+    let qp = QueuePair::with_options(&pd, &cq, &QueuePairOptions::default().port_num(port_num).gid_index(gid_index))?;
     let pool = BufferPool::new(&pd, POOL_BYTES.max(4 * RECEIVES * size))?;
     let remote: Vec<u8> = channel.exchange(&qp.connection_info()?.to_bytes().to_vec())?;
     let mut options = ConnectOptions::default().timeout(job.timeout).sl(job.service_level);
