@@ -107,7 +107,7 @@ impl<'a> End<'a> {
             Some(channel) => context.create_cq_on(channel, cqe, 0)?,
             None => context.create_cq(cqe)?,
         };
-        let srq = pd.create_srq(arguments.rx_depth, 1).build()?;
+        let srq = pd.create_srq(arguments.rx_depth, 1)?;
         let create = |_| {
             let options =
                 QueuePairOptions::default().srq(&srq).max_send_wr(1).max_send_sge(1).port_num(arguments.ib_port);

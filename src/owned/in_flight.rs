@@ -35,8 +35,9 @@ use super::ledger::{OrderedLedger, UnorderedLedger};
 use super::request::{CompletedLength, Request, RequestBuffer};
 use crate::types::{Cause, CompletionSource, CompletionStatus, Qpn, RawCompletion};
 use crate::verbs::{
-    Completion, Error, ErrorKind, MemoryWindow, MemoryWindowBind, QueuePair, QueuePairType, ReceiveRequest, Result,
-    Rkey, SendBatch, SendRequest, SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder,
+    Completion, Error, ErrorKind, MemoryWindow, MemoryWindowBind, ProtectionDomain, QueuePair, QueuePairType,
+    ReceiveRequest, Result, Rkey, SendBatch, SendRequest, SharedReceiveQueue, SharedReceiveQueueAttributes,
+    SharedReceiveQueueOptions,
 };
 
 /// Memory that a device may be using.
@@ -321,8 +322,8 @@ pub(super) struct PostedReceives {
 
 impl PostedReceives {
     /// Creates the queue, to which no other handle ever exists.
-    pub(super) fn new(builder: &SharedReceiveQueueBuilder<'_>) -> Result<Self> {
-        let srq = builder.build()?;
+    pub(super) fn new(domain: &ProtectionDomain, max_wr: u32, options: &SharedReceiveQueueOptions) -> Result<Self> {
+        let srq = domain.create_srq_with(max_wr, 1, options)?;
         let ledger = Mutex::new(UnorderedLedger::new(srq.query()?.max_wr));
         Ok(Self { srq, ledger, destroyed: AtomicBool::new(false) })
     }

@@ -8,10 +8,11 @@ use super::finished::Finished;
 use super::in_flight::PostedReceives;
 use super::request::RequestBuffer;
 use crate::verbs::{
-    Context, ProtectionDomain, Result, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
+    self, Context, ProtectionDomain, Result, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
+    SharedReceiveQueueStatus,
 };
 
-/// Attributes of a new [`SharedReceiveQueue`], each with a default: plain values, which create nothing.
+/// Options for creating a [`SharedReceiveQueue`] with [`SharedReceiveQueue::with_options`].
 #[derive(Clone, Debug, Default)]
 #[must_use = "options do nothing by themselves"]
 pub struct SharedReceiveQueueOptions {
@@ -20,7 +21,7 @@ pub struct SharedReceiveQueueOptions {
 
 impl SharedReceiveQueueOptions {
     /// Arms the limit event from the beginning; see
-    /// [`verbs::SharedReceiveQueueBuilder::srq_limit`](crate::verbs::SharedReceiveQueueBuilder::srq_limit).
+    /// [`verbs::SharedReceiveQueueOptions::srq_limit`](crate::verbs::SharedReceiveQueueOptions::srq_limit).
     pub fn srq_limit(mut self, srq_limit: u32) -> Self {
         self.srq_limit = srq_limit;
         self
@@ -75,25 +76,21 @@ impl SharedReceiveQueue {
     /// Creates a queue that holds at most `max_wr` buffers.
     ///
     /// # Errors
-    /// As [`verbs::SharedReceiveQueueBuilder::build`](crate::verbs::SharedReceiveQueueBuilder::build); the device is of
-    /// a provider outside this crate.
+    /// As [`verbs::ProtectionDomain::create_srq`](crate::verbs::ProtectionDomain::create_srq); the device is of a
+    /// provider outside this crate.
     pub fn new(domain: &ProtectionDomain, max_wr: u32) -> Result<Self> {
-        Self::with(domain, max_wr, |options| options)
+        Self::with_options(domain, max_wr, &SharedReceiveQueueOptions::default())
     }
 
-    /// As [`SharedReceiveQueue::new`], with attributes that `shape` sets.
+    /// As [`SharedReceiveQueue::new`], with options.
     ///
     /// # Errors
-    /// As [`SharedReceiveQueue::new`].
-    pub fn with(
-        domain: &ProtectionDomain,
-        max_wr: u32,
-        shape: impl FnOnce(SharedReceiveQueueOptions) -> SharedReceiveQueueOptions,
-    ) -> Result<Self> {
+    /// As [`verbs::ProtectionDomain::create_srq_with`](crate::verbs::ProtectionDomain::create_srq_with); the device is
+    /// of a provider outside this crate.
+    pub fn with_options(domain: &ProtectionDomain, max_wr: u32, options: &SharedReceiveQueueOptions) -> Result<Self> {
         super::exclusive::check_device(domain)?;
-        let options = shape(SharedReceiveQueueOptions::default());
-        let builder = domain.create_srq(max_wr, 1).srq_limit(options.srq_limit);
-        Ok(Self { posted: Arc::new(PostedReceives::new(&builder)?) })
+        let lowered = verbs::SharedReceiveQueueOptions::default().srq_limit(options.srq_limit);
+        Ok(Self { posted: Arc::new(PostedReceives::new(domain, max_wr, &lowered)?) })
     }
 
     /// Posts memory for one arriving message, which may use its whole capacity. `wr_id` comes back with it.

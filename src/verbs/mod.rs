@@ -119,7 +119,7 @@ pub use queue_pair_options::QueuePairOptions;
 pub use remote::RemoteMemory;
 pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
 pub use rereg::{RefusedChange, Reregistration};
-pub use shared_receive::{SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQueueBuilder};
+pub use shared_receive::{SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQueueOptions};
 pub use xrc_domain::XrcDomain;
 
 pub use crate::memory::RegisterOptions;
@@ -160,7 +160,7 @@ const _: () = {
     send_and_sync::<Polling<'_>>();
     send_and_sync::<QueuePair>();
     send_and_sync::<SharedReceiveQueue>();
-    send_and_sync::<SharedReceiveQueueBuilder<'_>>();
+    send_and_sync::<SharedReceiveQueueOptions>();
     send_and_sync::<XrcDomain>();
     send_and_sync::<QueuePairOptions>();
     send_and_sync::<SendRequest<'_>>();

@@ -3,9 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{
-    AccessFlags, Context, Error, Memory, MemoryRegion, MemoryWindow, RefusedMemory, Result, SharedReceiveQueueBuilder,
-};
+use super::{AccessFlags, Context, Error, Memory, MemoryRegion, MemoryWindow, RefusedMemory, Result};
 use crate::memory::{Backing, RegisterOptions};
 use crate::provider::{self, RefusedBacking};
 use crate::types::{DomainId, MemoryWindowType};
@@ -206,14 +204,6 @@ impl ProtectionDomain {
             return Err(RefusedBacking { error, backing });
         }
         Ok(MemoryRegion::new(self.clone(), self.inner.reg_mr_with(backing, options)?))
-    }
-
-    /// Returns a builder for a shared receive queue that holds `max_wr` receives of up to `max_sge` memory ranges each
-    /// (`ibv_create_srq`). [`SharedReceiveQueueBuilder::build`] creates it.
-    ///
-    /// [`SharedReceiveQueue`](super::SharedReceiveQueue) has an example.
-    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> SharedReceiveQueueBuilder<'_> {
-        SharedReceiveQueueBuilder::new(self, max_wr, max_sge)
     }
 
     pub(super) fn id(&self) -> DomainId {

@@ -147,7 +147,7 @@ impl QueuePair {
     /// # use rdma_verbs::verbs::{self, QueuePairOptions};
     /// let context = verbs::open("soft:127.45.1.1")?;
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let srq = pd.create_srq(8, 1).build()?;
+    /// let srq = pd.create_srq(8, 1)?;
     /// let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().srq(&srq))?;
     /// assert_eq!(qp.srq().map(|srq| srq.number()), Some(srq.number()));
     /// # Ok::<(), verbs::Error>(())

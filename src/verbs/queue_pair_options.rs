@@ -127,7 +127,7 @@ impl<S> QueuePairOptions<S> {
     /// # let context = verbs::open("soft:127.0.1.240")?;
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     /// # let mr = pd.alloc_mr(256, verbs::AccessFlags::LOCAL_WRITE)?;
-    /// let srq = pd.create_srq(8, 1).build()?;
+    /// let srq = pd.create_srq(8, 1)?;
     /// let options = QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
     /// let datagrams = pd.create_qp_with(&cq, &cq, &options.srq(&srq))?;
     /// datagrams.bring_up_ud()?;

@@ -12,23 +12,16 @@ use super::{
 use crate::provider;
 use crate::types::{self, BatchEnd};
 
-/// A builder for a shared receive queue, made by [`ProtectionDomain::create_srq`]. [`SharedReceiveQueueBuilder::build`]
-/// creates the queue.
-#[derive(Clone, Debug)]
-#[must_use = "build() creates the shared receive queue"]
-pub struct SharedReceiveQueueBuilder<'a> {
-    domain: &'a ProtectionDomain,
-    max_wr: u32,
-    max_sge: u32,
+/// Options for creating a shared receive queue with [`ProtectionDomain::create_srq_with`]. They hold handles of the
+/// objects that they name.
+#[derive(Clone, Debug, Default)]
+#[must_use = "options do nothing by themselves"]
+pub struct SharedReceiveQueueOptions {
     srq_limit: u32,
-    xrc: Option<(&'a XrcDomain, &'a CompletionQueue)>,
+    xrc: Option<(XrcDomain, CompletionQueue)>,
 }
 
-impl<'a> SharedReceiveQueueBuilder<'a> {
-    pub(super) fn new(domain: &'a ProtectionDomain, max_wr: u32, max_sge: u32) -> Self {
-        Self { domain, max_wr, max_sge, srq_limit: 0, xrc: None }
-    }
-
+impl SharedReceiveQueueOptions {
     /// Arms the limit event from the beginning: it is raised once, when a receive is consumed and fewer than
     /// `srq_limit` are left. By default no event is raised until [`SharedReceiveQueue::modify`] arms it.
     pub fn srq_limit(mut self, srq_limit: u32) -> Self {
@@ -38,35 +31,54 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 
     /// Makes it a queue for extended reliable connections: XRC targets of this domain use it when a message names its
     /// number. Its receives complete on `cq`.
-    pub fn xrc(mut self, domain: &'a XrcDomain, cq: &'a CompletionQueue) -> Self {
-        self.xrc = Some((domain, cq));
+    pub fn xrc(mut self, domain: &XrcDomain, cq: &CompletionQueue) -> Self {
+        self.xrc = Some((domain.clone(), cq.clone()));
         self
     }
+}
 
-    /// Creates the shared receive queue.
+impl ProtectionDomain {
+    /// Creates a shared receive queue that holds `max_wr` receives of up to `max_sge` memory ranges each
+    /// (`ibv_create_srq`).
     ///
     /// # Errors
-    /// A size is 0 or above the device's `max_srq_wr` or `max_srq_sge`; `srq_limit` is more than `max_wr`; an object
-    /// belongs to another opening of a device; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the
-    /// device's `max_srq`; [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no shared
+    /// A size is 0 or above the device's `max_srq_wr` or `max_srq_sge`; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit)
+    /// at the device's `max_srq`; [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no shared
     /// receive queues.
     ///
+    /// [`SharedReceiveQueue`] has an example.
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue> {
+        self.create_srq_with(max_wr, max_sge, &SharedReceiveQueueOptions::default())
+    }
+
+    /// Creates a shared receive queue as [`ProtectionDomain::create_srq`], with options (`ibv_create_srq_ex`).
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::create_srq`]; also if `srq_limit` is more than `max_wr`, or an object in `options`
+    /// belongs to another opening of a device.
+    ///
     /// ```
-    /// use rdma_verbs::verbs::{self, ErrorKind};
+    /// use rdma_verbs::verbs::{self, ErrorKind, SharedReceiveQueueOptions};
     ///
     /// let context = verbs::open("soft:127.0.1.210")?;
     /// let pd = context.alloc_pd()?;
-    /// let srq = pd.create_srq(64, 1).srq_limit(16).build()?;
+    /// let options = SharedReceiveQueueOptions::default().srq_limit(16);
+    /// let srq = pd.create_srq_with(64, 1, &options)?;
     /// assert_eq!(srq.query()?.srq_limit, 16);
     ///
     /// let too_much = context.query_device().max_srq_wr + 1;
-    /// let error = pd.create_srq(too_much, 1).build().unwrap_err();
+    /// let error = pd.create_srq_with(too_much, 1, &options).unwrap_err();
     /// assert_eq!((error.verb(), error.kind()), ("create_srq", ErrorKind::InvalidArgument));
     /// # Ok::<(), verbs::Error>(())
     /// ```
-    pub fn build(&self) -> Result<SharedReceiveQueue> {
-        let context = self.domain.context();
-        if let Some((domain, cq)) = self.xrc {
+    pub fn create_srq_with(
+        &self,
+        max_wr: u32,
+        max_sge: u32,
+        options: &SharedReceiveQueueOptions,
+    ) -> Result<SharedReceiveQueue> {
+        let context = self.context();
+        if let Some((domain, cq)) = &options.xrc {
             for (name, other) in [("xrc_domain", domain.context()), ("cq", cq.context())] {
                 if !other.is_same(context) {
                     let message = format!("{name} belongs to {other}, not to this opening of {context}");
@@ -74,14 +86,15 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
                 }
             }
         }
-        let inner = self.domain.inner().create_srq(&provider::SharedReceiveQueueInit {
-            max_wr: self.max_wr,
-            max_sge: self.max_sge,
-            srq_limit: self.srq_limit,
-            xrc: self.xrc.map(|(domain, cq)| provider::XrcReceives { domain: domain.inner(), cq: cq.inner() }),
+        let xrc = options.xrc.as_ref();
+        let inner = self.inner().create_srq(&provider::SharedReceiveQueueInit {
+            max_wr,
+            max_sge,
+            srq_limit: options.srq_limit,
+            xrc: xrc.map(|(domain, cq)| provider::XrcReceives { domain: domain.inner(), cq: cq.inner() }),
         })?;
         let poster = Poster::default();
-        Ok(SharedReceiveQueue { shared: Arc::new(Shared { inner, domain: self.domain.clone(), poster }) })
+        Ok(SharedReceiveQueue { shared: Arc::new(Shared { inner, domain: self.clone(), poster }) })
     }
 }
 
@@ -108,7 +121,7 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 ///
 /// let context = verbs::open("soft:127.0.1.211")?;
 /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-/// let srq = pd.create_srq(8, 1).build()?;
+/// let srq = pd.create_srq(8, 1)?;
 /// let options = QueuePairOptions::default().srq(&srq);
 /// let first = pd.create_qp_with(&cq, &cq, &options)?;
 /// let second = pd.create_qp_with(&cq, &cq, &options)?;
@@ -174,7 +187,7 @@ impl SharedReceiveQueue {
     /// use rdma_verbs::verbs::{AsyncEvent, SharedReceiveQueueAttributes};
     /// # let context = verbs::open("soft:127.0.1.212")?;
     /// # let pd = context.alloc_pd()?;
-    /// let srq = pd.create_srq(2, 1).build()?;
+    /// let srq = pd.create_srq(2, 1)?;
     /// srq.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)])?;
     /// srq.modify(&SharedReceiveQueueAttributes { max_wr: Some(100), srq_limit: Some(2) })?;
     /// let event = context.wait_async_event(Duration::from_secs(1))?; // one receive waits, fewer than two
@@ -240,7 +253,7 @@ impl fmt::Debug for SharedReceiveQueue {
 /// # use rdma_verbs::verbs::{self, AccessFlags, ReceiveRequest};
 /// # let pd = verbs::open("soft:127.0.1.213")?.alloc_pd()?;
 /// # let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE)?;
-/// let srq = pd.create_srq(16, 1).build()?;
+/// let srq = pd.create_srq(16, 1)?;
 /// let mut batch = srq.recv_batch()?;
 /// for slot in 0..16 {
 ///     batch.push(&ReceiveRequest::new(mr.slice(slot * 256..(slot + 1) * 256)?).wr_id(slot as u64))?;

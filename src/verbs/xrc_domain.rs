@@ -13,7 +13,7 @@ use crate::provider;
 /// ([`QueuePairType::XrcSend`](super::QueuePairType::XrcSend)), has no receive queue; the receiving end, the *target*
 /// ([`QueuePairType::XrcReceive`](super::QueuePairType::XrcReceive)), has no queues and only passes messages on to the
 /// shared receive queues of its domain. Those are created with
-/// [`SharedReceiveQueueBuilder::xrc`](super::SharedReceiveQueueBuilder::xrc) and have their own completion queues. The
+/// [`SharedReceiveQueueOptions::xrc`](super::SharedReceiveQueueOptions::xrc) and have their own completion queues. The
 /// protection domain of the queue that a request names decides which memory it may access at the target.
 ///
 /// A handle: clones name the same domain. It is closed when the last handle and everything made in it are dropped. It
@@ -21,12 +21,13 @@ use crate::provider;
 ///
 /// ```
 /// use std::time::Duration;
-/// use rdma_verbs::verbs::{self, AccessFlags, Payload, QueuePairOptions, QueuePairType, ReceiveRequest, SendRequest};
+/// use rdma_verbs::verbs::{self, AccessFlags, Payload, QueuePairOptions, QueuePairType};
+/// use rdma_verbs::verbs::{ReceiveRequest, SendRequest, SharedReceiveQueueOptions};
 ///
 /// let context = verbs::open("soft:127.0.1.214")?;
 /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
 /// let domain = context.open_xrcd()?;
-/// let srq = pd.create_srq(8, 1).xrc(&domain, &cq).build()?;
+/// let srq = pd.create_srq_with(8, 1, &SharedReceiveQueueOptions::default().xrc(&domain, &cq))?;
 /// let target = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().xrc_target(&domain))?;
 /// let initiator = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().qp_type(QueuePairType::XrcSend))?;
 /// target.connect(&initiator.connection_info()?)?;

@@ -156,7 +156,7 @@ fn queues(world: &World) {
 
 fn shared_queue(world: &World) {
     let end = world.end(0, &Shape::default());
-    let srq = end.pd.create_srq(8, 2).build().unwrap();
+    let srq = end.pd.create_srq(8, 2).unwrap();
     let qp = end
         .pd
         .create_qp_with(&end.cq, &end.cq, &QueuePairOptions::default().srq(&srq).max_send_wr(7).max_recv_wr(70))

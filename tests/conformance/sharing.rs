@@ -5,7 +5,7 @@ use std::time::Instant;
 use rdma_verbs::verbs::{
     AsyncEvent, CompletionOpcode, CompletionQueue, ConnectOptions, Context, ErrorKind, MemoryRegion, Payload,
     ProtectionDomain, Qpn, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, SendRequest,
-    SharedReceiveQueue, SharedReceiveQueueBuilder, Success,
+    SharedReceiveQueue, SharedReceiveQueueOptions, Success,
 };
 
 use super::deviations::{LAST_EVENT_AGAIN, NO_ERROR_EVENTS, NO_LAST_EVENT};
@@ -37,7 +37,7 @@ impl Sharing {
     /// Creates a queue of 16 receives shared by `count` queue pairs.
     #[track_caller]
     pub(crate) fn new(world: &World, count: usize) -> Self {
-        Self::with(world, count, &ConnectOptions::default(), 16, |builder| builder)
+        Self::with(world, count, &ConnectOptions::default(), 16, &SharedReceiveQueueOptions::default())
     }
 
     #[track_caller]
@@ -46,12 +46,12 @@ impl Sharing {
         count: usize,
         options: &ConnectOptions,
         max_wr: u32,
-        shape: impl FnOnce(SharedReceiveQueueBuilder<'_>) -> SharedReceiveQueueBuilder<'_>,
+        srq_options: &SharedReceiveQueueOptions,
     ) -> Self {
         let (context, sender_context) = (world.device(0), world.device(1));
         let (pd, sender_pd) = (context.alloc_pd().unwrap(), sender_context.alloc_pd().unwrap());
         let (cq, sender_cq) = (context.create_cq(4096).unwrap(), sender_context.create_cq(4096).unwrap());
-        let srq = shape(pd.create_srq(max_wr, 4)).build().unwrap();
+        let srq = pd.create_srq_with(max_wr, 4, srq_options).unwrap();
         let inbox = pd.alloc_mr(64 << 10, ALL_RIGHTS).unwrap();
         let mut sharing =
             Self { receivers: Vec::new(), senders: Vec::new(), srq, inbox, cq, sender_cq, pd, sender_pd, context };

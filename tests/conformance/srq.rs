@@ -2,7 +2,7 @@
 
 use rdma_verbs::verbs::{
     AccessFlags, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, ErrorKind, Payload, QueuePairOptions,
-    QueuePairState, QueuePairType, ReceiveRequest, RegionList, SendRequest,
+    QueuePairState, QueuePairType, ReceiveRequest, RegionList, SendRequest, SharedReceiveQueueOptions,
 };
 
 use super::bytes::{check, check_all, fill};
@@ -252,7 +252,7 @@ fn empty_is_no_loss(world: &World) {
 
 fn rnr_exceeded(world: &World) {
     let options = ConnectOptions::default().rnr_retry(1).min_rnr_timer(1);
-    let sharing = Sharing::with(world, 2, &options, 16, |builder| builder);
+    let sharing = Sharing::with(world, 2, &options, 16, &SharedReceiveQueueOptions::default());
     sharing.send(0, b"too early");
     let error = next(&sharing.sender_cq).result().unwrap_err();
     assert_eq!(error.status, CompletionStatus::ReceiverNotReadyRetryExceededError);
@@ -319,7 +319,7 @@ fn all_or_none(world: &World) {
 }
 
 fn slot_free_when_taken(world: &World) {
-    let sharing = Sharing::with(world, 1, &ConnectOptions::default(), 2, |builder| builder);
+    let sharing = Sharing::with(world, 1, &ConnectOptions::default(), 2, &SharedReceiveQueueOptions::default());
     let most = sharing.srq.query().unwrap().max_wr;
     sharing.post(0..most.into());
     let room = sharing.inbox.slice(..ROOM).unwrap();

@@ -2,7 +2,7 @@
 
 use rdma_verbs::verbs::{
     ConnectOptions, ErrorKind, QueuePairOptions, ReceiveRequest, SharedReceiveQueue, SharedReceiveQueueAttributes,
-    SharedReceiveQueueStatus,
+    SharedReceiveQueueOptions, SharedReceiveQueueStatus,
 };
 
 use super::deviations::LIMIT_LATE;
@@ -55,7 +55,7 @@ const fn limit(srq_limit: u32) -> SharedReceiveQueueAttributes {
 /// Checks that the queue is as large as one created for `max_wr` receives, which may be larger than that.
 #[track_caller]
 fn is(sharing: &Sharing, max_wr: u32, srq_limit: u32) {
-    let created = sharing.pd.create_srq(max_wr, 4).build().unwrap().query().unwrap();
+    let created = sharing.pd.create_srq(max_wr, 4).unwrap().query().unwrap();
     assert!(created.max_wr >= max_wr && created.max_sge >= 4, "{created:?}");
     assert_eq!(sharing.srq.query().unwrap(), SharedReceiveQueueStatus { srq_limit, ..created });
 }
@@ -72,38 +72,43 @@ fn fill_up(sharing: &Sharing, waiting: u32) -> u32 {
 
 fn as_asked(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
-    let status = pd.create_srq(100, 3).srq_limit(7).build().unwrap().query().unwrap();
+    let status =
+        pd.create_srq_with(100, 3, &SharedReceiveQueueOptions::default().srq_limit(7)).unwrap().query().unwrap();
     assert!(status.max_wr >= 100 && status.max_sge >= 3, "{status:?}");
     assert_eq!(status.srq_limit, 7);
 }
 
 fn no_receives(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
-    refused(pd.create_srq(0, 1).build(), ErrorKind::InvalidArgument, &["create_srq", "max_wr", "0"]);
+    refused(pd.create_srq(0, 1), ErrorKind::InvalidArgument, &["create_srq", "max_wr", "0"]);
 }
 
 fn above_max_srq_wr(world: &World) {
     let context = world.device(0);
     let most = context.query_device().max_srq_wr;
-    let built = context.alloc_pd().unwrap().create_srq(most + 1, 1).build();
+    let built = context.alloc_pd().unwrap().create_srq(most + 1, 1);
     refused(built, ErrorKind::InvalidArgument, &["create_srq", "max_wr", &(most + 1).to_string(), &most.to_string()]);
 }
 
 fn above_max_srq_sge(world: &World) {
     let context = world.device(0);
     let most = context.query_device().max_srq_sge;
-    let built = context.alloc_pd().unwrap().create_srq(1, most + 1).build();
+    let built = context.alloc_pd().unwrap().create_srq(1, most + 1);
     refused(built, ErrorKind::InvalidArgument, &["create_srq", "max_sge", &(most + 1).to_string(), &most.to_string()]);
 }
 
 fn limit_above_size(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
-    refused(pd.create_srq(8, 1).srq_limit(9).build(), ErrorKind::InvalidArgument, &["srq_limit", "9", "8"]);
+    refused(
+        pd.create_srq_with(8, 1, &SharedReceiveQueueOptions::default().srq_limit(9)),
+        ErrorKind::InvalidArgument,
+        &["srq_limit", "9", "8"],
+    );
 }
 
 fn numbers_differ(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
-    let queues: Vec<_> = (0..50).map(|_| pd.create_srq(1, 1).build().unwrap()).collect();
+    let queues: Vec<_> = (0..50).map(|_| pd.create_srq(1, 1).unwrap()).collect();
     let mut numbers: Vec<_> = queues.iter().map(SharedReceiveQueue::number).collect();
     numbers.sort_unstable();
     numbers.dedup();
@@ -114,7 +119,7 @@ fn largest(world: &World) {
     let context = world.device(0);
     let limits = context.query_device();
     let most = limits.max_srq_wr.min(MODEST);
-    let srq = context.alloc_pd().unwrap().create_srq(most, limits.max_srq_sge).build().unwrap();
+    let srq = context.alloc_pd().unwrap().create_srq(most, limits.max_srq_sge).unwrap();
     let status = srq.query().unwrap();
     assert!(status.max_wr >= most && status.max_sge >= limits.max_srq_sge, "{status:?}");
 }
@@ -129,7 +134,7 @@ fn sizes_ignored(world: &World) {
 
 fn of_another_device(world: &World) {
     let (one, other) = (world.device(0), world.device(1));
-    let srq = other.alloc_pd().unwrap().create_srq(4, 1).build().unwrap();
+    let srq = other.alloc_pd().unwrap().create_srq(4, 1).unwrap();
     let (pd, cq) = (one.alloc_pd().unwrap(), one.create_cq(4).unwrap());
     refused(
         pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().srq(&srq)),
@@ -139,7 +144,7 @@ fn of_another_device(world: &World) {
 }
 
 fn grow(world: &World) {
-    let sharing = Sharing::with(world, 1, &ConnectOptions::default(), 2, |builder| builder);
+    let sharing = Sharing::with(world, 1, &ConnectOptions::default(), 2, &SharedReceiveQueueOptions::default());
     sharing.post([0, 1]);
     sharing.srq.modify(&size(5)).unwrap();
     is(&sharing, 5, 0);
@@ -202,7 +207,8 @@ fn all_or_nothing(world: &World) {
 }
 
 fn nothing(world: &World) {
-    let sharing = Sharing::with(world, 0, &ConnectOptions::default(), 4, |builder| builder.srq_limit(2));
+    let sharing =
+        Sharing::with(world, 0, &ConnectOptions::default(), 4, &SharedReceiveQueueOptions::default().srq_limit(2));
     sharing.srq.modify(&SharedReceiveQueueAttributes::default()).unwrap();
     is(&sharing, 4, 2);
     sharing.no_event();
@@ -297,7 +303,8 @@ fn disarmed(world: &World) {
 }
 
 fn from_creation(world: &World) {
-    let sharing = Sharing::with(world, 1, &ConnectOptions::default(), 4, |builder| builder.srq_limit(2));
+    let sharing =
+        Sharing::with(world, 1, &ConnectOptions::default(), 4, &SharedReceiveQueueOptions::default().srq_limit(2));
     sharing.no_event();
     sharing.post([0, 1]);
     sharing.send(0, b"one is left");

@@ -7,7 +7,7 @@ use std::thread;
 
 use rdma_verbs::verbs::{
     AsyncEvent, CompletionOpcode, ConnectOptions, ErrorKind, Payload, QueuePairAttributes, QueuePairOptions,
-    QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueueAttributes,
+    QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueueAttributes, SharedReceiveQueueOptions,
 };
 
 use super::end::{next, silent};
@@ -79,21 +79,21 @@ fn exchange(sharing: &Sharing, each: u64) {
 }
 
 fn many_queue_pairs(world: &World) {
-    let sharing = Sharing::with(world, 64, &ConnectOptions::default(), 256, |builder| builder);
+    let sharing = Sharing::with(world, 64, &ConnectOptions::default(), 256, &SharedReceiveQueueOptions::default());
     sharing.post(0..256);
     exchange(&sharing, 20);
 }
 
 fn few_receives(world: &World) {
     let options = ConnectOptions::default().min_rnr_timer(1).rnr_retry(7);
-    let sharing = Sharing::with(world, 64, &options, 16, |builder| builder);
+    let sharing = Sharing::with(world, 64, &options, 16, &SharedReceiveQueueOptions::default());
     sharing.post(0..3);
     exchange(&sharing, 4);
 }
 
 /// Destroying queue pairs, or moving them to the error state, does not disturb other busy ones of the queue.
 fn come_and_go(world: &World) {
-    let sharing = Sharing::with(world, 4, &ConnectOptions::default(), 64, |builder| builder);
+    let sharing = Sharing::with(world, 4, &ConnectOptions::default(), 64, &SharedReceiveQueueOptions::default());
     sharing.post(0..64);
     thread::scope(|scope| {
         let churn = scope.spawn(|| {

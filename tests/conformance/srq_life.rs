@@ -198,7 +198,7 @@ fn handle_goes(world: &World) {
     let context = world.device(0);
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
     let inbox = pd.alloc_mr(64, super::end::ALL_RIGHTS).unwrap();
-    let srq = pd.create_srq(4, 1).build().unwrap();
+    let srq = pd.create_srq(4, 1).unwrap();
     srq.post_recv(&[ReceiveRequest::new(&inbox).wr_id(6)]).unwrap();
     let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().srq(&srq)).unwrap();
     drop(srq);
@@ -214,7 +214,7 @@ fn forgotten(world: &World) {
     let mut sharing = Sharing::new(world, 1);
     sharing.post([1]);
     sharing.receivers.clear();
-    let fresh = sharing.pd.create_srq(2, 1).build().unwrap();
+    let fresh = sharing.pd.create_srq(2, 1).unwrap();
     drop(std::mem::replace(&mut sharing.srq, fresh));
     silent(&sharing.cq);
     sharing.senders.clear();
@@ -227,7 +227,7 @@ fn forgotten(world: &World) {
 
 fn limit_event_gone(world: &World) {
     let sharing = Sharing::new(world, 0);
-    let srq = sharing.pd.create_srq(2, 1).build().unwrap();
+    let srq = sharing.pd.create_srq(2, 1).unwrap();
     let armed = rdma_verbs::verbs::SharedReceiveQueueAttributes { srq_limit: Some(1), ..Default::default() };
     srq.modify(&armed).unwrap();
     drop(srq);

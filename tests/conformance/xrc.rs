@@ -3,6 +3,7 @@
 use rdma_verbs::verbs::{
     AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, ErrorKind, Payload, QueuePairAttributes,
     QueuePairOptions, QueuePairState, QueuePairType, ReceiveRequest, Rkey, SendRequest, SharedReceiveQueueNumber,
+    SharedReceiveQueueOptions,
 };
 
 use super::bytes::{check, check_all, fill};
@@ -206,7 +207,8 @@ fn unknown_queue(world: &World) {
 fn queue_of_another_domain(world: &World) {
     let ends = Extended::new(world);
     let other = ends.context.open_xrcd().unwrap();
-    let foreign = ends.pd.create_srq(4, 1).xrc(&other, &ends.cqs[1]).build().unwrap();
+    let foreign =
+        ends.pd.create_srq_with(4, 1, &SharedReceiveQueueOptions::default().xrc(&other, &ends.cqs[1])).unwrap();
     foreign.post_recv(&[ReceiveRequest::new(ends.inbox.slice(..ROOM).unwrap())]).unwrap();
     ends.request(SendRequest::send(Payload::inline(b"x")), foreign.number());
     ends.fails(CompletionStatus::RemoteInvalidRequestError);
@@ -215,7 +217,8 @@ fn queue_of_another_domain(world: &World) {
 
 fn queue_is_gone(world: &World) {
     let ends = Extended::new(world);
-    let short = ends.pd.create_srq(4, 1).xrc(&ends.domain, &ends.cqs[1]).build().unwrap();
+    let short =
+        ends.pd.create_srq_with(4, 1, &SharedReceiveQueueOptions::default().xrc(&ends.domain, &ends.cqs[1])).unwrap();
     let number = short.number();
     short.post_recv(&[ReceiveRequest::new(ends.inbox.slice(..ROOM).unwrap()).wr_id(8)]).unwrap();
     ends.request(SendRequest::send(Payload::inline(b"x")), number);
@@ -241,7 +244,8 @@ fn access_domain(world: &World) {
     let ends = Extended::new(world);
     let other = ends.context.alloc_pd().unwrap();
     let region = other.alloc_mr(64, ALL_RIGHTS).unwrap();
-    let queue = other.create_srq(4, 1).xrc(&ends.domain, &ends.cqs[1]).build().unwrap();
+    let queue =
+        other.create_srq_with(4, 1, &SharedReceiveQueueOptions::default().xrc(&ends.domain, &ends.cqs[1])).unwrap();
     ends.request(SendRequest::write(Payload::inline(b"allowed"), region.remote()), queue.number());
     ends.sent(CompletionOpcode::Write);
     assert_eq!(region.to_vec(..7).unwrap(), b"allowed");
@@ -330,7 +334,7 @@ fn target_without_domain(world: &World) {
 
 fn with_shared_queue(world: &World) {
     let ends = Extended::new(world);
-    let plain = ends.pd.create_srq(4, 1).build().unwrap();
+    let plain = ends.pd.create_srq(4, 1).unwrap();
     let options = QueuePairOptions::default().srq(&plain);
     let built = ends.pd.create_qp_with(&ends.cqs[0], &ends.cqs[0], &options.clone().qp_type(QueuePairType::XrcSend));
     refused(built, ErrorKind::InvalidArgument, &["create_qp", "srq"]);
@@ -348,9 +352,9 @@ fn srq_of_another_device(world: &World) {
     let ends = Extended::new(world);
     let other = world.device(2);
     let (pd, cq) = (other.alloc_pd().unwrap(), other.create_cq(4).unwrap());
-    let built = pd.create_srq(4, 1).xrc(&ends.domain, &cq).build();
+    let built = pd.create_srq_with(4, 1, &SharedReceiveQueueOptions::default().xrc(&ends.domain, &cq));
     refused(built, ErrorKind::InvalidArgument, &["create_srq", "xrc_domain"]);
-    let built = ends.pd.create_srq(4, 1).xrc(&ends.domain, &cq).build();
+    let built = ends.pd.create_srq_with(4, 1, &SharedReceiveQueueOptions::default().xrc(&ends.domain, &cq));
     refused(built, ErrorKind::InvalidArgument, &["create_srq", "cq"]);
 }
 

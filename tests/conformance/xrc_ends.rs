@@ -3,7 +3,7 @@
 use rdma_verbs::verbs::{
     CompletionOpcode, CompletionQueue, CompletionStatus, ConnectOptions, Context, MemoryRegion, Payload,
     ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, QueuePairType, ReceiveRequest, SendRequest,
-    SharedReceiveQueue, SharedReceiveQueueNumber, Success, XrcDomain,
+    SharedReceiveQueue, SharedReceiveQueueNumber, SharedReceiveQueueOptions, Success, XrcDomain,
 };
 
 use super::end::{ALL_RIGHTS, next, silent};
@@ -40,7 +40,9 @@ impl Extended {
         let cqs = [64, 64].map(|cqe| context.create_cq(cqe).unwrap());
         let sender_cq = sender.create_cq(64).unwrap();
         let domain = context.open_xrcd().unwrap();
-        let queues = [0, 1].map(|which: usize| pd.create_srq(16, 2).xrc(&domain, &cqs[which]).build().unwrap());
+        let queues = [0, 1].map(|which: usize| {
+            pd.create_srq_with(16, 2, &SharedReceiveQueueOptions::default().xrc(&domain, &cqs[which])).unwrap()
+        });
         let (inbox, outbox) =
             (pd.alloc_mr(64 << 10, ALL_RIGHTS).unwrap(), sender_pd.alloc_mr(64 << 10, ALL_RIGHTS).unwrap());
         let target = pd.create_qp_with(&cqs[0], &cqs[0], &QueuePairOptions::default().xrc_target(&domain)).unwrap();

@@ -6,7 +6,7 @@ use std::thread;
 use rdma_verbs::verbs::{
     AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, ErrorKind, Payload, QueuePair,
     QueuePairAttributes, QueuePairOptions, QueuePairState, QueuePairType, ReceiveRequest, SendRequest,
-    SharedReceiveQueueAttributes,
+    SharedReceiveQueueAttributes, SharedReceiveQueueOptions,
 };
 
 use super::bytes::{check, fill};
@@ -148,7 +148,8 @@ fn flushed_where_the_queue_says(world: &World) {
 fn queue_goes_in_the_middle(world: &World) {
     let mut ends = Extended::new(world);
     half(&ends);
-    let fresh = ends.pd.create_srq(4, 1).xrc(&ends.domain, &ends.cqs[1]).build().unwrap();
+    let fresh =
+        ends.pd.create_srq_with(4, 1, &SharedReceiveQueueOptions::default().xrc(&ends.domain, &ends.cqs[1])).unwrap();
     drop(std::mem::replace(&mut ends.queues[1], fresh));
     assert_eq!(ends.target.state().unwrap(), QueuePairState::ReadyToSend);
     ends.target.modify(&to(QueuePairState::Error)).unwrap();

@@ -2,7 +2,7 @@
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, CompletionOpcode, CompletionStatus, ErrorKind, FlushFlags, MemoryRegion, Payload,
-    QueuePairOptions, QueuePairState, QueuePairType, SendRequest, SharedReceiveQueue,
+    QueuePairOptions, QueuePairState, QueuePairType, SendRequest, SharedReceiveQueue, SharedReceiveQueueOptions,
 };
 
 use super::bytes::{check, check_all, fill};
@@ -47,7 +47,8 @@ const EVERY_RIGHT: AccessFlags = ALL_RIGHTS.union(AccessFlags::FLUSH_GLOBAL);
 fn other(ends: &Extended) -> Other {
     let pd = ends.context.alloc_pd().unwrap();
     let region = pd.alloc_mr(64 << 10, EVERY_RIGHT).unwrap();
-    let queue = pd.create_srq(4, 1).xrc(&ends.domain, &ends.cqs[1]).build().unwrap();
+    let queue =
+        pd.create_srq_with(4, 1, &SharedReceiveQueueOptions::default().xrc(&ends.domain, &ends.cqs[1])).unwrap();
     Other { region, queue }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_verbs::owned::{
     BufferPool, CompletionQueue, Finished, QueuePair, QueuePairOptions, Request, SharedReceiveQueue,
+    SharedReceiveQueueOptions,
 };
 use rdma_verbs::verbs::{
     self, AccessFlags, AsyncEvent, Cause, CompletionStatus, Context, Counter, ErrorKind, ProtectionDomain, Qpn,
@@ -292,7 +293,8 @@ fn dropped_in_any_order_the_buffers_return_to_their_pool() {
 #[test]
 fn options_reach_the_device() {
     let sharing = Sharing::new(23, 0);
-    let made = SharedReceiveQueue::with(&sharing.pd, 4, |options| options.srq_limit(2)).unwrap();
+    let made =
+        SharedReceiveQueue::with_options(&sharing.pd, 4, &SharedReceiveQueueOptions::default().srq_limit(2)).unwrap();
     assert_eq!(made.query().unwrap().srq_limit, 2);
     let (pd, cq, srq) = (&sharing.pd, &sharing.cq, &sharing.srq);
     let made = QueuePair::with_options(pd, cq, cq, &QueuePairOptions::default().srq(srq).max_send_wr(3)).unwrap();

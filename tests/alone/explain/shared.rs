@@ -3,7 +3,7 @@
 use rdma_verbs::types::Counter;
 use rdma_verbs::verbs::{
     AccessFlags, MemoryWindowBind, MemoryWindowType, Payload, QueuePairOptions, QueuePairType, SendRequest,
-    SharedReceiveQueueNumber,
+    SharedReceiveQueueNumber, SharedReceiveQueueOptions,
 };
 
 use super::world::{End, connect, hasty, pair};
@@ -16,7 +16,7 @@ fn waits_for_ever(left: &End, right: &End) {
 
 pub(crate) fn shared_queue_is_empty(case: u8) -> String {
     let (left, spare) = (End::open(case, 1), End::open(case, 2));
-    let srq = spare.pd.create_srq(4, 1).build().unwrap();
+    let srq = spare.pd.create_srq(4, 1).unwrap();
     let qp = spare.pd.create_qp_with(&spare.cq, &spare.cq, &QueuePairOptions::default().srq(&srq)).unwrap();
     let right = spare.with_qp(qp);
     waits_for_ever(&left, &right);
@@ -30,7 +30,7 @@ fn extended(case: u8) -> (End, End, rdma_verbs::verbs::SharedReceiveQueue) {
     let left = End::with_options(case, 1, &QueuePairOptions::default().qp_type(QueuePairType::XrcSend));
     let spare = End::open(case, 2);
     let domain = spare.context.open_xrcd().unwrap();
-    let srq = spare.pd.create_srq(4, 1).xrc(&domain, &spare.cq).build().unwrap();
+    let srq = spare.pd.create_srq_with(4, 1, &SharedReceiveQueueOptions::default().xrc(&domain, &spare.cq)).unwrap();
     let qp = spare.pd.create_qp_with(&spare.cq, &spare.cq, &QueuePairOptions::default().xrc_target(&domain)).unwrap();
     (left, spare.with_qp(qp), srq)
 }
