@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectOptions,
-    ConnectionInfo, ErrorKind, MemoryRegion, Mtu, Notify, Qkey, Qpn, QueuePair, QueuePairOptions, QueuePairType,
-    ReceiveRequest, SendRequest,
+    AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, CompletionQueueOptions,
+    ConnectOptions, ConnectionInfo, ErrorKind, MemoryRegion, Mtu, Notify, Qkey, Qpn, QueuePair, QueuePairOptions,
+    QueuePairType, ReceiveRequest, SendRequest,
 };
 
 use crate::pingpong::exchange::{ANSWER_WITHIN, DONE, encode, hear};
@@ -81,7 +81,7 @@ impl<'a> End<'a> {
         let cqe = arguments.rx_depth + 1;
         let channel = arguments.events.then(|| context.create_comp_channel()).transpose()?;
         let cq = match &channel {
-            Some(channel) => context.create_cq_on(channel, cqe, 0)?,
+            Some(channel) => context.create_cq_with(cqe, &CompletionQueueOptions::default().channel(channel, 0))?,
             None => context.create_cq(cqe)?,
         };
         let options = QueuePairOptions::default()

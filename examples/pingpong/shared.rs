@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use rdma_verbs::verbs::{
-    AccessFlags, Completion, CompletionChannel, CompletionQueue, ConnectOptions, ConnectionInfo, ErrorKind,
-    MemoryRegion, Mtu, Notify, QueuePair, QueuePairOptions, QueuePairType, ReceiveRequest, SendRequest,
-    SharedReceiveQueue,
+    AccessFlags, Completion, CompletionChannel, CompletionQueue, CompletionQueueOptions, ConnectOptions,
+    ConnectionInfo, ErrorKind, MemoryRegion, Mtu, Notify, QueuePair, QueuePairOptions, QueuePairType, ReceiveRequest,
+    SendRequest, SharedReceiveQueue,
 };
 
 use crate::pingpong::exchange::{ANSWER_WITHIN, DONE, encode, hear};
@@ -104,7 +104,7 @@ impl<'a> End<'a> {
         let cqe = arguments.rx_depth + num_qp;
         let channel = arguments.events.then(|| context.create_comp_channel()).transpose()?;
         let cq = match &channel {
-            Some(channel) => context.create_cq_on(channel, cqe, 0)?,
+            Some(channel) => context.create_cq_with(cqe, &CompletionQueueOptions::default().channel(channel, 0))?,
             None => context.create_cq(cqe)?,
         };
         let srq = pd.create_srq(arguments.rx_depth, 1)?;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::notifier::Notifier;
-use crate::verbs::{Completion, CompletionQueue, Context, Notify, Result};
+use crate::verbs::{Completion, CompletionQueue, CompletionQueueOptions, Context, Notify, Result};
 
 /// Number of empty polls before [`CompletionBatches::next`] sleeps.
 const POLLS: usize = 8;
@@ -48,7 +48,8 @@ impl CompletionBatches {
     /// Outside a tokio runtime, or in one without I/O.
     pub fn new(context: &Context, cqe: u32) -> Result<Self> {
         let notifier = Notifier::new(context)?;
-        Ok(Self { cq: context.create_cq_on(notifier.channel(), cqe, 0)?, notifier })
+        let options = CompletionQueueOptions::default().channel(notifier.channel(), 0);
+        Ok(Self { cq: context.create_cq_with(cqe, &options)?, notifier })
     }
 
     /// Returns the queue, to create queue pairs with.

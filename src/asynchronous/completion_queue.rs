@@ -12,7 +12,7 @@ use super::notifier::Notifier;
 use super::queue_pair::Shared as QueuePairShared;
 use super::shared_receive::SharedReceives;
 use crate::owned::{self, Finished};
-use crate::verbs::{CompletionQueueNumber, Context, Error, ErrorKind, Notify, Result};
+use crate::verbs::{CompletionQueueNumber, CompletionQueueOptions, Context, Error, ErrorKind, Notify, Result};
 
 /// Number of empty polls before the dispatcher sleeps; other tasks run between them.
 const POLLS: usize = 8;
@@ -93,7 +93,8 @@ impl CompletionQueue {
     /// Outside a tokio runtime, or in one without I/O.
     pub fn new(context: &Context, cqe: u32) -> Result<Self> {
         let notifier = Notifier::new(context)?;
-        let cq = owned::CompletionQueue::on_channel(notifier.channel(), cqe, 0)?;
+        let options = CompletionQueueOptions::default().channel(notifier.channel(), 0);
+        let cq = owned::CompletionQueue::with_options(context, cqe, &options)?;
         let core = Arc::new(Core { cq, notifier, routes: Mutex::default() });
         // Created here, so that a task that ends before its first poll closes the queue as well.
         let closing = Closing(Arc::clone(&core));

@@ -10,7 +10,8 @@ use super::finished::Finished;
 use super::in_flight::{Posted, PostedReceives, Side};
 use crate::types::CompletionSource;
 use crate::verbs::{
-    self, Completion, CompletionChannel, CompletionQueueNumber, Context, Error, ErrorKind, Notify, Result, poll_until,
+    self, Completion, CompletionQueueNumber, CompletionQueueOptions, Context, Error, ErrorKind, Notify, Result,
+    poll_until,
 };
 
 /// Number of completions taken from the device at a time.
@@ -142,26 +143,27 @@ impl CompletionQueue {
     /// # Errors
     /// As [`Context::create_cq`].
     pub fn new(context: &Context, cqe: u32) -> Result<Self> {
-        Ok(Self::over(context.create_cq(cqe)?))
+        Self::with_options(context, cqe, &CompletionQueueOptions::default())
     }
 
-    /// Creates a queue that notifies `channel` of completions, with `cq_context`.
+    /// Creates a queue with options, for example the channel that it notifies.
     ///
     /// # Errors
-    /// As [`Context::create_cq_on`].
+    /// As [`Context::create_cq_with`].
     ///
     /// ```
     /// # use rdma_verbs::{owned::CompletionQueue, verbs};
     /// # let context = verbs::open("soft:127.0.1.102")?;
     /// let channel = context.create_comp_channel()?;
-    /// let cq = CompletionQueue::on_channel(&channel, 16, 7)?;
+    /// let options = verbs::CompletionQueueOptions::default().channel(&channel, 7);
+    /// let cq = CompletionQueue::with_options(&context, 16, &options)?;
     /// cq.req_notify(verbs::Notify::Any)?;
     /// assert!(cq.poll()?.is_none());
     /// assert_eq!(channel.poll_event(), None);
     /// # Ok::<(), verbs::Error>(())
     /// ```
-    pub fn on_channel(channel: &CompletionChannel, cqe: u32, cq_context: u64) -> Result<Self> {
-        Ok(Self::over(channel.context().create_cq_on(channel, cqe, cq_context)?))
+    pub fn with_options(context: &Context, cqe: u32, options: &CompletionQueueOptions) -> Result<Self> {
+        Ok(Self::over(context.create_cq_with(cqe, options)?))
     }
 
     fn over(queue: verbs::CompletionQueue) -> Self {

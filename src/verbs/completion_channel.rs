@@ -18,11 +18,12 @@ use crate::provider;
 ///
 /// ```
 /// use std::time::Duration;
-/// use rdma_verbs::verbs::{self, Completion, Notify, Payload, ReceiveRequest, RegionList, SendRequest};
+/// use rdma_verbs::verbs::{self, Completion, CompletionQueueOptions, Notify};
+/// use rdma_verbs::verbs::{Payload, ReceiveRequest, RegionList, SendRequest};
 ///
 /// let context = verbs::open("soft:127.0.1.75")?;
 /// let channel = context.create_comp_channel()?;
-/// let cq = context.create_cq_on(&channel, 16, 42)?;
+/// let cq = context.create_cq_with(16, &CompletionQueueOptions::default().channel(&channel, 42))?;
 /// # let pd = context.alloc_pd()?;
 /// # let qp = pd.create_qp(&cq, &cq)?;
 /// # qp.connect(&qp.connection_info()?)?; // to itself

@@ -171,7 +171,7 @@ impl CompletionQueue {
     /// [`CompletionChannel`] has an example.
     pub fn req_notify(&self, notify: Notify) -> Result<()> {
         if self.channel.is_none() {
-            let message = "the queue has no channel; create it with create_cq_on";
+            let message = "the queue has no channel; create it with CompletionQueueOptions::channel";
             return Err(Error::new("req_notify", ErrorKind::InvalidState, message));
         }
         self.inner.req_notify(notify == Notify::SolicitedOnly)

@@ -10,7 +10,7 @@ use crate::provider::CompletionQueueInit;
 /// use rdma_verbs::verbs::{self, CompletionQueueOptions, Payload, SendRequest};
 ///
 /// let context = verbs::open("soft:127.0.1.111")?;
-/// let cq = context.create_cq_with(&CompletionQueueOptions::new(16).comp_vector(0).timestamps())?;
+/// let cq = context.create_cq_with(16, &CompletionQueueOptions::default().comp_vector(0).timestamps())?;
 /// # let pd = context.alloc_pd()?;
 /// # let qp = pd.create_qp(&cq, &cq)?;
 /// # qp.connect(&qp.connection_info()?)?; // to itself
@@ -21,21 +21,15 @@ use crate::provider::CompletionQueueInit;
 /// assert!(before <= completed && completed <= context.query_clock()?);
 /// # Ok::<(), verbs::Error>(())
 /// ```
-#[derive(Clone, Debug)]
-#[must_use]
+#[derive(Clone, Debug, Default)]
+#[must_use = "options do nothing by themselves"]
 pub struct CompletionQueueOptions {
-    cqe: u32,
     channel: Option<(CompletionChannel, u64)>,
     comp_vector: u32,
     timestamps: bool,
 }
 
 impl CompletionQueueOptions {
-    /// Returns options for a queue of at least `cqe` completions, with all other options at their defaults.
-    pub fn new(cqe: u32) -> Self {
-        Self { cqe, channel: None, comp_vector: 0, timestamps: false }
-    }
-
     /// Sets the channel that the queue notifies. `cq_context` is a number of the caller's choice, which
     /// [`CompletionChannel::poll_event`] returns when the queue has a completion.
     pub fn channel(mut self, channel: &CompletionChannel, cq_context: u64) -> Self {
@@ -60,10 +54,10 @@ impl CompletionQueueOptions {
         self.channel.as_ref()
     }
 
-    /// Returns the options in the provider's form.
-    pub(super) fn lower(&self) -> CompletionQueueInit<'_> {
+    /// Returns the provider's form of these options for a queue of at least `cqe` completions.
+    pub(super) fn lower(&self, cqe: u32) -> CompletionQueueInit<'_> {
         CompletionQueueInit {
-            cqe: self.cqe,
+            cqe,
             cq_context: self.channel.as_ref().map_or(0, |(_, cq_context)| *cq_context),
             channel: self.channel.as_ref().map(|(channel, _)| channel.inner()),
             comp_vector: self.comp_vector,

@@ -203,26 +203,17 @@ impl Context {
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
     pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue> {
-        self.create_cq_with(&CompletionQueueOptions::new(cqe))
+        self.create_cq_with(cqe, &CompletionQueueOptions::default())
     }
 
-    /// Creates a completion queue that notifies a channel. `cq_context` is a number of the caller's choice, which
-    /// [`CompletionChannel::poll_event`] returns when the queue has a completion.
+    /// Creates a completion queue as [`Context::create_cq`], with options (`ibv_create_cq_ex`).
     ///
     /// # Errors
-    /// As [`Context::create_cq`]; also if the channel belongs to another opening of a device.
-    pub fn create_cq_on(&self, channel: &CompletionChannel, cqe: u32, cq_context: u64) -> Result<CompletionQueue> {
-        self.create_cq_with(&CompletionQueueOptions::new(cqe).channel(channel, cq_context))
-    }
-
-    /// Creates a completion queue with all options (`ibv_create_cq_ex`).
-    ///
-    /// # Errors
-    /// As [`Context::create_cq_on`]; also if the completion vector is not below the device's `num_comp_vectors`, or
-    /// timestamps are requested and the device has no clock for them.
+    /// As [`Context::create_cq`]; also if the channel belongs to another opening of a device, the completion vector is
+    /// not below the device's `num_comp_vectors`, or timestamps are requested and the device has no clock for them.
     ///
     /// [`CompletionQueueOptions`] has an example.
-    pub fn create_cq_with(&self, options: &CompletionQueueOptions) -> Result<CompletionQueue> {
+    pub fn create_cq_with(&self, cqe: u32, options: &CompletionQueueOptions) -> Result<CompletionQueue> {
         let channel = options.wanted_channel();
         if let Some((channel, _)) = channel
             && !channel.context().is_same(self)
@@ -230,7 +221,7 @@ impl Context {
             let message = format!("the channel belongs to {}, not to this opening of {}", channel.context(), self);
             return Err(Error::unsuitable("create_cq", "channel", message));
         }
-        let queue = self.inner.create_cq_with(&options.lower())?;
+        let queue = self.inner.create_cq_with(&options.lower(cqe))?;
         Ok(CompletionQueue::new(self.clone(), queue, channel.map(|(channel, _)| channel.clone())))
     }
 

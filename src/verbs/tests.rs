@@ -253,7 +253,11 @@ fn objects_of_another_opening_are_refused_and_drops_destroy() {
     let cq = stranger.create_cq(1).unwrap();
     refused(pd.create_qp(&cq, &cq).map(drop), ErrorKind::InvalidArgument, "send_cq belongs to fake");
     let channel = stranger.create_comp_channel().unwrap();
-    refused(context.create_cq_on(&channel, 1, 0).map(drop), ErrorKind::InvalidArgument, "the channel belongs to");
+    refused(
+        context.create_cq_with(1, &CompletionQueueOptions::default().channel(&channel, 0)).map(drop),
+        ErrorKind::InvalidArgument,
+        "the channel belongs to",
+    );
     drop((context, pd));
     drop(qp);
     assert_eq!(log.lock().unwrap().destroyed, 1);

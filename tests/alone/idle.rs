@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    self, AccessFlags, CompletionChannel, CompletionQueue, Context, Notify, ProtectionDomain, QueuePair,
-    QueuePairOptions, SendRequest,
+    self, AccessFlags, CompletionChannel, CompletionQueue, CompletionQueueOptions, Context, Notify, ProtectionDomain,
+    QueuePair, QueuePairOptions, SendRequest,
 };
 use support::process::alone;
 
@@ -84,7 +84,9 @@ impl End {
     fn open(address: &str) -> Self {
         let context = verbs::open(&format!("soft:{address}")).unwrap();
         let (pd, channel) = (context.alloc_pd().unwrap(), context.create_comp_channel().unwrap());
-        let cq = context.create_cq_on(&channel, 4 * QUEUE_PAIRS as u32, 1).unwrap();
+        let cq = context
+            .create_cq_with(4 * QUEUE_PAIRS as u32, &CompletionQueueOptions::default().channel(&channel, 1))
+            .unwrap();
         let qp = || pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().max_send_wr(16).max_recv_wr(16)).unwrap();
         let qps = (0..QUEUE_PAIRS).map(|_| qp()).collect();
         Self { qps, cq, channel, pd, _context: context }

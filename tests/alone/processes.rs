@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rdma_verbs::verbs::{
-    self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, ConnectOptions, Context, ErrorKind, MemoryRegion,
-    Notify, Payload, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
+    self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, CompletionQueueOptions, ConnectOptions, Context,
+    ErrorKind, MemoryRegion, Notify, Payload, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
 use support::PATIENCE;
 use support::process::{alone, ignored_test, signal};
@@ -57,7 +57,8 @@ struct End {
 impl End {
     fn new(context: &Context) -> Outcome<Self> {
         let channel = context.create_comp_channel()?;
-        let (pd, cq) = (context.alloc_pd()?, context.create_cq_on(&channel, 16, 0)?);
+        let (pd, cq) =
+            (context.alloc_pd()?, context.create_cq_with(16, &CompletionQueueOptions::default().channel(&channel, 0))?);
         let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().max_inline_data(16).sq_sig_all())?;
         let memory = pd.alloc_mr(16, AccessFlags::LOCAL_WRITE)?;
         qp.init()?;

@@ -73,7 +73,7 @@ struct Announced {
 }
 
 fn queue_on(end: &End, channel: &CompletionChannel, cq_context: u64) -> (CompletionQueue, QueuePair) {
-    let cq = end.context.create_cq_on(channel, 64, cq_context).unwrap();
+    let cq = end.context.create_cq_with(64, &CompletionQueueOptions::default().channel(channel, cq_context)).unwrap();
     let qp = create_qp(&end.pd, &cq, &cq, &Shape::default());
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     (cq, qp)
@@ -154,7 +154,7 @@ fn needs_a_channel(world: &World) {
 fn receiving(world: &World) -> (End, Announced) {
     let (left, end) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     let channel = end.context.create_comp_channel().unwrap();
-    let cq = end.context.create_cq_on(&channel, 64, 7).unwrap();
+    let cq = end.context.create_cq_with(64, &CompletionQueueOptions::default().channel(&channel, 7)).unwrap();
     let qp = create_qp(&end.pd, &cq, &cq, &Shape::default());
     let info = left.qp.connection_info().unwrap();
     left.qp.connect(&qp.connection_info().unwrap()).unwrap();
@@ -459,7 +459,7 @@ fn only_if_asked_for(world: &World) {
 
 fn between_looks(world: &World) {
     let end = world.end(0, &Shape::default());
-    let cq = end.context.create_cq_with(&CompletionQueueOptions::new(64).timestamps()).unwrap();
+    let cq = end.context.create_cq_with(64, &CompletionQueueOptions::default().timestamps()).unwrap();
     let qp = create_qp(&end.pd, &cq, &cq, &Shape::default());
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     let before = end.context.query_clock().unwrap();
@@ -480,7 +480,7 @@ fn between_looks(world: &World) {
 
 fn failures_too(world: &World) {
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
-    let cq = left.context.create_cq_with(&CompletionQueueOptions::new(64).timestamps()).unwrap();
+    let cq = left.context.create_cq_with(64, &CompletionQueueOptions::default().timestamps()).unwrap();
     let left = End { qp: create_qp(&left.pd, &cq, &cq, &Shape::default()), cq, ..left };
     connect(&left, &right, &ConnectOptions::default());
     let before = left.context.query_clock().unwrap();

@@ -119,7 +119,7 @@ fn every_vector_works(world: &World) {
     let vectors = end.context.query_device().num_comp_vectors;
     assert!(vectors >= 1, "num_comp_vectors is {vectors}");
     for comp_vector in 0..vectors.min(8) {
-        let cq = end.context.create_cq_with(&CompletionQueueOptions::new(8).comp_vector(comp_vector)).unwrap();
+        let cq = end.context.create_cq_with(8, &CompletionQueueOptions::default().comp_vector(comp_vector)).unwrap();
         let qp = another(&end, &cq, &cq);
         write_each(&qp, &end, [1]);
         assert_eq!(next(&cq).wr_id(), 1);
@@ -130,14 +130,18 @@ fn vector_out_of_range(world: &World) {
     let context = world.device(0);
     let vectors = context.query_device().num_comp_vectors;
     for comp_vector in [vectors, u32::MAX] {
-        let result = context.create_cq_with(&CompletionQueueOptions::new(8).comp_vector(comp_vector));
+        let result = context.create_cq_with(8, &CompletionQueueOptions::default().comp_vector(comp_vector));
         refused(result, ErrorKind::InvalidArgument, &["comp_vector", &comp_vector.to_string()]);
     }
 }
 
 fn foreign_channel(world: &World) {
     let channel = world.device(1).create_comp_channel().unwrap();
-    refused(world.device(0).create_cq_on(&channel, 8, 0), ErrorKind::InvalidArgument, &["create_cq", "channel"]);
+    refused(
+        world.device(0).create_cq_with(8, &CompletionQueueOptions::default().channel(&channel, 0)),
+        ErrorKind::InvalidArgument,
+        &["create_cq", "channel"],
+    );
 }
 
 fn foreign_queue(world: &World) {
@@ -423,7 +427,7 @@ fn other_queues_go_on(world: &World) {
 fn wakes_the_sleeper(world: &World) {
     let end = world.end(0, &Shape::default());
     let channel = end.context.create_comp_channel().unwrap();
-    let cq = end.context.create_cq_on(&channel, 2, 9).unwrap();
+    let cq = end.context.create_cq_with(2, &CompletionQueueOptions::default().channel(&channel, 9)).unwrap();
     let entries = u64::from(cq.cqe());
     let qp = another(&end, &cq, &cq);
     write_each(&qp, &end, 0..entries);

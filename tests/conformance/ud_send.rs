@@ -1,7 +1,8 @@
 //! Datagrams: delivery, headers and ordering.
 
 use rdma_verbs::verbs::{
-    AccessFlags, Counter, DropReason, ErrorKind, Payload, Qkey, Qpn, QueuePairState, ReceiveRequest, SendRequest,
+    AccessFlags, CompletionQueueOptions, Counter, DropReason, ErrorKind, Payload, Qkey, Qpn, QueuePairState,
+    ReceiveRequest, SendRequest,
 };
 
 use super::bytes::{check, check_all, fill};
@@ -406,7 +407,10 @@ fn solicited_wakes(world: &World) {
     let left = ready(world, 0);
     let context = world.device(1);
     let channel = context.create_comp_channel().unwrap();
-    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq_on(&channel, 16, 5).unwrap());
+    let (pd, cq) = (
+        context.alloc_pd().unwrap(),
+        context.create_cq_with(16, &CompletionQueueOptions::default().channel(&channel, 5)).unwrap(),
+    );
     let region = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE).unwrap();
     let qp = super::end::create_qp(&pd, &cq, &cq, &shape());
     let right = super::end::End { qp, region, cq, pd, context };

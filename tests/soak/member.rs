@@ -18,9 +18,9 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    self, AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectionInfo,
-    Context, Counter, ErrorKind, MemoryRegion, Notify, Qkey, Qpn, QueuePair, QueuePairOptions, QueuePairType,
-    ReceiveRequest, RemoteMemory, SendRequest,
+    self, AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue,
+    CompletionQueueOptions, ConnectionInfo, Context, Counter, ErrorKind, MemoryRegion, Notify, Qkey, Qpn, QueuePair,
+    QueuePairOptions, QueuePairType, ReceiveRequest, RemoteMemory, SendRequest,
 };
 
 use super::Arguments;
@@ -118,7 +118,8 @@ impl Member {
         let context = verbs::open(&format!("soft:{}", arguments.address_of(own as u32)))?;
         let channel = context.create_comp_channel()?;
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq_on(&channel, (count * 8 + 256) as u32, 0)?;
+        let cq = context
+            .create_cq_with((count * 8 + 256) as u32, &CompletionQueueOptions::default().channel(&channel, 0))?;
         let region = pd.alloc_mr(count * SLOT, ALL)?;
         let mut connections = Vec::new();
         for peer in (0..members).filter(|peer| *peer != own) {

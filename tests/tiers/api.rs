@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    self, AccessFlags, AsyncEvent, AttributeFault, CompletionOpcode, CompletionStatus, ConnectOptions, ErrorKind,
-    MemoryRegion, Notify, Payload, QueuePair, QueuePairAttributes, QueuePairOptions, QueuePairState, ReceiveRequest,
-    RegionList, RemoteMemory, Rkey, SendRequest,
+    self, AccessFlags, AsyncEvent, AttributeFault, CompletionOpcode, CompletionQueueOptions, CompletionStatus,
+    ConnectOptions, ErrorKind, MemoryRegion, Notify, Payload, QueuePair, QueuePairAttributes, QueuePairOptions,
+    QueuePairState, ReceiveRequest, RegionList, RemoteMemory, Rkey, SendRequest,
 };
 use support::{ALL_ACCESS, End, PATIENCE};
 
@@ -315,7 +315,7 @@ fn the_error_state_flushes_in_order_and_reset_starts_over() {
 fn a_channel_tells_of_solicited_messages_only_if_asked_to() {
     let end = End::open("127.0.2.27");
     let channel = end.context.create_comp_channel().unwrap();
-    let cq = end.context.create_cq_on(&channel, 16, 7).unwrap();
+    let cq = end.context.create_cq_with(16, &CompletionQueueOptions::default().channel(&channel, 7)).unwrap();
     let qp = end.pd.create_qp(&end.cq, &cq).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY); 3]).unwrap();

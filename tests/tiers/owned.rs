@@ -6,8 +6,8 @@ use rdma_verbs::owned::{
     Buffer, BufferPool, CompletionQueue, FileBuffer, Finished, QueuePair, QueuePairOptions, Request, RequestBuffer,
 };
 use rdma_verbs::verbs::{
-    self, Cause, CompletionOpcode, CompletionStatus, ConnectOptions, Context, ErrorKind, MemoryRegion, Notify,
-    ProtectionDomain, QueuePairAttributes, QueuePairState, RemoteMemory, Rkey,
+    self, Cause, CompletionOpcode, CompletionQueueOptions, CompletionStatus, ConnectOptions, Context, ErrorKind,
+    MemoryRegion, Notify, ProtectionDomain, QueuePairAttributes, QueuePairState, RemoteMemory, Rkey,
 };
 use support::{ALL_ACCESS, PATIENCE};
 
@@ -488,7 +488,8 @@ fn a_channel_announces_what_comes_back() {
         (context, pd)
     };
     let channel = context.create_comp_channel().unwrap();
-    let cq = CompletionQueue::on_channel(&channel, 16, 5).unwrap();
+    let cq =
+        CompletionQueue::with_options(&context, 16, &CompletionQueueOptions::default().channel(&channel, 5)).unwrap();
     let qp = QueuePair::new(&pd, &cq, &cq).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     let pool = BufferPool::new(&pd, 1 << 20).unwrap();

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    self, AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectOptions,
-    ConnectionInfo, Context, ErrorKind, MemoryRegion, Mtu, Notify, Payload, PeerCapabilities, ProtectionDomain, Qkey,
-    Qpn, QueuePair, QueuePairOptions, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory, SendRequest,
+    self, AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue,
+    CompletionQueueOptions, ConnectOptions, ConnectionInfo, Context, ErrorKind, MemoryRegion, Mtu, Notify, Payload,
+    PeerCapabilities, ProtectionDomain, Qkey, Qpn, QueuePair, QueuePairOptions, QueuePairType, ReceiveRequest,
+    RegionRange, RemoteMemory, SendRequest,
 };
 use serde::{Deserialize, Serialize};
 
@@ -130,7 +131,7 @@ impl End {
         let events = (job.waiting == Waiting::Events).then(|| context.create_comp_channel()).transpose()?;
         let cqe = job.completions() as u32;
         let cq = match &events {
-            Some(events) => context.create_cq_on(events, cqe, 0)?,
+            Some(events) => context.create_cq_with(cqe, &CompletionQueueOptions::default().channel(events, 0))?,
             None => context.create_cq(cqe)?,
         };
         let layout = Layout::new(job, size);
