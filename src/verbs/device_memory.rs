@@ -37,6 +37,21 @@ pub struct DeviceMemory {
     inner: Arc<dyn provider::DeviceMemory>,
 }
 
+/// Options for allocating device memory with [`Context::alloc_dm_with`].
+#[derive(Clone, Debug, Default)]
+#[must_use = "options do nothing by themselves"]
+pub struct DeviceMemoryOptions {
+    log_align_req: u32,
+}
+
+impl DeviceMemoryOptions {
+    /// Aligns the memory to 2^`log_align_req` bytes; 0 by default.
+    pub fn log_align_req(mut self, log_align_req: u32) -> Self {
+        self.log_align_req = log_align_req;
+        self
+    }
+}
+
 impl Context {
     /// Allocates zeroed device memory (`ibv_alloc_dm`).
     ///
@@ -47,25 +62,26 @@ impl Context {
     ///
     /// [`DeviceMemory`] has an example.
     pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory> {
-        self.alloc_dm_aligned(len, 0)
+        self.alloc_dm_with(len, &DeviceMemoryOptions::default())
     }
 
-    /// Allocates memory as [`Context::alloc_dm`], aligned to 2^`log_align_req` bytes.
+    /// Allocates memory as [`Context::alloc_dm`], with options.
     ///
     /// # Errors
     /// As [`Context::alloc_dm`]; also if the device does not support the alignment.
     ///
     /// ```
-    /// use rdma_verbs::verbs;
+    /// use rdma_verbs::verbs::{self, DeviceMemoryOptions};
     ///
     /// let context = verbs::open("soft:127.0.1.103")?;
-    /// assert_eq!(context.alloc_dm_aligned(100, 6)?.len(), 100);
-    /// let error = context.alloc_dm_aligned(100, 40).unwrap_err();
+    /// let aligned = |log_align_req| DeviceMemoryOptions::default().log_align_req(log_align_req);
+    /// assert_eq!(context.alloc_dm_with(100, &aligned(6))?.len(), 100);
+    /// let error = context.alloc_dm_with(100, &aligned(40)).unwrap_err();
     /// assert_eq!(error.to_string(), "alloc_dm: log_align_req is 40; allowed are 0 to 12");
     /// # Ok::<(), verbs::Error>(())
     /// ```
-    pub fn alloc_dm_aligned(&self, len: usize, log_align_req: u32) -> Result<DeviceMemory> {
-        let init = provider::DeviceMemoryInit { length: len as u64, log_align_req };
+    pub fn alloc_dm_with(&self, len: usize, options: &DeviceMemoryOptions) -> Result<DeviceMemory> {
+        let init = provider::DeviceMemoryInit { length: len as u64, log_align_req: options.log_align_req };
         Ok(DeviceMemory { context: self.clone(), inner: self.inner().alloc_dm(&init)? })
     }
 }

@@ -107,7 +107,7 @@ pub use connect::ConnectOptions;
 pub use connection_info::ConnectionInfo;
 pub use context::Context;
 pub use device::{Device, devices, open, open_soft};
-pub use device_memory::DeviceMemory;
+pub use device_memory::{DeviceMemory, DeviceMemoryOptions};
 pub use implicit_region::ImplicitMemoryRegion;
 pub use memory::{Memory, RefusedMemory};
 pub use memory_region::{MemoryRegion, RegionRange};
@@ -147,6 +147,7 @@ const _: () = {
     send_and_sync::<MemoryRegion>();
     send_and_sync::<ImplicitMemoryRegion>();
     send_and_sync::<DeviceMemory>();
+    send_and_sync::<DeviceMemoryOptions>();
     send_and_sync::<MemoryWindow>();
     send_and_sync::<Reregistration<'_>>();
     send_and_sync::<MemoryWindowBind<'_>>();

@@ -1,8 +1,8 @@
 //! Device memory: allocation, copies, and registered ranges of it.
 
 use rdma_verbs::verbs::{
-    AccessFlags, AsyncEvent, CompletionOpcode, CompletionStatus, DeviceMemory, ErrorKind, MemoryRegion, Payload,
-    QueuePairState, ReceiveRequest, RemoteMemory, SendRequest,
+    AccessFlags, AsyncEvent, CompletionOpcode, CompletionStatus, DeviceMemory, DeviceMemoryOptions, ErrorKind,
+    MemoryRegion, Payload, QueuePairState, ReceiveRequest, RemoteMemory, SendRequest,
 };
 
 use super::bytes::{check, check_all, fill, pattern};
@@ -102,8 +102,8 @@ fn comes_back(world: &World) {
 
 fn alignment(world: &World) {
     let context = world.device(0);
-    assert_eq!(context.alloc_dm_aligned(24, 6).unwrap().len(), 24);
-    let refusal = context.alloc_dm_aligned(24, 63);
+    assert_eq!(context.alloc_dm_with(24, &DeviceMemoryOptions::default().log_align_req(6)).unwrap().len(), 24);
+    let refusal = context.alloc_dm_with(24, &DeviceMemoryOptions::default().log_align_req(63));
     refused(refusal, ErrorKind::InvalidArgument, &["alloc_dm", "log_align_req is 63", "allowed"]);
 }
 
