@@ -31,7 +31,8 @@ const OPTIONAL_BITS: u32 = 0x3ff0_0000;
 /// Options of a registration. Setters have the names of the fields.
 ///
 /// ```
-/// use rdma_verbs::verbs::{AccessFlags, RegisterOptions};
+/// use rdma_verbs::memory::RegisterOptions;
+/// use rdma_verbs::types::AccessFlags;
 ///
 /// let options = RegisterOptions::default().access(AccessFlags::REMOTE_READ).iova(0x10_0000);
 /// assert_eq!((options.iova, options.invalidatable), (Some(0x10_0000), false));

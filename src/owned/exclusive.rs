@@ -47,7 +47,7 @@ impl Exclusive {
         if let Err(error) = check_device(domain) {
             return Err((error, bytes));
         }
-        match domain.try_reg_mr(bytes, AccessFlags::LOCAL_WRITE) {
+        match domain.reg_mr(bytes, AccessFlags::LOCAL_WRITE) {
             Ok(region) => Ok(Self { len: region.len(), region: Arc::new(region), offset: 0 }),
             Err(RefusedMemory { error, memory, .. }) => Err((error, memory.into_vec().unwrap_or_default())),
         }

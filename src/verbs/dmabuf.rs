@@ -2,15 +2,15 @@
 
 use std::os::fd::AsFd;
 
-use super::{AccessFlags, MemoryRegion, ProtectionDomain, Result};
+use super::{AccessFlags, Error, ErrorKind, MemoryRegion, ProtectionDomain, RegisterOptions, Result};
 use crate::provider::DmaBufInit;
 
 impl ProtectionDomain {
     /// Registers memory behind a file descriptor (`ibv_reg_dmabuf_mr`): `len` bytes of a dma-buf from `offset`.
-    /// Requests name its first byte by `iova`, or by its mapped address if that is `None`.
+    /// Requests name its bytes by their mapped addresses; [`ProtectionDomain::reg_dmabuf_mr_with`] changes that.
     ///
-    /// Adapters access a dma-buf without a mapping: the region's own methods cannot access it, and without `iova`
-    /// requests name its bytes by their offsets in the dma-buf.
+    /// Adapters access a dma-buf without a mapping: the region's own methods cannot access it, and requests name its
+    /// bytes by their offsets in the dma-buf.
     ///
     /// The software transport maps it with `mmap`, for writing too if `access` has [`AccessFlags::LOCAL_WRITE`], and
     /// lets the kernel make all copies. So it accepts anything that can be mapped this way and consists of ordinary
@@ -20,36 +20,53 @@ impl ProtectionDomain {
     /// truncated), requests fail as for [`Memory::file`](super::Memory::file).
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`]; the range does not lie within the descriptor;
-    /// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if it cannot be mapped, or does not consist of
-    /// ordinary pages; [`ErrorKind::PermissionDenied`](super::ErrorKind::PermissionDenied) if it is not opened with the
-    /// permissions that `access` needs.
+    /// As [`ProtectionDomain::reg_mr`]; the range does not lie within the descriptor; [`ErrorKind::Unsupported`] if it
+    /// cannot be mapped, or does not consist of ordinary pages; [`ErrorKind::PermissionDenied`] if it is not opened
+    /// with the permissions that `access` needs.
     ///
     /// ```
-    /// use rdma_verbs::verbs::{self, AccessFlags, ErrorKind};
+    /// use rdma_verbs::verbs::{self, AccessFlags, ErrorKind, RegisterOptions};
     ///
     /// let pd = verbs::open("soft:127.0.1.105")?.alloc_pd()?;
     /// # let path = std::env::temp_dir().join(format!("rdma-verbs-dmabuf-{}", std::process::id()));
     /// # std::fs::write(&path, [7u8; 8192])?;
     /// # let descriptor = std::fs::File::open(&path)?;
     /// # std::fs::remove_file(path)?;
-    /// let mr = pd.reg_dmabuf_mr(&descriptor, 4096, 4096, Some(0x1000), AccessFlags::REMOTE_READ)?;
-    /// assert_eq!((mr.iova(), mr.to_vec(..2)?), (0x1000, vec![7, 7]));
+    /// let mr = pd.reg_dmabuf_mr(&descriptor, 4096, 4096, AccessFlags::REMOTE_READ)?;
+    /// assert_eq!(mr.to_vec(..2)?, [7, 7]);
+    /// let options = RegisterOptions::default().iova(0x1000);
+    /// let mr = pd.reg_dmabuf_mr_with(&descriptor, 4096, 4096, AccessFlags::REMOTE_READ, &options)?;
+    /// assert_eq!(mr.iova(), 0x1000);
     ///
     /// let (pipe, _) = std::io::pipe()?;
-    /// let error = pd.reg_dmabuf_mr(&pipe, 0, 4096, None, AccessFlags::REMOTE_READ).unwrap_err();
+    /// let error = pd.reg_dmabuf_mr(&pipe, 0, 4096, AccessFlags::REMOTE_READ).unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::Unsupported);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn reg_dmabuf_mr(
+    pub fn reg_dmabuf_mr(&self, fd: impl AsFd, offset: u64, len: usize, access: AccessFlags) -> Result<MemoryRegion> {
+        self.reg_dmabuf_mr_with(fd, offset, len, access, &RegisterOptions::default())
+    }
+
+    /// Registers memory behind a file descriptor as [`ProtectionDomain::reg_dmabuf_mr`], with options: the address of
+    /// its first byte.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::reg_dmabuf_mr`]; also if the address plus the length exceeds 2^64;
+    /// [`ErrorKind::Unsupported`] if the key should be invalidatable.
+    pub fn reg_dmabuf_mr_with(
         &self,
         fd: impl AsFd,
         offset: u64,
         len: usize,
-        iova: Option<u64>,
         access: AccessFlags,
+        options: &RegisterOptions,
     ) -> Result<MemoryRegion> {
-        let init = DmaBufInit { fd: fd.as_fd(), offset, length: len as u64, iova, access };
+        let options = options.lower(access);
+        if options.invalidatable {
+            let message = "the key of memory behind a descriptor cannot be invalidatable";
+            return Err(Error::new("reg_dmabuf_mr", ErrorKind::Unsupported, message));
+        }
+        let init = DmaBufInit { fd: fd.as_fd(), offset, length: len as u64, iova: options.iova, access };
         Ok(MemoryRegion::new(self.clone(), self.inner().reg_dmabuf_mr(&init)?))
     }
 }

@@ -74,7 +74,7 @@ impl ProtectionDomain {
         // region come from `slice`, whose callers promise the same, and so do windows bound to them. The region's own
         // methods reach no bytes.
         let backing = unsafe { Backing::address_space() };
-        let options = RegisterOptions { access: access | AccessFlags::ON_DEMAND, ..RegisterOptions::default() };
+        let options = RegisterOptions::default().lower(access | AccessFlags::ON_DEMAND);
         Ok(ImplicitMemoryRegion { region: self.register(backing, &options)?.without_bytes() })
     }
 }

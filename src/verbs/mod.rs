@@ -86,6 +86,7 @@ mod polling;
 mod protection_domain;
 mod queue_pair;
 mod queue_pair_options;
+mod register_options;
 mod remote;
 mod request;
 mod rereg;
@@ -116,13 +117,13 @@ pub use polling::Polling;
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::QueuePair;
 pub use queue_pair_options::QueuePairOptions;
+pub use register_options::RegisterOptions;
 pub use remote::RemoteMemory;
 pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
 pub use rereg::{RefusedChange, Reregistration};
 pub use shared_receive::{SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQueueOptions};
 pub use xrc_domain::XrcDomain;
 
-pub use crate::memory::RegisterOptions;
 pub use crate::provider::{AttributeFault, Error, ErrorKind, InvalidAttribute, Result, SoftConfig};
 pub use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode,
@@ -151,6 +152,7 @@ const _: () = {
     send_and_sync::<MemoryWindow>();
     send_and_sync::<Reregistration<'_>>();
     send_and_sync::<MemoryWindowBind<'_>>();
+    send_and_sync::<RegisterOptions>();
     send_and_sync::<RegionRange<'_>>();
     send_and_sync::<RegionList<'_>>();
     send_and_sync::<RemoteMemory>();

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{AccessFlags, Context, Error, Memory, MemoryRegion, MemoryWindow, RefusedMemory, Result};
-use crate::memory::{Backing, RegisterOptions};
+use super::{AccessFlags, Context, Error, Memory, MemoryRegion, MemoryWindow, RefusedMemory, RegisterOptions, Result};
+use crate::memory::{self, Backing};
 use crate::provider::{self, RefusedBacking};
 use crate::types::{DomainId, MemoryWindowType};
 
@@ -32,14 +32,15 @@ impl ProtectionDomain {
     /// Registers memory (`ibv_reg_mr`): a moved-in `Vec<u8>` or `Box<[u8]>`, or any [`Memory`].
     ///
     /// The memory keeps its contents. [`MemoryRegion::dereg`] returns it; dropping the region instead deregisters and
-    /// frees it. Requests name its bytes by their host addresses; [`ProtectionDomain::reg_mr_iova`] changes that.
+    /// frees it. Requests name its bytes by their host addresses; [`RegisterOptions::iova`] changes that.
     ///
     /// `access` says which accesses are allowed; this host's own requests may always read. `REMOTE_WRITE` and
     /// `REMOTE_ATOMIC` need `LOCAL_WRITE`.
     ///
     /// # Errors
     /// `memory` is empty or longer than the device's `max_mr_size`; `access` is contradictory or not supported by the
-    /// device; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_mr`.
+    /// device; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_mr`. The error returns
+    /// the memory unchanged, and converts to an [`Error`].
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -49,70 +50,41 @@ impl ProtectionDomain {
     /// assert_eq!(mr.len(), 100);
     /// let bytes = mr.dereg()?.into_vec().expect("a Vec went in");
     /// assert_eq!(bytes, [7; 100]);
-    /// # Ok::<(), verbs::Error>(())
-    /// ```
-    pub fn reg_mr(&self, memory: impl Into<Memory>, access: AccessFlags) -> Result<MemoryRegion> {
-        Ok(self.register_safely(memory.into(), &options(access, None))?)
-    }
-
-    /// Registers memory as [`ProtectionDomain::reg_mr`], but returns the memory on refusal.
     ///
-    /// # Errors
-    /// As [`ProtectionDomain::reg_mr`], with the memory unchanged.
-    ///
-    /// ```
-    /// # use rdma_verbs::verbs::{self, AccessFlags};
-    /// # let pd = verbs::open("soft:127.0.1.92")?.alloc_pd()?;
     /// // REMOTE_WRITE without LOCAL_WRITE is refused.
-    /// let refused = pd.try_reg_mr(vec![1, 2, 3], AccessFlags::REMOTE_WRITE).unwrap_err();
-    /// let region = pd.reg_mr(refused.memory, AccessFlags::REMOTE_READ)?;
-    /// assert_eq!(region.to_vec(..)?, [1, 2, 3]);
+    /// let refused = pd.reg_mr(bytes, AccessFlags::REMOTE_WRITE).unwrap_err();
+    /// let mr = pd.reg_mr(refused.memory, AccessFlags::REMOTE_READ)?;
+    /// assert_eq!(mr.to_vec(..2)?, [7, 7]);
     /// # Ok::<(), verbs::Error>(())
     /// ```
-    pub fn try_reg_mr(&self, memory: impl Into<Memory>, access: AccessFlags) -> Result<MemoryRegion, RefusedMemory> {
-        self.register_safely(memory.into(), &options(access, None))
+    pub fn reg_mr(&self, memory: impl Into<Memory>, access: AccessFlags) -> Result<MemoryRegion, RefusedMemory> {
+        self.reg_mr_with(memory, access, &RegisterOptions::default())
     }
 
-    /// Registers memory as [`ProtectionDomain::reg_mr`], but requests name the region's first byte by `iova` instead of
-    /// its host address: 0 makes remote addresses offsets.
+    /// Registers memory as [`ProtectionDomain::reg_mr`], with options: the address of its first byte
+    /// (`ibv_reg_mr_iova`), and whether the key may be invalidated.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`]; also if `iova` plus the length exceeds 2^64.
-    ///
-    /// ```
-    /// use rdma_verbs::verbs::{self, AccessFlags};
-    ///
-    /// let pd = verbs::open("soft:127.0.1.11")?.alloc_pd()?;
-    /// let mr = pd.reg_mr_iova(vec![0u8; 4096], 0, AccessFlags::REMOTE_READ)?;
-    /// assert_eq!(mr.remote().addr(), 0);
-    /// # Ok::<(), verbs::Error>(())
-    /// ```
-    pub fn reg_mr_iova(&self, memory: impl Into<Memory>, iova: u64, access: AccessFlags) -> Result<MemoryRegion> {
-        Ok(self.register_safely(memory.into(), &options(access, Some(iova)))?)
-    }
-
-    /// Registers memory as [`ProtectionDomain::reg_mr`], with all options: the first address, and whether the key may
-    /// be invalidated.
-    ///
-    /// # Errors
-    /// As [`ProtectionDomain::reg_mr`], with the memory unchanged.
+    /// As [`ProtectionDomain::reg_mr`]; also if the address plus the length exceeds 2^64.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, RegisterOptions};
     ///
     /// let pd = verbs::open("soft:127.0.1.15")?.alloc_pd()?;
-    /// let access = AccessFlags::REMOTE_READ | AccessFlags::ZERO_BASED;
-    /// let options = RegisterOptions::default().access(access).invalidatable();
-    /// let mr = pd.reg_mr_with(vec![0u8; 4096], &options)?;
+    /// let options = RegisterOptions::default().iova(0).invalidatable();
+    /// let mr = pd.reg_mr_with(vec![0u8; 4096], AccessFlags::REMOTE_READ, &options)?;
     /// assert_eq!(mr.remote().addr(), 0);
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn reg_mr_with(
         &self,
         memory: impl Into<Memory>,
+        access: AccessFlags,
         options: &RegisterOptions,
     ) -> Result<MemoryRegion, RefusedMemory> {
-        self.register_safely(memory.into(), options)
+        let backing = memory.into().into_registrable("reg_mr")?;
+        self.register(backing, &options.lower(access))
+            .map_err(|RefusedBacking { error, backing }| RefusedMemory { error, memory: Memory::from_backing(backing) })
     }
 
     /// Allocates a memory window (`ibv_alloc_mw`): a key that can be bound to a part of a region, and invalidated
@@ -141,11 +113,11 @@ impl ProtectionDomain {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn alloc_mr(&self, len: usize, access: AccessFlags) -> Result<MemoryRegion> {
-        self.reg_mr(Memory::anonymous(len)?, access)
+        Ok(self.reg_mr(Memory::anonymous(len)?, access)?)
     }
 
-    /// Registers memory by address; the caller keeps its ownership. Requests name its first byte by `iova`, or by
-    /// `addr` if that is `None`.
+    /// Registers memory by address; the caller keeps its ownership. Requests name its bytes by their host addresses;
+    /// [`ProtectionDomain::reg_mr_raw_with`] changes that.
     ///
     /// All copies between packets and such a region tolerate the memory being unmapped: the request then completes with
     /// [`CompletionStatus::LocalProtectionError`](super::CompletionStatus::LocalProtectionError) with
@@ -168,7 +140,7 @@ impl ProtectionDomain {
     /// let mut storage = [0u64; 64];
     /// let pd = verbs::open("soft:127.0.1.13")?.alloc_pd()?;
     /// // SAFETY: `storage` outlives the region and is not touched while the region exists.
-    /// let mr = unsafe { pd.reg_mr_raw(storage.as_mut_ptr().cast(), 512, Some(0x1000), AccessFlags::LOCAL_WRITE)? };
+    /// let mr = unsafe { pd.reg_mr_raw(storage.as_mut_ptr().cast(), 512, AccessFlags::LOCAL_WRITE)? };
     /// mr.write_at(0, &[1])?;
     /// // The promise ends here: registering the range again needs a new one.
     /// assert!(pd.reg_mr(mr.dereg()?, AccessFlags::LOCAL_WRITE).is_err());
@@ -176,26 +148,38 @@ impl ProtectionDomain {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     #[allow(unsafe_code)]
-    pub unsafe fn reg_mr_raw(
+    pub unsafe fn reg_mr_raw(&self, addr: *mut u8, len: usize, access: AccessFlags) -> Result<MemoryRegion> {
+        // SAFETY: the caller promises the same.
+        unsafe { self.reg_mr_raw_with(addr, len, access, &RegisterOptions::default()) }
+    }
+
+    /// Registers memory by address as [`ProtectionDomain::reg_mr_raw`], with options.
+    ///
+    /// # Safety
+    /// As [`ProtectionDomain::reg_mr_raw`].
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::reg_mr_with`].
+    #[allow(unsafe_code)]
+    pub unsafe fn reg_mr_raw_with(
         &self,
         addr: *mut u8,
         len: usize,
-        iova: Option<u64>,
         access: AccessFlags,
+        options: &RegisterOptions,
     ) -> Result<MemoryRegion> {
         // SAFETY: the caller promises what `Backing::raw` requires: the range stays this process's to write until the
         // region, which owns the backing, is gone. The memory that `dereg` returns is not registered again without a
         // new promise (`Memory::into_registrable`).
         let backing = unsafe { Backing::raw(addr, len) };
-        Ok(self.register(backing, &options(access, iova))?)
+        Ok(self.register(backing, &options.lower(access))?)
     }
 
-    fn register_safely(&self, memory: Memory, options: &RegisterOptions) -> Result<MemoryRegion, RefusedMemory> {
-        self.register(memory.into_registrable("reg_mr")?, options)
-            .map_err(|RefusedBacking { error, backing }| RefusedMemory { error, memory: Memory::from_backing(backing) })
-    }
-
-    pub(super) fn register(&self, backing: Backing, options: &RegisterOptions) -> Result<MemoryRegion, RefusedBacking> {
+    pub(super) fn register(
+        &self,
+        backing: Backing,
+        options: &memory::RegisterOptions,
+    ) -> Result<MemoryRegion, RefusedBacking> {
         let access = options.access;
         let needs_local_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) {
@@ -218,10 +202,6 @@ impl ProtectionDomain {
     pub(super) fn is_same(&self, other: &ProtectionDomain) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
-}
-
-fn options(access: AccessFlags, iova: Option<u64>) -> RegisterOptions {
-    RegisterOptions { access, iova, ..RegisterOptions::default() }
 }
 
 impl fmt::Debug for ProtectionDomain {

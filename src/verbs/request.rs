@@ -333,8 +333,8 @@ impl<'a> SendRequest<'a> {
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     /// # let qp = pd.create_qp(&cq, &cq)?;
     /// # qp.connect(&qp.connection_info()?)?; // to itself
-    /// let options = RegisterOptions::default().access(AccessFlags::REMOTE_READ).invalidatable();
-    /// let mr = pd.reg_mr_with(vec![0; 64], &options)?;
+    /// let options = RegisterOptions::default().invalidatable();
+    /// let mr = pd.reg_mr_with(vec![0; 64], AccessFlags::REMOTE_READ, &options)?;
     /// qp.post_send(&[SendRequest::local_invalidate(mr.rkey()).signaled()])?;
     /// let done = cq.wait(std::time::Duration::from_secs(10))?.result()?;
     /// assert_eq!(done.opcode, CompletionOpcode::LocalInvalidate);

@@ -34,7 +34,7 @@ fn refused(result: Result<()>, kind: ErrorKind, part: &str) {
 #[test]
 fn requests_carry_addresses_and_keys_of_their_ranges() {
     let Setting { log, pd, qp, .. } = setting();
-    let mr = pd.reg_mr_iova(vec![0; 100], 0x5000, RIGHTS).unwrap();
+    let mr = pd.reg_mr_with(vec![0; 100], RIGHTS, &RegisterOptions::default().iova(0x5000)).unwrap();
     let remote = RemoteMemory::new(0x9000, Rkey(9), 64);
     let ranges = [mr.slice(0..4).unwrap(), mr.slice(10..=19).unwrap(), mr.slice(100..).unwrap()];
     let request = SendRequest::write(&ranges, remote.slice(8..).unwrap()).wr_id(5);

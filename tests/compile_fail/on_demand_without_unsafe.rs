@@ -3,7 +3,7 @@
 use rdma_verbs::verbs::{AccessFlags, ImplicitMemoryRegion, ProtectionDomain};
 
 fn register(pd: &ProtectionDomain, address: *mut u8) {
-    let _ = pd.reg_mr_raw(address, 1 << 40, None, AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND);
+    let _ = pd.reg_mr_raw(address, 1 << 40, AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND);
 }
 
 fn register_everything(pd: &ProtectionDomain) {

@@ -3,7 +3,7 @@
 use rdma_verbs::verbs::{AccessFlags, ProtectionDomain};
 
 fn register(pd: &ProtectionDomain, address: *mut u8) {
-    let _ = pd.reg_mr_raw(address, 4096, None, AccessFlags::LOCAL_WRITE);
+    let _ = pd.reg_mr_raw(address, 4096, AccessFlags::LOCAL_WRITE);
 }
 
 fn main() {}

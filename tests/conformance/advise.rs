@@ -39,7 +39,7 @@ const INVALID: ErrorKind = ErrorKind::InvalidArgument;
 /// Registers the pages as an on-demand region.
 fn register(end: &End, pages: &Pages, access: AccessFlags) -> MemoryRegion {
     // SAFETY: the pages outlive the region, and no reference to them exists.
-    unsafe { end.pd.reg_mr_raw(pages.at(0), pages.len(), None, access | AccessFlags::ON_DEMAND) }.expect("reg_mr_raw")
+    unsafe { end.pd.reg_mr_raw(pages.at(0), pages.len(), access | AccessFlags::ON_DEMAND) }.expect("reg_mr_raw")
 }
 
 #[track_caller]

@@ -2,7 +2,7 @@
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, ErrorKind, Payload, QueuePairState,
-    RemoteMemory, SendRequest,
+    RegisterOptions, RemoteMemory, SendRequest,
 };
 
 use super::bytes::{check_all, fill};
@@ -171,7 +171,8 @@ fn misaligned_in_memory(world: &World) {
     let mut region = None;
     for iova in 0..8 {
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
-        let candidate = right.pd.reg_mr_iova(vec![0; 64], 0x1_0000 + iova, access).unwrap();
+        let candidate =
+            right.pd.reg_mr_with(vec![0; 64], access, &RegisterOptions::default().iova(0x1_0000 + iova)).unwrap();
         let first = (8 - iova as usize % 8) % 8;
         if candidate.load_acquire_u64(first).is_err() {
             region = Some((candidate, first));

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, Cause, CompletionOpcode, CompletionStatus, ErrorKind, MemoryRegion, Payload,
-    QueuePairState, SendRequest,
+    QueuePairState, RegisterOptions, SendRequest,
 };
 
 use super::bytes::{check, check_all, fill, pattern};
@@ -54,7 +54,9 @@ fn memfd(name: &str, len: usize) -> File {
 
 #[track_caller]
 fn register(end: &End, file: &File, offset: usize, len: usize) -> MemoryRegion {
-    end.pd.reg_dmabuf_mr(file, offset as u64, len, Some(0x7000), ALL_RIGHTS).expect("reg_dmabuf_mr")
+    end.pd
+        .reg_dmabuf_mr_with(file, offset as u64, len, ALL_RIGHTS, &RegisterOptions::default().iova(0x7000))
+        .expect("reg_dmabuf_mr")
 }
 
 #[track_caller]
@@ -112,7 +114,7 @@ fn within_a_page(world: &World) {
 fn host_address(world: &World) {
     let end = world.end(0, &Shape::default());
     let file = memfd("address", 2 * PAGE);
-    let region = end.pd.reg_dmabuf_mr(&file, 24, PAGE, None, AccessFlags::REMOTE_READ).unwrap();
+    let region = end.pd.reg_dmabuf_mr(&file, 24, PAGE, AccessFlags::REMOTE_READ).unwrap();
     assert!(region.iova() > 0 && region.iova() % 4096 == 24, "{:#x}", region.iova());
     assert_eq!(region.remote().addr(), region.iova());
 }
@@ -131,7 +133,10 @@ fn descriptor_closed(world: &World) {
 fn rights(world: &World) {
     let (left, right) = world.pair();
     let file = memfd("rights", PAGE);
-    let region = right.pd.reg_dmabuf_mr(&file, 0, PAGE, Some(0), AccessFlags::REMOTE_READ).unwrap();
+    let region = right
+        .pd
+        .reg_dmabuf_mr_with(&file, 0, PAGE, AccessFlags::REMOTE_READ, &RegisterOptions::default().iova(0))
+        .unwrap();
     left.post(&[SendRequest::read(left.at(0..8), region.remote().slice(..8).unwrap()).wr_id(1).signaled()]);
     left.read(1, 8);
     closed(&left, &right, SendRequest::write(Payload::inline(b"no"), region.remote()));
@@ -193,7 +198,7 @@ fn mapping_goes(world: &World) {
 fn not_mappable(world: &World) {
     let end = world.end(0, &Shape::default());
     let (pipe, _other_end) = std::io::pipe().unwrap();
-    let error = end.pd.reg_dmabuf_mr(&pipe, 0, PAGE, None, AccessFlags::REMOTE_READ).unwrap_err();
+    let error = end.pd.reg_dmabuf_mr(&pipe, 0, PAGE, AccessFlags::REMOTE_READ).unwrap_err();
     assert_eq!(error.os_error(), Some(libc::ENODEV), "{error}");
     let fd = format!("fd is {}", pipe.as_raw_fd());
     refused(
@@ -208,9 +213,9 @@ fn read_only(world: &World) {
     let file = memfd("read_only", PAGE);
     file.write_all_at(&pattern(64, 4), 0).unwrap();
     let readable = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
-    let refusal = right.pd.reg_dmabuf_mr(&readable, 0, PAGE, None, ALL_RIGHTS);
+    let refusal = right.pd.reg_dmabuf_mr(&readable, 0, PAGE, ALL_RIGHTS);
     refused(refusal, ErrorKind::PermissionDenied, &["reg_dmabuf_mr", "writing", "LOCAL_WRITE"]);
-    let region = right.pd.reg_dmabuf_mr(&readable, 0, 64, None, AccessFlags::REMOTE_READ).unwrap();
+    let region = right.pd.reg_dmabuf_mr(&readable, 0, 64, AccessFlags::REMOTE_READ).unwrap();
     left.post(&[SendRequest::read(left.at(0..64), region.remote()).wr_id(1).signaled()]);
     left.read(1, 64);
     check(&left.region, 0, 64, 4);
@@ -219,7 +224,8 @@ fn read_only(world: &World) {
 fn beyond(world: &World) {
     let end = world.end(0, &Shape::default());
     let file = memfd("beyond", 2 * PAGE);
-    let register = |offset, len| end.pd.reg_dmabuf_mr(&file, offset, len, Some(0), ALL_RIGHTS);
+    let register =
+        |offset, len| end.pd.reg_dmabuf_mr_with(&file, offset, len, ALL_RIGHTS, &RegisterOptions::default().iova(0));
     let invalid = ErrorKind::InvalidArgument;
     refused(register(0, 2 * PAGE + 1), invalid, &["reg_dmabuf_mr", "offset is 0", "length 8193", "8192 bytes"]);
     refused(register(8192, 1), invalid, &["reg_dmabuf_mr", "offset is 8192", "length 1", "8192 bytes"]);

@@ -391,8 +391,8 @@ pub(crate) fn silent(cq: &CompletionQueue) {
 
 /// Checks that a verb is refused with this kind of error, and that the text names each of these.
 #[track_caller]
-pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, Error>, kind: ErrorKind, names: &[&str]) {
-    let error = result.expect_err("the verb should be refused");
+pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, impl Into<Error>>, kind: ErrorKind, names: &[&str]) {
+    let error: Error = result.map_err(Into::into).expect_err("the verb should be refused");
     assert_eq!(error.kind(), kind, "{error}");
     for name in names {
         assert!(error.to_string().contains(name), "\"{name}\" is not in \"{error}\"");

@@ -37,8 +37,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 
 /// Registers a region with all access flags, whose key may be invalidated.
 fn offered(end: &End) -> MemoryRegion {
-    let options = RegisterOptions::default().access(ALL_RIGHTS).invalidatable();
-    end.pd.reg_mr_with(vec![0; 4096], &options).expect("reg_mr")
+    let options = RegisterOptions::default().invalidatable();
+    end.pd.reg_mr_with(vec![0; 4096], ALL_RIGHTS, &options).expect("reg_mr")
 }
 
 #[track_caller]
@@ -105,8 +105,8 @@ fn unknown_key(world: &World) {
 
 fn other_domain(world: &World) {
     let (left, right) = world.pair();
-    let options = RegisterOptions::default().access(ALL_RIGHTS).invalidatable();
-    let region = right.context.alloc_pd().unwrap().reg_mr_with(vec![0; 64], &options).unwrap();
+    let options = RegisterOptions::default().invalidatable();
+    let region = right.context.alloc_pd().unwrap().reg_mr_with(vec![0; 64], ALL_RIGHTS, &options).unwrap();
     refused_remotely(&left, &right, region.rkey());
 }
 
@@ -133,8 +133,8 @@ fn local_unsignaled(world: &World) {
 /// A long WRITE from the region, followed by the invalidation of its key: the WRITE must be complete.
 fn after_earlier(world: &World) {
     let (left, right) = world.pair();
-    let options = RegisterOptions::default().access(ALL_RIGHTS).invalidatable();
-    let region = left.pd.reg_mr_with(vec![0; 60_000], &options).unwrap();
+    let options = RegisterOptions::default().invalidatable();
+    let region = left.pd.reg_mr_with(vec![0; 60_000], ALL_RIGHTS, &options).unwrap();
     fill(&region, 0, 60_000, 8);
     left.qp
         .post_send(&[

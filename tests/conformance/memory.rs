@@ -2,7 +2,7 @@
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, CompletionStatus, ConnectOptions, ErrorKind, Payload, QueuePairState, ReceiveRequest,
-    RegionList, RemoteMemory, SendRequest,
+    RegionList, RegisterOptions, RemoteMemory, SendRequest,
 };
 
 use super::bytes::{check, check_all, fill};
@@ -158,7 +158,7 @@ fn atomic_misaligned(world: &World) {
     }
     let first = right.region(4096, ALL_RIGHTS);
     let bytes = first.dereg().unwrap();
-    let region = right.pd.reg_mr_iova(bytes, 0x10_0004, ALL_RIGHTS).unwrap();
+    let region = right.pd.reg_mr_with(bytes, ALL_RIGHTS, &RegisterOptions::default().iova(0x10_0004)).unwrap();
     let remote = RemoteMemory::new(0x10_0008, region.rkey(), 8);
     left.qp.post_send(&[SendRequest::compare_and_swap(own, remote, 0, 1).wr_id(1)]).unwrap();
     left.fails(1, CompletionStatus::RemoteInvalidRequestError);

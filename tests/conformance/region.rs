@@ -4,7 +4,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 
 use rdma_verbs::verbs::{
     AccessFlags, Cause, CompletionStatus, ConnectOptions, ErrorKind, Memory, Payload, QueuePairCapabilities,
-    QueuePairState, ReceiveRequest, RemoteMemory, SendRequest,
+    QueuePairState, ReceiveRequest, RegisterOptions, RemoteMemory, SendRequest,
 };
 
 use super::bytes::{check, check_all, fill, pattern};
@@ -26,7 +26,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("mr/reg/contents_stay", REG_MR, contents_stay),
     Scenario::new("mr/reg/nothing_is_refused", REG_MR, empty_refused),
     Scenario::new("mr/reg/remote_write_needs_local_write", "IBTA, memory management; ibv_reg_mr(3)", needs_local_write),
-    Scenario::new("mr/reg/refusal_gives_memory_back", "API: try_reg_mr", refusal_gives_back),
+    Scenario::new("mr/reg/refusal_gives_memory_back", "API: reg_mr", refusal_gives_back),
     Scenario::new("mr/reg/iova_beyond_the_end", "ibv_reg_mr_iova(3)", iova_wraps),
     Scenario::new("mr/reg/keys_differ", "IBTA, memory management: each registration has its own keys", keys_differ),
     Scenario::new("mr/reg/two_regions_two_rights", "IBTA, memory management: rights belong to the region", two_rights),
@@ -135,14 +135,18 @@ fn needs_local_write(world: &World) {
 
 fn refusal_gives_back(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
-    let refused = pd.try_reg_mr(vec![1, 2, 3], AccessFlags::REMOTE_WRITE).unwrap_err();
+    let refused = pd.reg_mr(vec![1, 2, 3], AccessFlags::REMOTE_WRITE).unwrap_err();
     assert_eq!(refused.error.verb(), "reg_mr");
     assert_eq!(refused.memory.into_vec().unwrap(), [1, 2, 3]);
 }
 
 fn iova_wraps(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
-    refused(pd.reg_mr_iova(vec![0; 16], u64::MAX - 7, ALL_RIGHTS), ErrorKind::InvalidArgument, &["reg_mr", "iova"]);
+    refused(
+        pd.reg_mr_with(vec![0; 16], ALL_RIGHTS, &RegisterOptions::default().iova(u64::MAX - 7)),
+        ErrorKind::InvalidArgument,
+        &["reg_mr", "iova"],
+    );
 }
 
 fn keys_differ(world: &World) {
@@ -172,7 +176,10 @@ fn two_rights(world: &World) {
 
 fn iova(world: &World) {
     let (left, right) = world.pair();
-    let region = right.pd.reg_mr_iova(Memory::anonymous(4096).unwrap(), 0x1234_5000, ALL_RIGHTS).unwrap();
+    let region = right
+        .pd
+        .reg_mr_with(Memory::anonymous(4096).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(0x1234_5000))
+        .unwrap();
     assert_eq!((region.iova(), region.remote().addr()), (0x1234_5000, 0x1234_5000));
     let remote = RemoteMemory::new(0x1234_5064, region.rkey(), 8);
     left.post(&[SendRequest::write(Payload::inline(&[7; 8]), remote).wr_id(1).signaled()]);
@@ -185,7 +192,8 @@ fn iova(world: &World) {
 
 fn zero_based(world: &World) {
     let (left, right) = world.pair();
-    let region = right.pd.reg_mr_iova(Memory::anonymous(256).unwrap(), 0, ALL_RIGHTS).unwrap();
+    let region =
+        right.pd.reg_mr_with(Memory::anonymous(256).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(0)).unwrap();
     fill(&region, 0, 256, 1);
     let remote = RemoteMemory::new(16, region.rkey(), 32);
     left.post(&[SendRequest::read(left.at(0..32), remote).wr_id(1).signaled()]);
@@ -196,9 +204,15 @@ fn zero_based(world: &World) {
 fn iova_of_own_requests(world: &World) {
     let (left, right) = world.pair();
     let first = if left.context.query_device().any_iova { 8 } else { 0x1000 };
-    let source = left.pd.reg_mr_iova(Memory::anonymous(256).unwrap(), first, ALL_RIGHTS).unwrap();
+    let source = left
+        .pd
+        .reg_mr_with(Memory::anonymous(256).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(first))
+        .unwrap();
     fill(&source, 0, 256, 2);
-    let inbox = right.pd.reg_mr_iova(Memory::anonymous(256).unwrap(), 1 << 60, ALL_RIGHTS).unwrap();
+    let inbox = right
+        .pd
+        .reg_mr_with(Memory::anonymous(256).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(1 << 60))
+        .unwrap();
     right.qp.post_recv(&[ReceiveRequest::new(&inbox).wr_id(1)]).unwrap();
     left.post(&[SendRequest::send(&source)]);
     right.received(1, 256);
@@ -212,7 +226,10 @@ fn iova_at_the_top(world: &World) {
         // The last page but one.
         false => (4096, u64::MAX - 8191),
     };
-    let region = right.pd.reg_mr_iova(Memory::anonymous(len).unwrap(), iova, ALL_RIGHTS).unwrap();
+    let region = right
+        .pd
+        .reg_mr_with(Memory::anonymous(len).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(iova))
+        .unwrap();
     let remote = region.remote().slice(len - 16..).unwrap();
     left.post(&[SendRequest::write(Payload::inline(&[9; 16]), remote).wr_id(1).signaled()]);
     left.written(1);
@@ -249,7 +266,7 @@ fn read_only_file(world: &World) {
     let file = temporary_file(4096);
     let memory = || Memory::file(&file, 0, 4096, false).unwrap();
     for access in [AccessFlags::LOCAL_WRITE, ALL_RIGHTS] {
-        let error = pd.reg_mr(memory(), access).unwrap_err();
+        let error = pd.reg_mr(memory(), access).unwrap_err().error;
         assert_eq!(error.verb(), "reg_mr");
     }
     let region = pd.reg_mr(memory(), AccessFlags::REMOTE_READ).unwrap();

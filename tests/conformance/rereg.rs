@@ -2,7 +2,7 @@
 
 use rdma_verbs::verbs::{
     AccessFlags, Cause, CompletionOpcode, CompletionStatus, ErrorKind, Memory, MemoryWindowBind, MemoryWindowType,
-    Payload, RemoteMemory, Reregistration, SendRequest,
+    Payload, RegisterOptions, RemoteMemory, Reregistration, SendRequest,
 };
 
 use super::bytes::{check, check_all, fill};
@@ -84,7 +84,10 @@ fn other_domain(world: &World) {
 
 fn address_stays(world: &World) {
     let end = world.end(0, &Shape::default());
-    let region = end.pd.reg_mr_iova(Memory::anonymous(64).unwrap(), 0x5000, ALL_RIGHTS).unwrap();
+    let region = end
+        .pd
+        .reg_mr_with(Memory::anonymous(64).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(0x5000))
+        .unwrap();
     let (region, _) = region.rereg(Reregistration::new().access(AccessFlags::LOCAL_WRITE)).unwrap();
     assert_eq!(region.iova(), 0x5000);
     let (region, _) = region.rereg(Reregistration::new().iova(0x9000)).unwrap();
@@ -152,10 +155,10 @@ fn absent_pages(world: &World) {
     // The first page is never mapped, on any Linux.
     let nowhere = std::ptr::without_provenance_mut(0x100);
     // SAFETY: nothing is or will be mapped there, so nothing can be read or changed.
-    let plain = unsafe { right.pd.reg_mr_raw(nowhere, 256, None, ALL_RIGHTS) };
+    let plain = unsafe { right.pd.reg_mr_raw(nowhere, 256, ALL_RIGHTS) };
     refused(plain, ErrorKind::InvalidArgument, &["reg_mr", "addr", "mapped"]);
     // SAFETY: as above.
-    let region = unsafe { right.pd.reg_mr_raw(nowhere, 256, None, ALL_RIGHTS | AccessFlags::ON_DEMAND) }.unwrap();
+    let region = unsafe { right.pd.reg_mr_raw(nowhere, 256, ALL_RIGHTS | AccessFlags::ON_DEMAND) }.unwrap();
     assert!(region.read_at(0, &mut [0]).is_err());
     left.qp.post_send(&[SendRequest::write(Payload::inline(b"no"), region.remote()).wr_id(2)]).unwrap();
     left.fails_with(2, &[CompletionStatus::RemoteAccessError, CompletionStatus::RemoteOperationError]);

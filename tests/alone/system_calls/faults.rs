@@ -33,7 +33,7 @@ fn few_calls_ask_for_the_handlers_while_nothing_changes() {
         let memory = Box::leak(vec![0u8; 2 * BYTES].into_boxed_slice());
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
         // SAFETY: the memory is leaked, and nothing but the device accesses it.
-        let mr = unsafe { pd.reg_mr_raw(memory.as_mut_ptr(), memory.len(), None, access) }.unwrap();
+        let mr = unsafe { pd.reg_mr_raw(memory.as_mut_ptr(), memory.len(), access) }.unwrap();
         let remote = mr.remote();
         let questions = || witness.calls().get(&(libc::SYS_rt_sigaction as i32)).copied().unwrap_or(0);
         let (before, start, end) = (questions(), ticks(), Instant::now() + Duration::from_secs(60));

@@ -138,7 +138,8 @@ impl End {
         let outgoing = pattern::bytes(job.seed, layout.area());
         let nothing_yet = vec![0; layout.area()];
         let contents = [outgoing.as_slice(), &nothing_yet].concat().repeat(layout.areas);
-        let memory = pd.reg_mr(contents, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?;
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
+        let memory = pd.reg_mr(contents, access).map_err(verbs::Error::from)?;
         let create = |_| create_queue_pair(job, &pd, &cq, device);
         let mut end = Self {
             queue_pairs: (0..job.queue_pairs).map(create).collect::<Outcome<_>>()?,
@@ -394,7 +395,8 @@ fn check_datagram_size(size: usize, job: &Job, device: &Device) -> Outcome {
 
 /// Registers the regions that are never used.
 fn idle_regions(job: &Job, pd: &ProtectionDomain) -> Outcome<Vec<MemoryRegion>> {
-    let register = |_| Ok(pd.reg_mr(vec![0; ALIGNMENT], AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?);
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
+    let register = |_| Ok(pd.reg_mr(vec![0; ALIGNMENT], access).map_err(verbs::Error::from)?);
     (0..job.idle_regions).map(register).collect()
 }
 
