@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 
 use rdma_verbs::memory;
-use rdma_verbs::provider::soft::{SoftConfig, environment_variable};
+use rdma_verbs::provider::soft::{SoftOptions, environment_variable};
 use rdma_verbs::types::{Mtu, VendorIdentity};
 use tracing::level_filters::LevelFilter;
 
@@ -19,7 +19,7 @@ pub(crate) struct Settings {
     /// Peers that run this software although no registry says so.
     pub(crate) peers: Vec<IpAddr>,
     /// Configuration that devices are opened with.
-    pub(crate) config: SoftConfig,
+    pub(crate) config: SoftOptions,
     /// Whether signal handlers detect pages that the program unmaps.
     faults_by_signal: bool,
 }
@@ -74,9 +74,9 @@ fn number(name: &str) -> Option<u32> {
     parsed.inspect_err(|_| ignored(name, &text, "a number")).ok()
 }
 
-fn config() -> SoftConfig {
+fn config() -> SoftOptions {
     // Programs in C exchange queue pair numbers in INIT, and no capabilities.
-    let mut config = SoftConfig::new().present_from_init(true);
+    let mut config = SoftOptions::new().present_from_init(true);
     if let Some(bytes) = number("RDMA_VERBS_MTU") {
         match Mtu::from_size(bytes) {
             Some(mtu) => config = config.max_mtu(mtu),

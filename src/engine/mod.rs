@@ -32,7 +32,7 @@ pub(crate) use share::{QpnBlocks, RegisteredPeer, registered_peer};
 pub use share::{inbox_message, registry_file};
 
 use crate::sys::{self, Generation, OpenError};
-use crate::types::CaptureConfig;
+use crate::types::CaptureOptions;
 
 /// All shards of a device, and their threads.
 pub(crate) struct Engine {
@@ -55,7 +55,7 @@ impl Engine {
     }
 
     /// Starts a capture of the packets of all shards; `device` is the device name in the file.
-    pub(crate) fn start_capture(&self, config: &CaptureConfig, device: &str) -> Result<Arc<Capture>, OpenError> {
+    pub(crate) fn start_capture(&self, config: &CaptureOptions, device: &str) -> Result<Arc<Capture>, OpenError> {
         let capture = Arc::new(Capture::start(config, device)?);
         self.shards.iter().for_each(|shard| shard.add_capture(&capture));
         Ok(capture)

@@ -4,7 +4,7 @@
 use super::Provider;
 use super::soft::SoftProvider;
 
-pub use super::soft::SoftConfig;
+pub use super::soft::SoftOptions;
 
 /// Returns the providers of this build.
 pub fn providers() -> &'static [&'static dyn Provider] {

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 pub use error::{Error, ErrorKind, RefusedBacking, RefusedChange, Result};
 pub use invalid_attribute::{AttributeFault, InvalidAttribute};
-pub use list::{SoftConfig, providers};
+pub use list::{SoftOptions, providers};
 pub use memory_source::{DeviceMemory, DeviceMemoryInit, DmaBufInit};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 pub use software::{Capture, SoftwareContext, SoftwareQueuePair};

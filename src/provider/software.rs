@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{CompletionChannel, Result};
-use crate::types::{CaptureConfig, CaptureSummary, LiveObjects, PathReport, QueuePairReport};
+use crate::types::{CaptureOptions, CaptureSummary, LiveObjects, PathReport, QueuePairReport};
 
 /// An open device that handles its packets in software: [`Context::software`](super::Context::software).
 pub trait SoftwareContext: Send + Sync {
@@ -26,7 +26,7 @@ pub trait SoftwareContext: Send + Sync {
     fn path_reports(&self) -> Vec<PathReport>;
 
     /// Starts a capture of the device's packets.
-    fn start_capture(&self, config: &CaptureConfig) -> Result<Box<dyn Capture>>;
+    fn start_capture(&self, options: &CaptureOptions) -> Result<Box<dyn Capture>>;
 }
 
 /// A queue pair whose packets are handled in software: [`QueuePair::software`](super::QueuePair::software).

@@ -1,24 +1,24 @@
-//! Packet captures: their configuration and summary.
+//! Packet captures: their options and summary.
 
 use std::path::PathBuf;
 
 use super::Qpn;
 
-/// Configuration of a packet capture: which packets, and which file.
+/// Options of a packet capture: which packets, and which file.
 ///
 /// The path may contain `%d` for the name of the device, `%p` for the process ID, and `%%` for a percent sign. If it
 /// names a directory, the file in it is called `rdma-verbs-%d-%p.pcapng`. An existing file is overwritten, unless
 /// another capture is writing it: then a number is appended to the name (`file-2.pcapng`).
 ///
 /// ```
-/// use rdma_verbs::types::{CaptureConfig, Qpn};
+/// use rdma_verbs::types::{CaptureOptions, Qpn};
 ///
-/// let config = CaptureConfig::new("/tmp/%d-%p.pcapng").max_bytes(1 << 20).queue_pair(Qpn::new(0x11));
-/// assert_eq!(config.queue_pairs, [Qpn::new(0x11)]);
+/// let options = CaptureOptions::new("/tmp/%d-%p.pcapng").max_bytes(1 << 20).queue_pair(Qpn::new(0x11));
+/// assert_eq!(options.queue_pairs, [Qpn::new(0x11)]);
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct CaptureConfig {
+pub struct CaptureOptions {
     /// The file to write, or a directory for it.
     pub path: PathBuf,
     /// Maximum size of the file in bytes. When it is reached, the capture ends and notes this in the file.
@@ -27,13 +27,13 @@ pub struct CaptureConfig {
     pub queue_pairs: Vec<Qpn>,
 }
 
-impl CaptureConfig {
+impl CaptureOptions {
     /// Default maximum size of a file: 64 MiB.
     pub const DEFAULT_MAX_BYTES: u64 = 64 << 20;
     /// Smallest maximum size of a file in bytes.
     pub const LEAST_MAX_BYTES: u64 = 8 << 10;
 
-    /// Creates a configuration that captures everything into this file, or a new one in this directory, up to 64 MiB.
+    /// Returns options that capture everything into this file, or a new one in this directory, up to 64 MiB.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), max_bytes: Self::DEFAULT_MAX_BYTES, queue_pairs: Vec::new() }
     }

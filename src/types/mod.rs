@@ -32,7 +32,7 @@ mod time;
 mod window;
 
 pub use access::AccessFlags;
-pub use capture::{CaptureConfig, CaptureSummary};
+pub use capture::{CaptureOptions, CaptureSummary};
 pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionSource, CompletionStatus, RawCompletion};
 pub use congestion::{CongestionAlgorithm, UnknownAlgorithm};
 pub use counter::{Counter, Counters, DropReason};

@@ -10,11 +10,11 @@ use crate::provider;
 /// stopped or dropped, or when the device is closed.
 ///
 /// ```
-/// use rdma_verbs::verbs::{self, CaptureConfig};
+/// use rdma_verbs::verbs::{self, CaptureOptions};
 ///
 /// let context = verbs::open("soft:127.0.1.93")?;
 /// let file = std::env::temp_dir().join("rdma-verbs-example-%p.pcapng");
-/// let capture = context.start_capture(&CaptureConfig::new(file))?;
+/// let capture = context.start_capture(&CaptureOptions::new(file))?;
 /// println!("{} packets in {}", capture.summary().packets, capture.path().display());
 /// # let file = capture.path().to_owned();
 /// capture.stop()?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{
-    AsyncEvent, Capture, CaptureConfig, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters,
+    AsyncEvent, Capture, CaptureOptions, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters,
     DeviceAttributes, Error, ErrorKind, EventObject, Gid, GidEntry, LiveObjects, PathReport, PeerCapabilities,
     PortAttributes, ProtectionDomain, Result, UnacknowledgedEvent,
 };
@@ -356,10 +356,10 @@ impl Context {
     /// software device.
     ///
     /// ```
-    /// use rdma_verbs::verbs::{self, CaptureConfig};
+    /// use rdma_verbs::verbs::{self, CaptureOptions};
     ///
     /// let context = verbs::open("soft:127.0.1.91")?;
-    /// let capture = context.start_capture(&CaptureConfig::new(std::env::temp_dir()).max_bytes(1 << 20))?;
+    /// let capture = context.start_capture(&CaptureOptions::new(std::env::temp_dir()).max_bytes(1 << 20))?;
     /// // … traffic …
     /// let file = capture.path().to_owned();
     /// let summary = capture.stop()?;
@@ -367,13 +367,13 @@ impl Context {
     /// # std::fs::remove_file(file).unwrap();
     /// # Ok::<(), verbs::Error>(())
     /// ```
-    pub fn start_capture(&self, config: &CaptureConfig) -> Result<Capture> {
+    pub fn start_capture(&self, options: &CaptureOptions) -> Result<Capture> {
         let unsupported = || {
             let message =
-                format!("{} cannot capture {}: only software devices see packets", self.name(), config.path.display());
+                format!("{} cannot capture {}: only software devices see packets", self.name(), options.path.display());
             Error::new("start_capture", ErrorKind::Unsupported, message)
         };
-        Ok(Capture::new(self.inner.software().ok_or_else(unsupported)?.start_capture(config)?))
+        Ok(Capture::new(self.inner.software().ok_or_else(unsupported)?.start_capture(options)?))
     }
 
     /// Wraps a device that a provider of this crate opened.

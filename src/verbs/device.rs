@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Context, Error, ErrorKind, Result, SoftConfig};
+use super::{Context, Error, ErrorKind, Result, SoftOptions};
 use crate::provider::{self, Provider};
 
 /// A device that can be opened, of any provider.
@@ -106,7 +106,7 @@ pub fn open(name: &str) -> Result<Context> {
     Err(Error::new("open_device", ErrorKind::NotFound, message))
 }
 
-/// Opens a software device by name, as [`open`] does, with settings of its own: `soft_eth0`, `soft:ADDRESS`. All tiers
+/// Opens a software device by name, as [`open`] does, with options: `soft_eth0`, `soft:ADDRESS`. All tiers
 /// work on it.
 ///
 /// # Errors
@@ -114,16 +114,16 @@ pub fn open(name: &str) -> Result<Context> {
 ///
 /// ```
 /// use rdma_verbs::owned::Buffer;
-/// use rdma_verbs::verbs::{self, Mtu, SoftConfig};
+/// use rdma_verbs::verbs::{self, Mtu, SoftOptions};
 ///
-/// let context = verbs::open_soft("soft:127.0.1.115", SoftConfig::new().shards(2).max_mtu(Mtu::Mtu1024))?;
+/// let context = verbs::open_soft("soft:127.0.1.115", &SoftOptions::new().shards(2).max_mtu(Mtu::Mtu1024))?;
 /// assert_eq!(context.query_port(1)?.active_mtu, Mtu::Mtu1024);
 /// let buffer = Buffer::from_vec(&context.alloc_pd()?, vec![1, 2, 3])?;
 /// # drop(buffer);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn open_soft(name: &str, config: SoftConfig) -> Result<Context> {
-    config.open(name).map(Context::built_in)
+pub fn open_soft(name: &str, options: &SoftOptions) -> Result<Context> {
+    options.clone().open(name).map(Context::built_in)
 }
 
 /// Says why providers that could have such a device are unavailable on this machine, as the end of a sentence.

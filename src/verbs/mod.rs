@@ -124,9 +124,9 @@ pub use rereg::{RefusedChange, Reregistration};
 pub use shared_receive::{SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQueueOptions};
 pub use xrc_domain::XrcDomain;
 
-pub use crate::provider::{AttributeFault, Error, ErrorKind, InvalidAttribute, Result, SoftConfig};
+pub use crate::provider::{AttributeFault, Error, ErrorKind, InvalidAttribute, Result, SoftOptions};
 pub use crate::types::{
-    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode,
+    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureOptions, CaptureSummary, Cause, CompletionOpcode,
     CompletionQueueNumber, CompletionStatus, CongestionAlgorithm, Counter, Counters, DeviceAttributes,
     DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry, GidType, GlobalRouteHeader, KeyShare,
     LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey, MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_verbs::provider::soft::SoftConfig;
+use rdma_verbs::provider::soft::SoftOptions;
 use rdma_verbs::types::*;
 use support::entries;
 use support::node::*;
@@ -52,7 +52,7 @@ fn exchange() {
 fn process_has_and_does_no_more_than_it_needs() {
     alone(|| {
         let before = (threads(), descriptors());
-        let context = SoftConfig::new().open("soft:127.78.7.9").unwrap();
+        let context = SoftOptions::new().open("soft:127.78.7.9").unwrap();
         assert_eq!(threads(), before.0, "opening a device starts nothing");
         drop(context);
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use libc::{O_NOFOLLOW, O_NONBLOCK};
 
 use crate::sys::{OpenError, own_group, own_user};
-use crate::types::CaptureConfig;
+use crate::types::CaptureOptions;
 
 /// File name used if the configured path is a folder.
 const NAME_IN_FOLDER: &str = "rdma-verbs-%d-%p.pcapng";
@@ -23,8 +23,8 @@ const WRITABLE_BY_GROUP: u32 = 0o020;
 const STICKY: u32 = 0o1000;
 
 /// Creates the file that the configuration names, empty.
-pub(super) fn create(config: &CaptureConfig, device: &str) -> Result<(PathBuf, File), OpenError> {
-    let path = expand(&config.path, device)?;
+pub(super) fn create(options: &CaptureOptions, device: &str) -> Result<(PathBuf, File), OpenError> {
+    let path = expand(&options.path, device)?;
     for number in 1..=MOST_NUMBERS {
         let path = numbered(&path, number);
         match open(&path).map_err(|error| explain(&path, error))? {
@@ -191,24 +191,24 @@ mod tests {
         assert!(message.contains("\"%q\"") && message.contains("%d for the device"), "{message}");
         assert!(expand(Path::new("/x/%"), "d").is_err());
         assert!(expand(Path::new(""), "d").is_err());
-        let error = create(&CaptureConfig::new("/nowhere/at/all.pcapng"), "d").unwrap_err();
+        let error = create(&CaptureOptions::new("/nowhere/at/all.pcapng"), "d").unwrap_err();
         assert_eq!(error.source.kind(), io::ErrorKind::NotFound);
         assert!(error.message.contains("a folder that exists"), "{}", error.message);
-        let device = create(&CaptureConfig::new("/dev/null"), "d").unwrap_err();
+        let device = create(&CaptureOptions::new("/dev/null"), "d").unwrap_err();
         assert!(device.source.to_string().contains("not a regular file"), "{}", device.source);
     }
 
     #[test]
     fn files_in_use_are_left_alone_and_others_overwritten() {
         let folder = folder("capture-names");
-        let config = CaptureConfig::new(folder.join("a.pcapng"));
-        std::fs::write(&config.path, "old").unwrap();
-        let (first, file) = create(&config, "d").unwrap();
-        assert_eq!((first.as_path(), file.metadata().unwrap().len()), (config.path.as_path(), 0));
-        let (second, _) = create(&config, "d").unwrap();
+        let options = CaptureOptions::new(folder.join("a.pcapng"));
+        std::fs::write(&options.path, "old").unwrap();
+        let (first, file) = create(&options, "d").unwrap();
+        assert_eq!((first.as_path(), file.metadata().unwrap().len()), (options.path.as_path(), 0));
+        let (second, _) = create(&options, "d").unwrap();
         assert_eq!(second, folder.join("a-2.pcapng"));
         drop(file);
-        assert_eq!(create(&config, "d").unwrap().0, config.path);
+        assert_eq!(create(&options, "d").unwrap().0, options.path);
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -27,7 +27,7 @@ use std::time::Duration;
 use self::headers::{Addressing, WireHeaders};
 use self::pcapng::{Direction, PacketBlock, Statistics, Timestamp};
 use crate::sys::{Generation, OpenError, with_signals_blocked};
-use crate::types::{CaptureConfig, CaptureSummary, Qpn};
+use crate::types::{CaptureOptions, CaptureSummary, Qpn};
 
 #[cfg(feature = "sim")]
 pub use self::fuzz::capture_file;
@@ -101,16 +101,16 @@ enum End {
 
 impl Capture {
     /// Starts a capture of the packets of a device.
-    pub(crate) fn start(config: &CaptureConfig, device: &str) -> Result<Self, OpenError> {
-        if config.max_bytes < CaptureConfig::LEAST_MAX_BYTES {
-            let (given, least) = (config.max_bytes, CaptureConfig::LEAST_MAX_BYTES);
+    pub(crate) fn start(options: &CaptureOptions, device: &str) -> Result<Self, OpenError> {
+        if options.max_bytes < CaptureOptions::LEAST_MAX_BYTES {
+            let (given, least) = (options.max_bytes, CaptureOptions::LEAST_MAX_BYTES);
             return Err(file::invalid(format!("max_bytes of the capture is {given}; allowed are {least} and more")));
         }
-        let (path, file) = file::create(config, device)?;
-        Self::into_file(config, device, path, file)
+        let (path, file) = file::create(options, device)?;
+        Self::into_file(options, device, path, file)
     }
 
-    fn into_file(config: &CaptureConfig, device: &str, path: PathBuf, file: File) -> Result<Self, OpenError> {
+    fn into_file(options: &CaptureOptions, device: &str, path: PathBuf, file: File) -> Result<Self, OpenError> {
         let mut pending = Vec::new();
         let comment = format!(
             "packets of device {device} in process {}; keyed packets are shown with the standard's ICRC",
@@ -123,7 +123,7 @@ impl Capture {
             work: Condvar::new(),
             ended: AtomicBool::new(false),
             device: device.to_owned(),
-            max_bytes: config.max_bytes,
+            max_bytes: options.max_bytes,
         });
         let writer = Arc::clone(&shared);
         let spawned =
@@ -131,7 +131,7 @@ impl Capture {
         let thread = spawned
             .map_err(|source| OpenError { message: "no thread can be started for the capture".to_owned(), source })?;
         tracing::info!(device, path = %path.display(), "capture begins");
-        let mut queue_pairs = config.queue_pairs.clone();
+        let mut queue_pairs = options.queue_pairs.clone();
         queue_pairs.sort_unstable();
         Ok(Self { shared, thread: Mutex::new(Some(thread)), path, queue_pairs, generation: Generation::now() })
     }

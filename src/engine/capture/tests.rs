@@ -84,8 +84,8 @@ const PACKET_FLAGS: u16 = 2;
 const PACKET_DROP_COUNT: u16 = 4;
 
 /// Returns a configuration with a file for one test.
-fn config(name: &str) -> CaptureConfig {
-    CaptureConfig::new(std::env::temp_dir().join(format!("rdma-verbs-unit-{name}-%p.pcapng")))
+fn options(name: &str) -> CaptureOptions {
+    CaptureOptions::new(std::env::temp_dir().join(format!("rdma-verbs-unit-{name}-%p.pcapng")))
 }
 
 fn addressing(source: IpAddr, destination: IpAddr) -> Addressing {
@@ -118,7 +118,7 @@ fn finish(capture: &Capture) -> (ReadBack, CaptureSummary) {
 
 #[test]
 fn packets_are_read_back() {
-    let capture = Capture::start(&config("packets"), "soft_test").unwrap();
+    let capture = Capture::start(&options("packets"), "soft_test").unwrap();
     capture.record(&record("", b"12345"));
     capture.record(&PacketRecord { direction: Direction::Inbound, ..record("dropped: bad ICRC", b"") });
     let (found, summary) = finish(&capture);
@@ -134,7 +134,7 @@ fn packets_are_read_back() {
 
 #[test]
 fn file_stays_within_its_bound_and_says_so() {
-    let wanted = config("bound").max_bytes(20_000);
+    let wanted = options("bound").max_bytes(20_000);
     let capture = Capture::start(&wanted, "soft_test").unwrap();
     for _ in 0..100 {
         capture.record(&record("", &[7; 1_000]));
@@ -150,7 +150,7 @@ fn file_stays_within_its_bound_and_says_so() {
 
 #[test]
 fn what_is_lost_is_counted() {
-    let capture = Capture::start(&config("lost"), "soft_test").unwrap();
+    let capture = Capture::start(&options("lost"), "soft_test").unwrap();
     // Longer than any datagram, which has the same effect as a full buffer.
     let long = vec![0; 70_000];
     capture.record(&record("", &long));
@@ -164,7 +164,7 @@ fn what_is_lost_is_counted() {
 
 #[test]
 fn full_buffer_loses_packets_and_never_waits() {
-    let capture = Capture::start(&config("full").max_bytes(1 << 30), "soft_test").unwrap();
+    let capture = Capture::start(&options("full").max_bytes(1 << 30), "soft_test").unwrap();
     // While this thread holds the buffer, the writer cannot empty it.
     let mut state = capture.shared.lock();
     for _ in 0..200 {
@@ -184,7 +184,7 @@ fn failure_of_the_file_ends_the_capture_only() {
     fs::write(&path, "").unwrap();
     // Open for reading only, so that every write fails.
     let file = File::open(&path).unwrap();
-    let capture = Capture::into_file(&CaptureConfig::new(&path), "soft_test", path.clone(), file).unwrap();
+    let capture = Capture::into_file(&CaptureOptions::new(&path), "soft_test", path.clone(), file).unwrap();
     capture.record(&record("", b"12345"));
     let error = capture.finish().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EBADF), "{error}");
@@ -195,7 +195,7 @@ fn failure_of_the_file_ends_the_capture_only() {
 
 #[test]
 fn queue_pairs_are_chosen() {
-    let wanted = config("filter").queue_pair(Qpn::new(9)).queue_pair(Qpn::new(4));
+    let wanted = options("filter").queue_pair(Qpn::new(9)).queue_pair(Qpn::new(4));
     let capture = Capture::start(&wanted, "soft_test").unwrap();
     let chosen = [3, 4, 5, 9, 10].map(|qpn| capture.wants(Qpn::new(qpn)));
     assert_eq!(chosen, [false, true, false, true, false]);
@@ -204,7 +204,7 @@ fn queue_pairs_are_chosen() {
 
 #[test]
 fn too_small_a_bound_is_refused() {
-    let error = Capture::start(&config("small").max_bytes(100), "soft_test").err().unwrap();
+    let error = Capture::start(&options("small").max_bytes(100), "soft_test").err().unwrap();
     assert!(error.message.contains("is 100; allowed are 8192 and more"), "{}", error.message);
 }
 
@@ -240,7 +240,7 @@ proptest! {
         ),
         length in 0_usize..70_000,
     ) {
-        let capture = Capture::start(&config("any"), "soft_test").unwrap();
+        let capture = Capture::start(&options("any"), "soft_test").unwrap();
         let long = vec![0x5a; length];
         for (addressing, payload, comment, time) in &packets {
             for payload in [payload, &long] {
@@ -273,7 +273,7 @@ proptest! {
         is_from_own_peer: bool,
     ) {
         use crate::transport::{Datagram, DatagramOutcome};
-        let capture = Arc::new(Capture::start(&config("sink"), "soft_test").unwrap());
+        let capture = Arc::new(Capture::start(&options("sink"), "soft_test").unwrap());
         let mut sink = CaptureSink::default();
         prop_assert!(sink.is_idle() && sink.time().is_none());
         sink.add(Arc::clone(&capture));

@@ -1,16 +1,16 @@
-//! Packet captures of a software device, started by the verb, the configuration or the environment.
+//! Packet captures of a software device, started by the verb, the options or the environment.
 
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-use super::config::SoftConfig;
 use super::device::Device;
 use super::limit::Share;
+use super::options::SoftOptions;
 use crate::engine::{self, Engine};
 use crate::provider::{Capture, Error, ErrorKind, Result};
 use crate::sys::{self, OpenError};
-use crate::types::{CaptureConfig, CaptureSummary};
+use crate::types::{CaptureOptions, CaptureSummary};
 
 /// Environment variable naming the file or folder that every device's packets are captured into.
 const PATH_VARIABLE: &str = "RDMA_VERBS_CAPTURE";
@@ -26,9 +26,9 @@ pub(super) struct SoftCapture {
 }
 
 impl SoftCapture {
-    pub(super) fn start(device: &Arc<Device>, config: &CaptureConfig) -> Result<Self> {
+    pub(super) fn start(device: &Arc<Device>, options: &CaptureOptions) -> Result<Self> {
         let share = device.captures.take("start_capture")?;
-        let started = device.engine.start_capture(config, &device.interface.device_name);
+        let started = device.engine.start_capture(options, &device.interface.device_name);
         let capture = started.map_err(|error| explain("start_capture", error))?;
         Ok(Self { capture, device: Arc::downgrade(device), _share: share })
     }
@@ -64,13 +64,13 @@ impl Drop for SoftCapture {
     }
 }
 
-/// Starts the capture that the configuration requests, or else the environment's. It lasts as long as the device.
-pub(super) fn start_with_device(engine: &Engine, device: &str, config: &SoftConfig) -> Result<()> {
-    let from_environment = match &config.capture {
+/// Starts the capture that the options requests, or else the environment's. It lasts as long as the device.
+pub(super) fn start_with_device(engine: &Engine, device: &str, options: &SoftOptions) -> Result<()> {
+    let from_environment = match &options.capture {
         Some(_) => None,
-        None => config_from(sys::variable)?,
+        None => options_from(sys::variable)?,
     };
-    let Some(wanted) = config.capture.as_ref().or(from_environment.as_ref()) else { return Ok(()) };
+    let Some(wanted) = options.capture.as_ref().or(from_environment.as_ref()) else { return Ok(()) };
     match engine.start_capture(wanted, device) {
         // The shards keep it alive.
         Ok(_) => Ok(()),
@@ -83,13 +83,13 @@ pub(super) fn start_with_device(engine: &Engine, device: &str, config: &SoftConf
     }
 }
 
-fn config_from(variable: impl Fn(&str) -> Option<String>) -> Result<Option<CaptureConfig>> {
+fn options_from(variable: impl Fn(&str) -> Option<String>) -> Result<Option<CaptureOptions>> {
     let Some(path) = variable(PATH_VARIABLE).filter(|path| !path.is_empty()) else { return Ok(None) };
-    let config = CaptureConfig::new(path);
-    let Some(bytes) = variable(BYTES_VARIABLE).filter(|bytes| !bytes.is_empty()) else { return Ok(Some(config)) };
-    let least = CaptureConfig::LEAST_MAX_BYTES;
+    let options = CaptureOptions::new(path);
+    let Some(bytes) = variable(BYTES_VARIABLE).filter(|bytes| !bytes.is_empty()) else { return Ok(Some(options)) };
+    let least = CaptureOptions::LEAST_MAX_BYTES;
     match bytes.parse() {
-        Ok(bytes) if bytes >= least => Ok(Some(config.max_bytes(bytes))),
+        Ok(bytes) if bytes >= least => Ok(Some(options.max_bytes(bytes))),
         _ => {
             let message = format!(
                 "the environment variable {BYTES_VARIABLE} is \"{bytes}\"; allowed are whole numbers of bytes from \
@@ -114,8 +114,8 @@ fn explain(verb: &'static str, error: OpenError) -> Error {
 mod tests {
     use super::*;
 
-    fn read(path: Option<&str>, bytes: Option<&str>) -> Result<Option<CaptureConfig>> {
-        config_from(|name| match name {
+    fn read(path: Option<&str>, bytes: Option<&str>) -> Result<Option<CaptureOptions>> {
+        options_from(|name| match name {
             PATH_VARIABLE => path.map(str::to_owned),
             BYTES_VARIABLE => bytes.map(str::to_owned),
             _ => None,
@@ -126,8 +126,8 @@ mod tests {
     fn environment_is_read() {
         assert_eq!(read(None, Some("100000")).unwrap(), None);
         assert_eq!(read(Some(""), None).unwrap(), None);
-        assert_eq!(read(Some("/x"), None).unwrap(), Some(CaptureConfig::new("/x")));
-        assert_eq!(read(Some("/x"), Some("100000")).unwrap(), Some(CaptureConfig::new("/x").max_bytes(100_000)));
+        assert_eq!(read(Some("/x"), None).unwrap(), Some(CaptureOptions::new("/x")));
+        assert_eq!(read(Some("/x"), Some("100000")).unwrap(), Some(CaptureOptions::new("/x").max_bytes(100_000)));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::provider::{
 use crate::queue::AsyncEventQueue;
 use crate::sys::timestamp;
 use crate::types::{
-    AsyncEvent, CaptureConfig, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, GidType, LiveObjects,
+    AsyncEvent, CaptureOptions, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, GidType, LiveObjects,
     PathReport, PeerCapabilities, PortAttributes,
 };
 
@@ -219,8 +219,8 @@ impl SoftwareContext for SoftContext {
         self.device.engine.shards().iter().flat_map(|shard| shard.path_reports()).collect()
     }
 
-    fn start_capture(&self, config: &CaptureConfig) -> Result<Box<dyn Capture>> {
+    fn start_capture(&self, options: &CaptureOptions) -> Result<Box<dyn Capture>> {
         self.device.check_process("start_capture")?;
-        Ok(Box::new(SoftCapture::start(&self.device, config)?))
+        Ok(Box::new(SoftCapture::start(&self.device, options)?))
     }
 }

@@ -6,13 +6,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::capture;
-use super::config::SoftConfig;
 use super::errors;
 use super::interface::Interface;
 use super::limit::{Limit, check_range};
 use super::link_speed::width_and_speed;
 use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
 use super::numbers::Numbers;
+use super::options::SoftOptions;
 use super::port::{Events, Port};
 use crate::engine::{Capabilities, Engine, LinkListener, QpnBlocks, Shard, ShardConfig, SocketSizes, probe};
 use crate::memory::{DeviceMemoryPool, RegionTable};
@@ -91,11 +91,11 @@ pub(super) struct Device {
 
 impl Device {
     /// Opens the device of an interface. Binds no port and starts no thread yet.
-    pub(super) fn open(interface: Interface, config: &SoftConfig) -> Result<Arc<Self>> {
+    pub(super) fn open(interface: Interface, options: &SoftOptions) -> Result<Arc<Self>> {
         let fail = |message: &str, error| Error::from_io("open_device", message, error);
         let sizes = SocketSizes {
-            receive_bytes: config.receive_buffer_bytes as usize,
-            send_bytes: config.send_buffer_bytes as usize,
+            receive_bytes: options.receive_buffer_bytes as usize,
+            send_bytes: options.send_buffer_bytes as usize,
         };
         let first = *interface.addresses.first().ok_or_else(|| {
             let message = format!("{} has no address", interface.device_name);
@@ -108,8 +108,8 @@ impl Device {
         let events = Arc::new(events);
         let mut shards = Vec::new();
         let reorder_budget = Arc::default();
-        let (congestion, max_bytes_per_second) = (config.congestion_algorithm(), config.path_rate());
-        for _ in 0..config.shards {
+        let (congestion, max_bytes_per_second) = (options.congestion_algorithm(), options.path_rate());
+        for _ in 0..options.shards {
             let blocks = QpnBlocks::lease(LEAST_BLOCKS, MOST_BLOCKS)
                 .map_err(|error| fail("no queue pair numbers are available for the device", error))?;
             let shard = ShardConfig {
@@ -128,11 +128,11 @@ impl Device {
             shards.push(shard.map_err(|error| fail("the system has no descriptors left for the device", error))?);
         }
         let engine = Engine::new(interface.name.as_deref().unwrap_or("soft"), shards);
-        capture::start_with_device(&engine, &interface.device_name, config)?;
+        capture::start_with_device(&engine, &interface.device_name, options)?;
         Ok(Arc::new(Self {
             generation: Generation::now(),
             engine,
-            attributes: attributes(&interface, config),
+            attributes: attributes(&interface, options),
             port: Arc::new(Port::new(&interface, &events)),
             listener: OnceLock::new(),
             interface,
@@ -148,8 +148,8 @@ impl Device {
             attachments: Attachments::default(),
             captures: Limit::new("the limit on captures", MAX_CAPTURES),
             capabilities,
-            present_from_init: config.present_from_init,
-            max_mtu: config.max_mtu,
+            present_from_init: options.present_from_init,
+            max_mtu: options.max_mtu,
             domain_numbers: Numbers::up_to(u32::MAX),
             completion_queue_numbers: Numbers::up_to(u32::MAX),
             next_shard: AtomicUsize::new(0),
@@ -247,16 +247,16 @@ fn advertised_capabilities(capabilities: &Capabilities) -> PeerCapabilities {
     }
 }
 
-fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
+fn attributes(interface: &Interface, options: &SoftOptions) -> DeviceAttributes {
     let guid = guid(&interface.device_name);
     DeviceAttributes {
         fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
         node_guid: guid,
         sys_image_guid: guid,
-        vendor: config.vendor,
+        vendor: options.vendor,
         max_mr_size: u64::MAX,
         page_size_cap: 0xffff_ffff_ffff_f000,
-        max_qp: MAX_QP_PER_SHARD * config.shards,
+        max_qp: MAX_QP_PER_SHARD * options.shards,
         max_qp_wr: MAX_QP_WR,
         max_sge: MAX_SGE,
         max_sge_rd: MAX_SGE,
@@ -298,7 +298,7 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         odp_caps: on_demand_capabilities(),
         max_dm_size: MAX_DM_SIZE,
         maps_descriptors: true,
-        num_comp_vectors: config.shards,
+        num_comp_vectors: options.shards,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock_khz: 1_000_000,
         max_cq_count: u16::MAX,

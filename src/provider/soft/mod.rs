@@ -22,9 +22,9 @@
 //! # Captures
 //!
 //! [`start_capture`](super::SoftwareContext::start_capture) writes what the device sends and receives into a file for
-//! Wireshark and similar tools. [`SoftConfig::capture`] does so from the opening of the device on. The environment
+//! Wireshark and similar tools. [`SoftOptions::capture`] does so from the opening of the device on. The environment
 //! variable `RDMA_VERBS_CAPTURE` does so for all devices of a process: it names a file or a folder, as
-//! [`CaptureConfig`](crate::types::CaptureConfig) describes. `RDMA_VERBS_CAPTURE_BYTES` limits each file; the default
+//! [`CaptureOptions`](crate::types::CaptureOptions) describes. `RDMA_VERBS_CAPTURE_BYTES` limits each file; the default
 //! is 64 MiB. If the file cannot be created, opening the device fails and says why. Both variables are ignored, with a
 //! warning, in programs that have more privileges than the user who starts them ([`environment_variable`]).
 //!
@@ -38,7 +38,6 @@ mod address_handle;
 mod capture;
 mod channel;
 mod completion_queue;
-mod config;
 mod context;
 mod device;
 mod errors;
@@ -51,6 +50,7 @@ mod memory_window;
 mod modify;
 mod multicast;
 mod numbers;
+mod options;
 mod port;
 mod protection_domain;
 mod queue_pair;
@@ -61,7 +61,7 @@ use std::sync::Arc;
 
 use super::{Context, Error, ErrorKind, Provider, Result};
 
-pub use config::SoftConfig;
+pub use options::SoftOptions;
 
 /// Reads an environment variable as this crate reads its own: `None` if it is not set, is not UTF-8, or must not be
 /// trusted.
@@ -81,18 +81,18 @@ pub fn environment_variable(name: &str) -> Option<String> {
 /// Finds and opens software devices.
 #[derive(Clone, Debug, Default)]
 pub struct SoftProvider {
-    config: SoftConfig,
+    options: SoftOptions,
 }
 
 impl SoftProvider {
-    /// Creates a provider whose devices have the default configuration.
+    /// Creates a provider whose devices have the default options.
     pub const fn new() -> Self {
-        Self { config: SoftConfig::new() }
+        Self { options: SoftOptions::new() }
     }
 
-    /// Creates a provider whose devices have this configuration.
-    pub const fn with_config(config: SoftConfig) -> Self {
-        Self { config }
+    /// Creates a provider whose devices have these options.
+    pub const fn with_options(options: SoftOptions) -> Self {
+        Self { options }
     }
 }
 
@@ -112,7 +112,7 @@ impl Provider for SoftProvider {
             let message = format!("there is no device \"{name}\"");
             Error::new("open_device", ErrorKind::NotFound, message)
         })?;
-        let device = device::Device::open(interface, &self.config)?;
+        let device = device::Device::open(interface, &self.options)?;
         Ok(Arc::new(context::SoftContext::new(device)))
     }
 }

@@ -204,12 +204,12 @@ mod tests {
 
     use crate::engine::registered_peer;
     use crate::provider::QueuePairInit;
-    use crate::provider::soft::SoftConfig;
+    use crate::provider::soft::SoftOptions;
     use crate::types::{AccessFlags, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType};
 
     /// Returns whether other processes find this one's capabilities while a queue pair at this address is in INIT.
-    fn is_present_in_init(config: SoftConfig, address: &str) -> bool {
-        let context = config.open(&format!("soft:{address}")).unwrap();
+    fn is_present_in_init(options: SoftOptions, address: &str) -> bool {
+        let context = options.open(&format!("soft:{address}")).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4, 0, None).unwrap());
         let init = QueuePairInit {
             pd: &pd,
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_process_is_found_from_init_on_if_it_is_to_be() {
-        assert!(is_present_in_init(SoftConfig::new().present_from_init(true), "127.61.0.1"));
-        assert!(!is_present_in_init(SoftConfig::new(), "127.61.0.2"));
+        assert!(is_present_in_init(SoftOptions::new().present_from_init(true), "127.61.0.1"));
+        assert!(!is_present_in_init(SoftOptions::new(), "127.61.0.2"));
     }
 }

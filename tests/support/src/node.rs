@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rdma_verbs::memory::{Backing, Region};
-use rdma_verbs::provider::soft::SoftConfig;
+use rdma_verbs::provider::soft::SoftOptions;
 use rdma_verbs::provider::{
     CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairInit, Result,
 };
@@ -43,7 +43,7 @@ pub enum PeerKind {
 impl Node {
     /// Opens a software device on an address.
     pub fn new(address: &str, region_bytes: usize) -> Self {
-        Self::on(SoftConfig::new().open(&format!("soft:{address}")).unwrap(), region_bytes)
+        Self::on(SoftOptions::new().open(&format!("soft:{address}")).unwrap(), region_bytes)
     }
 
     /// Makes a node on an open device.

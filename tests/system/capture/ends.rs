@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use rdma_verbs::verbs::{
-    Capture, CaptureConfig, CompletionStatus, ConnectOptions, ConnectionInfo, Counter, MemoryRegion, Mtu, Payload,
+    Capture, CaptureOptions, CompletionStatus, ConnectOptions, ConnectionInfo, Counter, MemoryRegion, Mtu, Payload,
     QueuePair, ReceiveRequest, SendRequest,
 };
 use support::PATIENCE;
@@ -37,7 +37,7 @@ impl End {
     }
 
     pub(crate) fn capture(&self, name: &str) -> Capture {
-        self.context.start_capture(&CaptureConfig::new(file(name))).unwrap()
+        self.context.start_capture(&CaptureOptions::new(file(name))).unwrap()
     }
 
     pub(crate) fn count(&self, counter: Counter) -> u64 {

@@ -9,10 +9,10 @@ use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rdma_verbs::provider::soft::SoftConfig;
+use rdma_verbs::provider::soft::SoftOptions;
 use rdma_verbs::types::ROCE_PORT;
 use rdma_verbs::verbs::{
-    self, CaptureConfig, CompletionStatus, ConnectOptions, ConnectionInfo, Context, Counter, DropReason, ErrorKind,
+    self, CaptureOptions, CompletionStatus, ConnectOptions, ConnectionInfo, Context, Counter, DropReason, ErrorKind,
     Mtu, Payload, Psn, Qpn, ReceiveRequest, SendRequest,
 };
 use rdma_verbs::wire::{Flow, ICRC_BYTES, NakCode, Opcode, Syndrome, icrc};
@@ -172,7 +172,7 @@ fn repetitions_are_marked() {
 fn dropped_packets_say_why() {
     let end = End::open("127.91.2.3");
     end.qp.connect(&end.qp.connection_info().unwrap()).unwrap();
-    let capture = end.context.start_capture(&CaptureConfig::new(file("drops"))).unwrap();
+    let capture = end.context.start_capture(&CaptureOptions::new(file("drops"))).unwrap();
     let stranger = UdpSocket::bind("127.91.2.4:0").unwrap();
     let flow = Flow {
         source: stranger.local_addr().unwrap().ip(),
@@ -223,7 +223,7 @@ fn one_queue_pair_of_several_is_captured() {
     let other = [&left, &right].map(|end| end.pd.create_qp(&end.cq, &end.cq).unwrap());
     connect(&left.qp, &right.qp, PeerKind::Native);
     connect(&other[0], &other[1], PeerKind::Native);
-    let wanted = CaptureConfig::new(file("filter")).queue_pair(other[0].qpn());
+    let wanted = CaptureOptions::new(file("filter")).queue_pair(other[0].qpn());
     let capture = left.context.start_capture(&wanted).unwrap();
     let data = left.region.slice(0..3_000).unwrap();
     for (from, to) in [(&left.qp, &right.qp), (&other[0], &other[1])] {
@@ -249,7 +249,7 @@ fn one_queue_pair_of_several_is_captured() {
 fn bound_ends_the_capture_and_not_the_traffic() {
     let end = End::open("127.91.2.7");
     end.qp.connect(&end.qp.connection_info().unwrap()).unwrap();
-    let wanted = CaptureConfig::new(file("bound")).max_bytes(50_000);
+    let wanted = CaptureOptions::new(file("bound")).max_bytes(50_000);
     let capture = end.context.start_capture(&wanted).unwrap();
     let (from, to) = (end.region.slice(0..100_000).unwrap(), end.region.remote().slice(500_000..600_000).unwrap());
     for wr_id in 0..5 {
@@ -272,7 +272,7 @@ fn captures_are_limited_and_independent() {
     let end = End::open("127.91.2.8");
     end.qp.connect(&end.qp.connection_info().unwrap()).unwrap();
     let mut captures: Vec<_> = (0..16).map(|_| end.capture("many")).collect();
-    let error = end.context.start_capture(&CaptureConfig::new(file("many"))).unwrap_err();
+    let error = end.context.start_capture(&CaptureOptions::new(file("many"))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ResourceLimit, "{error}");
     let last = captures.pop().unwrap();
     let write = || {
@@ -297,7 +297,8 @@ fn captures_are_limited_and_independent() {
 #[test]
 fn capture_of_a_configuration_lasts_as_long_as_the_device() {
     let path = file("configured");
-    let context: Context = SoftConfig::new().capture(CaptureConfig::new(&path)).open("soft:127.91.2.9").unwrap().into();
+    let context: Context =
+        SoftOptions::new().capture(CaptureOptions::new(&path)).open("soft:127.91.2.9").unwrap().into();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
     let region = pd.alloc_mr(64, verbs::AccessFlags::REMOTE | verbs::AccessFlags::LOCAL_WRITE).unwrap();
     let qp = pd.create_qp(&cq, &cq).unwrap();
@@ -315,7 +316,7 @@ fn capture_of_a_configuration_lasts_as_long_as_the_device() {
 #[test]
 fn wrong_paths_are_explained() {
     let context = verbs::open("soft:127.91.2.10").unwrap();
-    let refused = |path: &str| context.start_capture(&CaptureConfig::new(path)).unwrap_err();
+    let refused = |path: &str| context.start_capture(&CaptureOptions::new(path)).unwrap_err();
     let missing = refused("/no/such/folder/file.pcapng");
     assert_eq!(missing.kind(), ErrorKind::NotFound, "{missing}");
     assert!(missing.to_string().contains("name a file, or a folder that exists"), "{missing}");
@@ -323,7 +324,7 @@ fn wrong_paths_are_explained() {
     assert_eq!(unknown.kind(), ErrorKind::InvalidArgument, "{unknown}");
     assert!(unknown.to_string().contains("%d for the device"), "{unknown}");
     assert!(refused("/dev/null").to_string().contains("not a regular file"));
-    let small = context.start_capture(&CaptureConfig::new("/tmp/x.pcapng").max_bytes(1)).unwrap_err();
+    let small = context.start_capture(&CaptureOptions::new("/tmp/x.pcapng").max_bytes(1)).unwrap_err();
     assert!(small.to_string().contains("allowed are 8192 and more"), "{small}");
 }
 

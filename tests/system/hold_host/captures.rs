@@ -3,7 +3,7 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use rdma_verbs::verbs::{self, CaptureConfig};
+use rdma_verbs::verbs::{self, CaptureOptions};
 
 use super::processes::{Folder, STRANGER, connect_to_itself, is_root};
 
@@ -18,7 +18,7 @@ fn shared_folder(name: &str) -> Folder {
 /// Captures a connection into this file; returns the file that was used.
 fn capture(device: &str, path: &Path) -> verbs::Result<PathBuf> {
     let context = verbs::open(device)?;
-    let capture = context.start_capture(&CaptureConfig::new(path))?;
+    let capture = context.start_capture(&CaptureOptions::new(path))?;
     let _connected = connect_to_itself(&context)?;
     let path = capture.path().to_owned();
     capture.stop()?;

@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 
 use rdma_verbs::memory::Backing;
-use rdma_verbs::provider::soft::SoftConfig;
+use rdma_verbs::provider::soft::SoftOptions;
 use rdma_verbs::provider::{ErrorKind, QueuePairInit, providers};
 use rdma_verbs::types::*;
 use support::node::*;
@@ -36,8 +36,8 @@ fn unknown_devices_are_not_found() {
 #[test]
 fn configuration_is_reported() {
     let vendor = VendorIdentity { vendor_id: 0x15b3, vendor_part_id: 4_123, hw_ver: 2 };
-    let config = SoftConfig::new().vendor(vendor).max_mtu(Mtu::Mtu512).receive_buffer_bytes(64 << 10).shards(2);
-    let context = config.open_address("127.78.2.1".parse().unwrap()).unwrap();
+    let options = SoftOptions::new().vendor(vendor).max_mtu(Mtu::Mtu512).receive_buffer_bytes(64 << 10).shards(2);
+    let context = options.open_address("127.78.2.1".parse().unwrap()).unwrap();
     let attributes = context.query_device();
     assert_eq!((attributes.vendor, attributes.max_qp), (vendor, 2 * 16_384));
     assert_eq!(context.query_port(1).unwrap().active_mtu, Mtu::Mtu512);
@@ -45,13 +45,13 @@ fn configuration_is_reported() {
     assert!(capabilities.is_native() && capabilities.segmentation_offload);
     // The kernel doubles the value.
     assert_eq!(capabilities.receive_buffer_bytes, 128 << 10);
-    let other = SoftConfig::new().open("soft:127.78.2.2").unwrap().query_device();
+    let other = SoftOptions::new().open("soft:127.78.2.2").unwrap().query_device();
     assert_ne!(attributes.node_guid, other.node_guid);
 }
 
 #[test]
 fn sizes_beyond_the_limits_are_named() {
-    let context = SoftConfig::new().open("soft:127.78.2.3").unwrap();
+    let context = SoftOptions::new().open("soft:127.78.2.3").unwrap();
     let error = context.create_cq(0, 0, None).err().unwrap();
     assert_eq!(error.to_string(), "create_cq: cqe is 0; allowed are 1 to 1048576");
     let cq = context.create_cq(16, 0, None).unwrap();
@@ -117,7 +117,7 @@ fn taken_port_is_explained_and_may_be_tried_again() {
 
 #[test]
 fn several_shards_serve_one_address() {
-    let open = |address: &str| SoftConfig::new().shards(3).open(&format!("soft:{address}")).unwrap();
+    let open = |address: &str| SoftOptions::new().shards(3).open(&format!("soft:{address}")).unwrap();
     let (context, peer) = (open("127.78.2.11"), open("127.78.2.12"));
     let pairs: Vec<(Node, Node)> =
         (0..6).map(|_| (Node::on(context.clone(), 4_096), Node::on(peer.clone(), 4_096))).collect();

@@ -213,7 +213,7 @@ fn no_announcement_is_lost_under_stress() {
 /// The shard that lost a completion fails its own queue pairs; polling fails those of the other shards.
 #[test]
 fn overflow_ends_the_queue_pairs_of_all_shards() {
-    let device = rdma_verbs::provider::soft::SoftConfig::new().shards(2).open("soft:127.34.1.1").unwrap();
+    let device = rdma_verbs::provider::soft::SoftOptions::new().shards(2).open("soft:127.34.1.1").unwrap();
     let context = rdma_verbs::verbs::Context::from(device);
     assert_eq!(context.query_device().num_comp_vectors, 2);
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());

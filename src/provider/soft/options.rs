@@ -1,4 +1,4 @@
-//! Configuration of a software device.
+//! Options of a software device.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{SoftProvider, environment_variable};
 use crate::provider::{Context, Provider, Result};
-use crate::types::{CaptureConfig, CongestionAlgorithm, Mtu, VendorIdentity};
+use crate::types::{CaptureOptions, CongestionAlgorithm, Mtu, VendorIdentity};
 
 /// Environment variable naming the congestion control of paths that others may share.
 const CONGESTION_VARIABLE: &str = "RDMA_VERBS_CONGESTION";
@@ -16,31 +16,31 @@ const PATH_RATE_VARIABLE: &str = "RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND";
 /// Largest number of shards of a device.
 pub(super) const MAX_SHARDS: u32 = 16;
 
-/// Settings of a software device; the defaults suit almost every application.
+/// Options of a software device; the defaults suit almost every application.
 ///
 /// ```
-/// use rdma_verbs::provider::soft::SoftConfig;
+/// use rdma_verbs::provider::soft::SoftOptions;
 /// use rdma_verbs::types::Mtu;
 ///
-/// let context = SoftConfig::new().max_mtu(Mtu::Mtu1024).open("soft:127.0.1.90")?;
+/// let context = SoftOptions::new().max_mtu(Mtu::Mtu1024).open("soft:127.0.1.90")?;
 /// assert_eq!(context.query_port(1)?.active_mtu, Mtu::Mtu1024);
 /// # Ok::<(), rdma_verbs::provider::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use]
-pub struct SoftConfig {
+pub struct SoftOptions {
     pub(super) shards: u32,
     pub(super) receive_buffer_bytes: u32,
     pub(super) send_buffer_bytes: u32,
     pub(super) max_mtu: Mtu,
     pub(super) vendor: VendorIdentity,
-    pub(super) capture: Option<CaptureConfig>,
+    pub(super) capture: Option<CaptureOptions>,
     pub(super) present_from_init: bool,
     pub(super) congestion: Option<CongestionAlgorithm>,
     pub(super) max_path_bytes_per_second: Option<u64>,
 }
 
-impl SoftConfig {
+impl SoftOptions {
     /// Creates the default settings.
     pub const fn new() -> Self {
         Self {
@@ -99,16 +99,16 @@ impl SoftConfig {
     /// variable `RDMA_VERBS_CAPTURE`.
     ///
     /// ```
-    /// use rdma_verbs::provider::soft::SoftConfig;
-    /// use rdma_verbs::types::CaptureConfig;
+    /// use rdma_verbs::provider::soft::SoftOptions;
+    /// use rdma_verbs::types::CaptureOptions;
     ///
-    /// let wanted = CaptureConfig::new(std::env::temp_dir()).max_bytes(1 << 20);
-    /// let context = SoftConfig::new().capture(wanted).open("soft:127.0.1.92")?;
+    /// let wanted = CaptureOptions::new(std::env::temp_dir()).max_bytes(1 << 20);
+    /// let context = SoftOptions::new().capture(wanted).open("soft:127.0.1.92")?;
     /// # let name = format!("rdma-verbs-soft-127.0.1.92-{}.pcapng", std::process::id());
     /// # std::fs::remove_file(std::env::temp_dir().join(name)).unwrap();
     /// # Ok::<(), rdma_verbs::provider::Error>(())
     /// ```
-    pub fn capture(mut self, capture: CaptureConfig) -> Self {
+    pub fn capture(mut self, capture: CaptureOptions) -> Self {
         self.capture = Some(capture);
         self
     }
@@ -126,10 +126,10 @@ impl SoftConfig {
     /// environment variable `RDMA_VERBS_CONGESTION`.
     ///
     /// ```
-    /// use rdma_verbs::provider::soft::SoftConfig;
+    /// use rdma_verbs::provider::soft::SoftOptions;
     /// use rdma_verbs::types::CongestionAlgorithm;
     ///
-    /// let context = SoftConfig::new().congestion(CongestionAlgorithm::Constant).open("soft:127.0.1.93")?;
+    /// let context = SoftOptions::new().congestion(CongestionAlgorithm::Constant).open("soft:127.0.1.93")?;
     /// # drop(context);
     /// # Ok::<(), rdma_verbs::provider::Error>(())
     /// ```
@@ -147,9 +147,9 @@ impl SoftConfig {
     /// [`QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
     ///
     /// ```
-    /// use rdma_verbs::provider::soft::SoftConfig;
+    /// use rdma_verbs::provider::soft::SoftOptions;
     ///
-    /// let context = SoftConfig::new().max_path_bytes_per_second(100_000_000).open("soft:127.0.1.94")?;
+    /// let context = SoftOptions::new().max_path_bytes_per_second(100_000_000).open("soft:127.0.1.94")?;
     /// # drop(context);
     /// # Ok::<(), rdma_verbs::provider::Error>(())
     /// ```
@@ -158,13 +158,13 @@ impl SoftConfig {
         self
     }
 
-    /// Returns the configured limit, or that of the environment.
+    /// Returns the chosen limit, or that of the environment.
     pub(super) fn path_rate(&self) -> Option<NonZeroU64> {
         let from_environment = || from_environment(PATH_RATE_VARIABLE, parse_rate);
         self.max_path_bytes_per_second.or_else(from_environment).and_then(NonZeroU64::new)
     }
 
-    /// Returns the configured algorithm, or that of the environment.
+    /// Returns the chosen algorithm, or that of the environment.
     pub(super) fn congestion_algorithm(&self) -> CongestionAlgorithm {
         let from_environment = || from_environment(CONGESTION_VARIABLE, |name| name.trim().parse());
         self.congestion.or_else(from_environment).unwrap_or_default()
@@ -176,7 +176,7 @@ impl SoftConfig {
     ///
     /// [`ErrorKind::NotFound`](crate::provider::ErrorKind::NotFound) if there is no such device or address.
     pub fn open(self, name: &str) -> Result<Arc<dyn Context>> {
-        SoftProvider::with_config(self).open(name)
+        SoftProvider::with_options(self).open(name)
     }
 
     /// Opens a device with just this address, as `soft:ADDRESS`.
@@ -189,7 +189,7 @@ impl SoftConfig {
     }
 }
 
-impl Default for SoftConfig {
+impl Default for SoftOptions {
     fn default() -> Self {
         Self::new()
     }
@@ -223,8 +223,8 @@ mod tests {
 
     #[test]
     fn no_bound_is_the_default_and_zero() {
-        let bound = |config: SoftConfig| config.path_rate().map(NonZeroU64::get);
-        assert_eq!(bound(SoftConfig::new().max_path_bytes_per_second(5)), Some(5));
-        assert_eq!(bound(SoftConfig::new().max_path_bytes_per_second(0)), None);
+        let bound = |options: SoftOptions| options.path_rate().map(NonZeroU64::get);
+        assert_eq!(bound(SoftOptions::new().max_path_bytes_per_second(5)), Some(5));
+        assert_eq!(bound(SoftOptions::new().max_path_bytes_per_second(0)), None);
     }
 }
