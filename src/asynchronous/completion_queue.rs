@@ -136,6 +136,10 @@ impl CompletionQueue {
         self.handle.core.cq.moderate(cq_count, cq_period)
     }
 
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.owned().is_same(other.owned())
+    }
+
     pub(super) fn owned(&self) -> &owned::CompletionQueue {
         &self.handle.core.cq
     }

@@ -12,15 +12,15 @@ impl QueuePair {
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     /// # runtime.block_on(async {
-    /// use rdma_verbs::asynchronous::{CompletionQueue, QueuePair};
+    /// use rdma_verbs::asynchronous::{CompletionQueue, QueuePair, QueuePairOptions};
     /// use rdma_verbs::owned::BufferPool;
     /// use rdma_verbs::verbs::{self, AddressVector, Qkey, QueuePairType};
     ///
     /// let context = verbs::open("soft:127.45.1.29")?;
     /// let pd = context.alloc_pd()?;
     /// let cq = CompletionQueue::new(&context, 64)?;
-    /// let datagrams = QueuePairType::UnreliableDatagram;
-    /// let qp = QueuePair::with(&pd, &cq, |options| options.qp_type(datagrams).qkey(Qkey(7)))?;
+    /// let options = QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
+    /// let qp = QueuePair::with_options(&pd, &cq, &options)?;
     /// qp.bring_up_ud()?;
     /// let pool = BufferPool::new(&pd, 1 << 20)?;
     /// let mut messages = qp.messages(&pool, 40 + 64, 8)?;

@@ -26,14 +26,14 @@ impl QueuePair {
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     /// # runtime.block_on(async {
-    /// # use rdma_verbs::asynchronous::{CompletionQueue, QueuePair};
+    /// # use rdma_verbs::asynchronous::{CompletionQueue, QueuePair, QueuePairOptions};
     /// # use rdma_verbs::owned::BufferPool;
     /// # use rdma_verbs::verbs::{self, AccessFlags, FlushFlags};
     /// # let context = verbs::open("soft:127.45.1.25")?;
     /// # let pd = context.alloc_pd()?;
     /// # let cq = CompletionQueue::new(&context, 64)?;
     /// let access = AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
-    /// let qp = QueuePair::with(&pd, &cq, |options| options.access(access))?;
+    /// let qp = QueuePair::with_options(&pd, &cq, &QueuePairOptions::default().access(access))?;
     /// # qp.connect(&qp.connection_info()?)?; // to itself
     /// # let pool = BufferPool::new(&pd, 1 << 20)?;
     /// let log = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::FLUSH_GLOBAL)?;

@@ -15,7 +15,7 @@ use crate::verbs::{
 };
 
 /// A shared receive queue whose receives are futures: buffers for the messages of several
-/// [`QueuePair`](super::QueuePair)s, made with [`QueuePair::with_srq`](super::QueuePair::with_srq).
+/// [`QueuePair`](super::QueuePair)s, whose [options](super::QueuePairOptions) name it.
 ///
 /// It belongs to a [`CompletionQueue`], which its queue pairs use as well. [`Success::qpn`] names the queue pair that
 /// took a receive for a message. Messages of one queue pair take receives in the order in which these were posted;
@@ -27,15 +27,16 @@ use crate::verbs::{
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
 /// # runtime.block_on(async {
-/// use rdma_verbs::asynchronous::{CompletionQueue, QueuePair, SharedReceiveQueue};
+/// use rdma_verbs::asynchronous::{CompletionQueue, QueuePair, QueuePairOptions, SharedReceiveQueue};
 /// use rdma_verbs::owned::BufferPool;
 /// # use rdma_verbs::verbs;
 /// # let context = verbs::open("soft:127.45.1.32")?;
 /// # let pd = context.alloc_pd()?;
 /// let cq = CompletionQueue::new(&context, 64)?;
 /// let srq = SharedReceiveQueue::new(&pd, &cq, 16)?;
-/// let first = QueuePair::with_srq(&pd, &srq, |options| options)?;
-/// let second = QueuePair::with_srq(&pd, &srq, |options| options)?;
+/// let options = QueuePairOptions::default().srq(&srq);
+/// let first = QueuePair::with_options(&pd, &cq, &options)?;
+/// let second = QueuePair::with_options(&pd, &cq, &options)?;
 /// first.connect(&second.connection_info()?)?;
 /// second.connect(&first.connection_info()?)?;
 ///

@@ -41,12 +41,12 @@ impl QueuePair {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request};
+    /// # use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, QueuePairOptions, Request};
     /// # use rdma_verbs::verbs::{self, AccessFlags, ErrorKind};
     /// # let context = verbs::open("soft:127.45.1.30")?;
     /// # let pd = context.alloc_pd()?;
     /// # let cq = CompletionQueue::new(&context, 64)?;
-    /// # let qp = QueuePair::with(&pd, &cq, &cq, |options| options.max_send_wr(4))?;
+    /// # let qp = QueuePair::with_options(&pd, &cq, &cq, &QueuePairOptions::default().max_send_wr(4))?;
     /// # qp.connect(&qp.connection_info()?)?; // to itself
     /// # let region = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?;
     /// # let remote = region.remote();

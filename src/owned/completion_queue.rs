@@ -268,7 +268,8 @@ impl CompletionQueue {
         self.shared.queue.moderate(cq_count, cq_period)
     }
 
-    pub(super) fn is_same(&self, other: &Self) -> bool {
+    /// Returns whether both are handles of the same queue.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 

@@ -26,14 +26,13 @@ impl QueuePair {
     /// ```
     /// # use std::net::Ipv4Addr;
     /// # use std::time::Duration;
-    /// # use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request};
+    /// # use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, QueuePairOptions, Request};
     /// # use rdma_verbs::verbs::{self, AddressVector, Qkey, Qpn, QueuePairType};
     /// # let context = verbs::open("soft:127.45.1.28")?;
     /// # let pd = context.alloc_pd()?;
     /// # let cq = CompletionQueue::new(&context, 16)?;
-    /// # let qp = QueuePair::with(&pd, &cq, &cq, |options| {
-    /// #     options.qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7))
-    /// # })?;
+    /// # let options = QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
+    /// # let qp = QueuePair::with_options(&pd, &cq, &cq, &options)?;
     /// # qp.bring_up_ud()?;
     /// # let pool = BufferPool::new(&pd, 1 << 20)?;
     /// let group = Ipv4Addr::new(239, 1, 224, 28).into();

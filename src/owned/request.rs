@@ -205,15 +205,14 @@ impl Request {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request};
+    /// use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, QueuePairOptions, Request};
     /// use rdma_verbs::verbs::{self, AddressVector, Qkey, QueuePairType};
     ///
     /// let context = verbs::open("soft:127.45.1.27")?;
     /// let pd = context.alloc_pd()?;
     /// let cq = CompletionQueue::new(&context, 16)?;
-    /// let qp = QueuePair::with(&pd, &cq, &cq, |options| {
-    ///     options.qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7))
-    /// })?;
+    /// let options = QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
+    /// let qp = QueuePair::with_options(&pd, &cq, &cq, &options)?;
     /// qp.bring_up_ud()?;
     ///
     /// let pool = BufferPool::new(&pd, 1 << 20)?;
@@ -309,13 +308,13 @@ impl Request {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request};
+    /// # use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, QueuePairOptions, Request};
     /// # use rdma_verbs::verbs::{self, AccessFlags, FlushFlags};
     /// # let context = verbs::open("soft:127.45.1.22")?;
     /// # let pd = context.alloc_pd()?;
     /// # let cq = CompletionQueue::new(&context, 16)?;
     /// let access = AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
-    /// let qp = QueuePair::with(&pd, &cq, &cq, |options| options.access(access))?;
+    /// let qp = QueuePair::with_options(&pd, &cq, &cq, &QueuePairOptions::default().access(access))?;
     /// # qp.connect(&qp.connection_info()?)?; // to itself
     /// # let pool = BufferPool::new(&pd, 1 << 20)?;
     /// let log = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::FLUSH_GLOBAL)?;

@@ -39,8 +39,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// `memory` is empty or longer than the device's `max_mr_size`; `access` is contradictory or not supported by the
-    /// device; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_mr`. The error returns
-    /// the memory unchanged, and converts to an [`Error`].
+    /// device; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_mr`. The error
+    /// returns the memory unchanged, and converts to an [`Error`].
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags};

@@ -42,9 +42,9 @@ impl ProtectionDomain {
     /// (`ibv_create_srq`).
     ///
     /// # Errors
-    /// A size is 0 or above the device's `max_srq_wr` or `max_srq_sge`; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit)
-    /// at the device's `max_srq`; [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no shared
-    /// receive queues.
+    /// A size is 0 or above the device's `max_srq_wr` or `max_srq_sge`;
+    /// [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_srq`;
+    /// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no shared receive queues.
     ///
     /// [`SharedReceiveQueue`] has an example.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue> {

@@ -151,7 +151,7 @@ fn owned_batches(address: &str) -> impl FnMut(usize) {
     let pd = context.alloc_pd().unwrap();
     let cq = owned::CompletionQueue::new(&context, 256).unwrap();
     let grant = AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
-    let qp = owned::QueuePair::with(&pd, &cq, &cq, |options| options.access(grant)).unwrap();
+    let qp = owned::QueuePair::with_options(&pd, &cq, &cq, &owned::QueuePairOptions::default().access(grant)).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | grant).unwrap();
     let pool = BufferPool::new(&pd, 1 << 20).unwrap();

@@ -1,15 +1,15 @@
 //! Several requests with one doorbell and one future.
 
-use rdma_verbs::asynchronous::RequestError;
+use rdma_verbs::asynchronous::{QueuePairOptions, RequestError};
 use rdma_verbs::owned::Request;
-use rdma_verbs::verbs::{CompletionStatus, ErrorKind, MemoryRegion, QueuePairOptions, RemoteMemory, Rkey};
+use rdma_verbs::verbs::{CompletionStatus, ErrorKind, MemoryRegion, RemoteMemory, Rkey};
 use support::ALL_ACCESS;
 
 use super::owned_async::{End, connect, failure, give_up, on_both};
 
 /// An end on 127.90.10.`host` that is its own peer, and memory that it may write.
-fn end(host: u8, shape: impl Fn(QueuePairOptions) -> QueuePairOptions) -> (End, MemoryRegion) {
-    let end = End::open(&format!("127.90.10.{host}"), shape);
+fn end(host: u8, options: &QueuePairOptions) -> (End, MemoryRegion) {
+    let end = End::open(&format!("127.90.10.{host}"), options);
     end.qp.connect(&end.qp.connection_info().unwrap()).unwrap();
     let region = end.pd.alloc_mr(4096, ALL_ACCESS).unwrap();
     (end, region)
@@ -22,7 +22,7 @@ fn writes(end: &End, remote: RemoteMemory, count: u64) -> Vec<Request> {
 #[test]
 fn results_come_in_order_also_of_more_requests_than_the_queue_holds() {
     on_both(|| async {
-        let (end, region) = end(1, |options| options.max_send_wr(4));
+        let (end, region) = end(1, &QueuePairOptions::default().max_send_wr(4));
         assert!(end.qp.execute_all(Vec::new()).await.is_empty());
         let count = 5 * u64::from(end.qp.cap().max_send_wr) + 1;
         // Two futures share the queue.
@@ -44,7 +44,7 @@ fn results_come_in_order_also_of_more_requests_than_the_queue_holds() {
 #[test]
 fn nothing_behind_a_refused_request_is_posted() {
     on_both(|| async {
-        let (end, region) = end(2, |options| options);
+        let (end, region) = end(2, &QueuePairOptions::default());
         let mut requests = writes(&end, region.remote(), 2);
         requests.push(Request::atomic_write(end.bytes(b"too long!"), region.remote()));
         requests.extend(writes(&end, region.remote().slice(8..).unwrap(), 2));
@@ -66,7 +66,7 @@ fn nothing_behind_a_refused_request_is_posted() {
 #[test]
 fn a_failure_flushes_those_behind_it() {
     on_both(|| async {
-        let [(end, _), (peer, region)] = [3, 5].map(|host| end(host, |options| options));
+        let [(end, _), (peer, region)] = [3, 5].map(|host| end(host, &QueuePairOptions::default()));
         for end in [&end, &peer] {
             end.qp.reset().unwrap();
         }
@@ -86,7 +86,7 @@ fn a_failure_flushes_those_behind_it() {
 #[test]
 fn canceled_batches_leave_nothing_behind() {
     on_both(|| async {
-        let (end, region) = end(4, |options| options.max_send_wr(4));
+        let (end, region) = end(4, &QueuePairOptions::default().max_send_wr(4));
         let count = 2 * u64::from(end.qp.cap().max_send_wr);
         for polls in (0..60).map(|round| round % 6) {
             give_up(end.qp.execute_all(writes(&end, region.remote(), count)), polls).await;

@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use rdma_verbs::asynchronous::RequestError;
-use rdma_verbs::verbs::{AddressHandle, AddressVector, ErrorKind, Gid, Qkey, Qpn, QueuePairOptions, QueuePairType};
+use rdma_verbs::asynchronous::{QueuePairOptions, RequestError};
+use rdma_verbs::verbs::{AddressHandle, AddressVector, ErrorKind, Gid, Qkey, Qpn, QueuePairType};
 
 use super::owned_async::{End, give_up, on_both};
 
@@ -12,16 +12,19 @@ const QKEY: Qkey = Qkey(0x1234);
 const HEADER: usize = 40;
 
 /// An end on 127.90.7.`host` with a datagram queue pair.
-fn end(host: u8, shape: impl Fn(QueuePairOptions) -> QueuePairOptions) -> End {
-    let end = End::open(&format!("127.90.7.{host}"), |options| {
-        shape(options.qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY))
-    });
+fn end(host: u8) -> End {
+    end_with(host, QueuePairOptions::default())
+}
+
+fn end_with(host: u8, options: QueuePairOptions) -> End {
+    let options = options.qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY);
+    let end = End::open(&format!("127.90.7.{host}"), &options);
     end.qp.bring_up_ud().unwrap();
     end
 }
 
 fn pair(first: u8) -> (End, End) {
-    (end(first, |options| options), end(first + 1, |options| options))
+    (end(first), end(first + 1))
 }
 
 fn path(from: &End, to: &End) -> AddressHandle {
@@ -77,7 +80,7 @@ fn members_of_a_group_get_messages() {
 #[test]
 fn refused_and_canceled_datagrams_leave_nothing_behind() {
     on_both(|| async {
-        let (a, b) = (end(5, |options| options.max_send_wr(4)), end(6, |options| options));
+        let (a, b) = (end_with(5, QueuePairOptions::default().max_send_wr(4)), end(6));
         let handle = path(&a, &b);
         let (refused, buffer) = a.qp.send(a.bytes(b"no destination")).await;
         assert!(matches!(refused, Err(RequestError::Refused(error)) if error.kind() == ErrorKind::InvalidArgument));

@@ -1,26 +1,24 @@
 //! ATOMIC WRITE and the requests without a buffer, as futures.
 
-use rdma_verbs::asynchronous::{QueuePair, RequestError};
+use rdma_verbs::asynchronous::{QueuePair, QueuePairOptions, RequestError};
 use rdma_verbs::owned::{Request, RequestBuffer};
 use rdma_verbs::verbs::{
     AccessFlags, CompletionOpcode, CompletionStatus, ErrorKind, FlushFlags, MemoryWindowBind, MemoryWindowType,
-    QueuePairOptions,
 };
 use support::ALL_ACCESS;
 
 use super::owned_async::{End, connect, failure, give_up, on_both};
 
 /// Two connected ends on 127.90.5.`first` and the following address whose queue pairs grant a FLUSH.
-fn pair_with(first: u8, shape: impl Fn(QueuePairOptions) -> QueuePairOptions) -> (End, End) {
-    let grant = AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
-    let [left, right] =
-        [first, first + 1].map(|host| End::open(&format!("127.90.5.{host}"), |options| shape(options.access(grant))));
+fn pair_with(first: u8, options: QueuePairOptions) -> (End, End) {
+    let options = options.access(AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL);
+    let [left, right] = [first, first + 1].map(|host| End::open(&format!("127.90.5.{host}"), &options));
     connect(&left.qp, &right.qp);
     (left, right)
 }
 
 fn pair(first: u8) -> (End, End) {
-    pair_with(first, |options| options)
+    pair_with(first, QueuePairOptions::default())
 }
 
 #[test]
@@ -73,7 +71,7 @@ fn windows_are_bound_and_invalidated() {
 #[test]
 fn refused_requests_leave_their_slot() {
     on_both(|| async {
-        let (a, b) = pair_with(5, |options| options.max_send_wr(1));
+        let (a, b) = pair_with(5, QueuePairOptions::default().max_send_wr(1));
         let target = b.pd.alloc_mr(64, ALL_ACCESS | AccessFlags::FLUSH_GLOBAL).unwrap();
         for _ in 0..2 * a.qp.cap().max_send_wr {
             let refused = a.qp.flush(target.remote(), FlushFlags::empty()).await;
@@ -94,7 +92,7 @@ fn canceled_requests_leave_nothing_behind() {
         is_canceled
     }
     on_both(|| async {
-        let (a, b) = pair_with(7, |options| options.max_send_wr(4));
+        let (a, b) = pair_with(7, QueuePairOptions::default().max_send_wr(4));
         let target = b.pd.alloc_mr(64, ALL_ACCESS | AccessFlags::FLUSH_GLOBAL).unwrap();
         let bindable = a.pd.alloc_mr(64, ALL_ACCESS | AccessFlags::MEMORY_WINDOW_BIND).unwrap();
         let window = a.pd.alloc_mw(MemoryWindowType::Type1).unwrap();

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use rdma_verbs::asynchronous::{AsyncEvents, QueuePair, RequestError, SharedReceiveQueue};
+use rdma_verbs::asynchronous::{
+    AsyncEvents, CompletionQueue, QueuePair, QueuePairOptions, RequestError, SharedReceiveQueue,
+};
 use rdma_verbs::owned::BufferPool;
 use rdma_verbs::verbs::{
     AsyncEvent, Cause, ErrorKind, QueuePairAttributes, QueuePairState, SharedReceiveQueueNumber, Success,
@@ -25,7 +27,8 @@ struct Sharing {
 
 impl Sharing {
     fn new(first: u8, count: usize) -> Self {
-        let [near, far] = [first, first + 1].map(|host| End::open(&format!("127.90.12.{host}"), |options| options));
+        let options = QueuePairOptions::default();
+        let [near, far] = [first, first + 1].map(|host| End::open(&format!("127.90.12.{host}"), &options));
         let srq = SharedReceiveQueue::new(&near.pd, &near.cq, 16).unwrap();
         let mut sharing = Self { senders: Vec::new(), receivers: Vec::new(), srq, near, far };
         (0..count).for_each(|_| sharing.connect_one());
@@ -33,7 +36,8 @@ impl Sharing {
     }
 
     fn connect_one(&mut self) {
-        let receiver = QueuePair::with_srq(&self.near.pd, &self.srq, |options| options).unwrap();
+        let options = QueuePairOptions::default().srq(&self.srq);
+        let receiver = QueuePair::with_options(&self.near.pd, &self.near.cq, &options).unwrap();
         let sender = QueuePair::new(&self.far.pd, &self.far.cq).unwrap();
         connect(&sender, &receiver);
         self.receivers.push(receiver);
@@ -225,7 +229,8 @@ fn when_the_runtime_ends_receives_fail() {
     let other = Builder::new_current_thread().enable_all().build().unwrap();
     let (refused, _buffer) = other.block_on(sharing.srq.recv(sharing.near.bytes(b"too late")));
     assert!(matches!(refused, Err(RequestError::Refused(error)) if error.kind() == ErrorKind::InvalidState));
-    assert!(QueuePair::with_srq(&sharing.near.pd, &sharing.srq, |options| options).is_err());
+    let options = QueuePairOptions::default().srq(&sharing.srq);
+    assert!(QueuePair::with_options(&sharing.near.pd, &sharing.near.cq, &options).is_err());
     let error = SharedReceiveQueue::new(&sharing.near.pd, &sharing.near.cq, 16).unwrap_err();
     assert!(error.to_string().contains("has ended"), "{error}");
 }
@@ -246,4 +251,15 @@ fn a_queue_pair_that_is_dropped_while_the_runtime_ends_leaves_no_receive_waiting
         dropping.unwrap().join().unwrap();
         assert_eq!(sharing.near.outstanding(), 0);
     }
+}
+
+#[test]
+fn a_queue_pair_uses_the_completion_queue_of_its_shared_queue() {
+    on_both(|| async {
+        let sharing = Sharing::new(17, 0);
+        let other = CompletionQueue::new(&sharing.near.context, 16).unwrap();
+        let options = QueuePairOptions::default().srq(&sharing.srq);
+        let error = QueuePair::with_options(&sharing.near.pd, &other, &options).unwrap_err();
+        assert_eq!((error.kind(), error.attributes()[0].name()), (ErrorKind::InvalidArgument, "srq"));
+    });
 }

@@ -1,16 +1,14 @@
 //! Several requests with one doorbell in the owned tier: in order, up to the first that is refused.
 
-use rdma_verbs::owned::{Finished, PartlyPosted, Request};
-use rdma_verbs::verbs::{
-    AddressVector, Cause, Error, ErrorKind, MemoryRegion, Qkey, QueuePairOptions, QueuePairType, RemoteMemory,
-};
+use rdma_verbs::owned::{Finished, PartlyPosted, QueuePairOptions, Request};
+use rdma_verbs::verbs::{AddressVector, Cause, Error, ErrorKind, MemoryRegion, Qkey, QueuePairType, RemoteMemory};
 use support::ALL_ACCESS;
 
 use super::owned::End;
 
 /// An end on 127.90.8.`host` that is its own peer, and memory that it may write.
-fn end(host: u8, shape: impl Fn(QueuePairOptions) -> QueuePairOptions) -> (End, MemoryRegion) {
-    let end = End::open(&format!("127.90.8.{host}"), shape);
+fn end(host: u8, options: &QueuePairOptions) -> (End, MemoryRegion) {
+    let end = End::open(&format!("127.90.8.{host}"), options);
     end.qp.connect(&end.qp.connection_info().unwrap()).unwrap();
     let region = end.pd.alloc_mr(4096, ALL_ACCESS).unwrap();
     (end, region)
@@ -35,7 +33,7 @@ fn contents(requests: Vec<Request>) -> Vec<u64> {
 
 #[test]
 fn all_are_posted_in_order_and_come_back_in_order() {
-    let (end, region) = end(1, |options| options);
+    let (end, region) = end(1, &QueuePairOptions::default());
     end.qp.post_send_all(&mut Vec::new()).unwrap();
     for _ in 0..10 {
         let mut requests = writes(&end, region.remote(), 0..32);
@@ -49,7 +47,7 @@ fn all_are_posted_in_order_and_come_back_in_order() {
 
 #[test]
 fn a_full_queue_takes_as_many_as_fit() {
-    let (end, region) = end(2, |options| options.max_send_wr(8));
+    let (end, region) = end(2, &QueuePairOptions::default().max_send_wr(8));
     let room = u64::from(end.qp.cap().max_send_wr);
     let requests = writes(&end, region.remote(), 0..2 * room + 3);
     let mut requests: Vec<Request> = requests.into_iter().map(Request::signaled).collect();
@@ -68,7 +66,7 @@ fn a_full_queue_takes_as_many_as_fit() {
 
 #[test]
 fn the_first_refused_request_and_those_behind_it_stay_with_their_buffers() {
-    let (end, region) = end(3, |options| options);
+    let (end, region) = end(3, &QueuePairOptions::default());
     for wrong in 0..4 {
         let mut requests = writes(&end, region.remote(), 0..4);
         let misaligned = region.remote().slice(4..).unwrap();
@@ -88,7 +86,7 @@ fn the_first_refused_request_and_those_behind_it_stay_with_their_buffers() {
 
 #[test]
 fn nothing_is_posted_in_a_wrong_state() {
-    let (end, region) = end(4, |options| options);
+    let (end, region) = end(4, &QueuePairOptions::default());
     end.qp.reset().unwrap();
     let mut requests = writes(&end, region.remote(), 0..4);
     let partly = end.qp.post_send_all(&mut requests).unwrap_err();
@@ -104,7 +102,7 @@ fn nothing_is_posted_in_a_wrong_state() {
 
 #[test]
 fn reset_returns_what_was_posted_together() {
-    let (end, region) = end(5, |options| options);
+    let (end, region) = end(5, &QueuePairOptions::default());
     // A message without a receive waits, and the others behind it.
     end.post(end.send(50, b"waits"));
     let mut requests = writes(&end, region.remote(), 0..4);
@@ -119,9 +117,9 @@ fn reset_returns_what_was_posted_together() {
 #[test]
 fn datagrams_to_several_receivers_share_a_doorbell() {
     let datagrams =
-        |options: QueuePairOptions| options.qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7)).max_send_wr(16);
+        QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7)).max_send_wr(16);
     let [sender, first, second] = [6, 7, 8].map(|host| {
-        let end = End::open(&format!("127.90.8.{host}"), datagrams);
+        let end = End::open(&format!("127.90.8.{host}"), &datagrams);
         end.qp.bring_up_ud().unwrap();
         end.receive(1, 40 + 64);
         end
@@ -143,7 +141,7 @@ fn datagrams_to_several_receivers_share_a_doorbell() {
 #[test]
 fn threads_share_a_queue_pair() {
     const BATCHES: u64 = 100;
-    let (end, region) = end(9, |options| options.max_send_wr(64));
+    let (end, region) = end(9, &QueuePairOptions::default().max_send_wr(64));
     let remote = region.remote();
     let mut seen = Vec::new();
     std::thread::scope(|scope| {

@@ -3,9 +3,11 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use rdma_verbs::owned::{FileBuffer, Finished, QueuePair, Request, RequestBuffer, SharedReceiveQueue};
+use rdma_verbs::owned::{
+    FileBuffer, Finished, QueuePair, QueuePairOptions, Request, RequestBuffer, SharedReceiveQueue,
+};
 use rdma_verbs::verbs::{
-    AddressHandle, AddressVector, Cause, ErrorKind, Gid, Qkey, Qpn, QueuePairOptions, QueuePairType, RemoteMemory, Rkey,
+    AddressHandle, AddressVector, Cause, ErrorKind, Gid, Qkey, Qpn, QueuePairType, RemoteMemory, Rkey,
 };
 use support::PATIENCE;
 
@@ -15,13 +17,13 @@ const QKEY: Qkey = Qkey(0x1234);
 /// Bytes in front of the payload.
 const HEADER: usize = 40;
 
-fn datagrams(options: QueuePairOptions) -> QueuePairOptions {
-    options.qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY)
+fn datagrams() -> QueuePairOptions {
+    QueuePairOptions::default().qp_type(QueuePairType::UnreliableDatagram).qkey(QKEY)
 }
 
 /// An end on 127.90.6.`host` with a datagram queue pair.
 fn end(host: u8) -> End {
-    let end = End::open(&format!("127.90.6.{host}"), datagrams);
+    let end = End::open(&format!("127.90.6.{host}"), &datagrams());
     end.qp.bring_up_ud().unwrap();
     end
 }
@@ -147,7 +149,7 @@ fn a_receive_waits_until_a_datagram_fits_or_the_queue_pair_is_reset() {
 #[test]
 fn each_member_of_a_group_gets_a_copy() {
     let (a, b) = (end(9), end(10));
-    let second = QueuePair::with(&b.pd, &b.cq, &b.cq, datagrams).unwrap();
+    let second = QueuePair::with_options(&b.pd, &b.cq, &b.cq, &datagrams()).unwrap();
     second.bring_up_ud().unwrap();
     let group: Gid = Ipv4Addr::new(239, 90, 6, 9).into();
     assert_eq!(b.qp.detach_mcast(group).unwrap_err().kind(), ErrorKind::InvalidArgument);
@@ -182,9 +184,9 @@ fn each_member_of_a_group_gets_a_copy() {
 fn a_shared_queue_serves_datagrams_also_when_their_queue_pair_is_gone() {
     let (a, b) = (end(11), end(12));
     let srq = SharedReceiveQueue::new(&b.pd, 16).unwrap();
-    let receiver = QueuePair::with_srq(&b.pd, &b.cq, &b.cq, &srq, datagrams).unwrap();
+    let receiver = QueuePair::with_options(&b.pd, &b.cq, &b.cq, &datagrams().srq(&srq)).unwrap();
     receiver.bring_up_ud().unwrap();
-    let connected = QueuePair::with_srq(&b.pd, &b.cq, &b.cq, &srq, |options| options).unwrap();
+    let connected = QueuePair::with_options(&b.pd, &b.cq, &b.cq, &QueuePairOptions::default().srq(&srq)).unwrap();
     connected.connect(&connected.connection_info().unwrap()).unwrap();
     for wr_id in 1..5 {
         srq.post_recv(b.pool.take(HEADER + 64).unwrap(), wr_id).unwrap();

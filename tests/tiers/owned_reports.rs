@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_verbs::owned::{CompletionQueue, QueuePair, Request};
+use rdma_verbs::owned::{CompletionQueue, QueuePair, QueuePairOptions, Request};
 use rdma_verbs::verbs::{AsyncEvent, ErrorKind, RemoteMemory, Rkey};
 use support::PATIENCE;
 
@@ -12,7 +12,7 @@ const NOWHERE: RemoteMemory = RemoteMemory::new(0x1000, Rkey(0x1234), 64);
 
 /// An end on 127.90.11.`host`.
 fn end(host: u8) -> End {
-    End::open(&format!("127.90.11.{host}"), |options| options)
+    End::open(&format!("127.90.11.{host}"), &QueuePairOptions::default())
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn owned_completion_queues_have_a_number_and_a_size() {
 
 #[cfg(all(feature = "tokio", not(loom)))]
 mod asynchronous {
-    use rdma_verbs::asynchronous::AsyncEvents;
+    use rdma_verbs::asynchronous::{AsyncEvents, QueuePairOptions};
 
     use super::*;
     use crate::owned_async::{End, failure, on_both};
@@ -72,7 +72,7 @@ mod asynchronous {
     #[test]
     fn asynchronous_queue_pairs_report_and_explain() {
         on_both(|| async {
-            let end = End::open("127.90.11.3", |options| options);
+            let end = End::open("127.90.11.3", &QueuePairOptions::default());
             assert!(end.qp.explain_state().contains("not connected"), "{}", end.qp.explain_state());
             end.qp.connect(&end.qp.connection_info().unwrap()).unwrap();
             assert_eq!(end.qp.report().unwrap().error_origin, None);
@@ -89,7 +89,7 @@ mod asynchronous {
     #[test]
     fn asynchronous_completion_queues_have_a_number_and_a_size() {
         on_both(|| async {
-            let end = End::open("127.90.11.4", |options| options);
+            let end = End::open("127.90.11.4", &QueuePairOptions::default());
             end.qp.connect(&end.qp.connection_info().unwrap()).unwrap();
             assert_eq!(end.cq.number(), end.cq.clone().number());
             let cqe = end.cq.cqe();

@@ -1,6 +1,6 @@
 //! ATOMIC WRITE and the requests without a buffer, in the owned tier: they come back in order with the others.
 
-use rdma_verbs::owned::{NoBuffer, Request, RequestBuffer};
+use rdma_verbs::owned::{NoBuffer, QueuePairOptions, Request, RequestBuffer};
 use rdma_verbs::verbs::{
     AccessFlags, Cause, CompletionOpcode, CompletionStatus, ConnectOptions, ErrorKind, FlushFlags, MemoryRegion,
     MemoryWindowBind, MemoryWindowType, Rkey,
@@ -13,9 +13,8 @@ const FLUSHABLE: AccessFlags = ALL_ACCESS.union(AccessFlags::FLUSH_GLOBAL);
 
 /// Two ends on 127.90.4.`first` and the following address whose queue pairs grant a FLUSH.
 fn pair(first: u8) -> (End, End) {
-    let grant = AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
-    let [left, right] =
-        [first, first + 1].map(|host| End::open(&format!("127.90.4.{host}"), |options| options.access(grant)));
+    let options = QueuePairOptions::default().access(AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL);
+    let [left, right] = [first, first + 1].map(|host| End::open(&format!("127.90.4.{host}"), &options));
     let (left_info, right_info) = (left.qp.connection_info().unwrap(), right.qp.connection_info().unwrap());
     let options = ConnectOptions::default().min_rnr_timer(1);
     left.qp.connect_with(&right_info, &options).unwrap();
