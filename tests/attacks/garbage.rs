@@ -2,8 +2,8 @@
 //! the same packets; and the rate of a connection beside a flood to its own device, against the same flood to an
 //! unrelated socket.
 //!
-//! `cargo run --release --example garbage` measures, `-- --check` also fails if a target is missed. Only ratios count:
-//! the two sides of each are measured in turns, and their medians are compared.
+//! `cargo run --release -p rdma-verbs-tests --bin garbage` measures, `-- --check` also fails if a target is missed.
+//! Only ratios count: the two sides of each are measured in turns, and their medians are compared.
 
 #[path = "garbage/flood.rs"]
 mod flood;

@@ -1,8 +1,9 @@
 //! Attacks that must not succeed: forged, mutated and stale packets, floods, ICMP errors and messages of other users,
 //! through raw sockets in the program's own network namespace, and millions of blind packets into an endpoint.
 //!
-//! `cargo test --release --test attacks` runs the short form, `RDMA_VERBS_ATTACK=long` the long one. A part of a name
-//! selects attacks. The program needs root, for the namespace and the raw sockets, and fails without it.
+//! `cargo test --release -p rdma-verbs-tests --test attacks` runs the short form, with `RDMA_VERBS_ATTACK=long` the
+//! long one. A part of a name selects attacks. The program needs root, for the namespace and the raw sockets, and fails
+//! without it.
 
 mod ahead;
 mod bits;

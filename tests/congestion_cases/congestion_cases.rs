@@ -1,7 +1,7 @@
 //! Twenty cases of congestion control in virtual time, each with a mark that it passes or misses: the figures are the
 //! same on every machine.
 //!
-//! `cargo run --release --example congestion_cases -- --help`
+//! `cargo run --release -p rdma-verbs-tests --bin congestion_cases -- --help`
 
 mod cases;
 mod known;

@@ -1,6 +1,6 @@
 //! Draws the plots of `docs/networks.md` from runs in virtual time.
 //!
-//! `cargo run --release --example network_pictures -- docs/pictures`
+//! `cargo run --release -p rdma-verbs-tests --bin network_pictures -- docs/pictures`
 
 #[path = "pictures/chart.rs"]
 mod chart;

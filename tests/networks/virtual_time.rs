@@ -1,7 +1,7 @@
 //! The fraction of its rate that a stream keeps under random losses, in virtual time: the figures are the same
 //! everywhere.
 //!
-//! `cargo run --release --example virtual_networks -- --help`
+//! `cargo run --release -p rdma-verbs-tests --bin virtual_networks -- --help`
 
 mod shared;
 mod stream;

@@ -2,8 +2,8 @@
 //! stopped and restarted at random. At the end no process may hold much more than after its warm-up.
 //!
 //! ```text
-//! cargo run --release --example soak -- --seconds 600
-//! cargo run --release --example soak -- --help
+//! cargo run --release -p rdma-verbs-tests --bin soak -- --seconds 600
+//! cargo run --release -p rdma-verbs-tests --bin soak -- --help
 //! ```
 
 mod connection;
