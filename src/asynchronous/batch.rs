@@ -1,5 +1,7 @@
 //! Several requests with one doorbell, and one future.
 
+use std::collections::VecDeque;
+
 use super::RequestError;
 use super::cells::Ticket;
 use super::queue_pair::{QueuePair, outcome};
@@ -40,8 +42,9 @@ impl QueuePair {
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub async fn execute_all(&self, mut requests: Vec<Request>) -> Vec<(Result<Success, RequestError>, RequestBuffer)> {
+    pub async fn execute_all(&self, requests: Vec<Request>) -> Vec<(Result<Success, RequestError>, RequestBuffer)> {
         let mut results = Vec::with_capacity(requests.len());
+        let mut requests = VecDeque::from(requests);
         while !requests.is_empty() {
             let (tickets, refused) = self.post_some(&mut requests).await;
             for ticket in tickets {
@@ -58,13 +61,13 @@ impl QueuePair {
 
     /// Waits until the queue has room, and posts as many requests as it has room for. Takes them out of `requests`, and
     /// returns why the next one was refused.
-    async fn post_some(&self, requests: &mut Vec<Request>) -> (Vec<Ticket>, Option<Error>) {
+    async fn post_some(&self, requests: &mut VecDeque<Request>) -> (Vec<Ticket>, Option<Error>) {
         let first = self.claim_send().await;
         let more = std::iter::from_fn(|| self.try_claim_send()).take(requests.len() - 1);
         // Nothing waits from here on, so that slots are never held for requests that are not posted.
         let (mut tickets, wr_ids): (Vec<_>, Vec<_>) = std::iter::once(first).chain(more).unzip();
-        let behind = requests.split_off(tickets.len());
-        let numbered = requests.drain(..).zip(wr_ids).map(|(request, wr_id)| request.wr_id(wr_id).signaled());
+        let numbered =
+            requests.drain(..wr_ids.len()).zip(wr_ids).map(|(request, wr_id)| request.wr_id(wr_id).signaled());
         let mut posting: Vec<_> = numbered.collect();
         let refused = match self.owned().post_send_all(&mut posting) {
             Ok(()) => None,
@@ -73,7 +76,7 @@ impl QueuePair {
                 Some(error)
             }
         };
-        requests.extend(posting.into_iter().chain(behind));
+        posting.into_iter().rev().for_each(|request| requests.push_front(request));
         (tickets.into_iter().map(Ticket::posted).collect(), refused)
     }
 }

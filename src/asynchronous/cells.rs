@@ -23,6 +23,18 @@ enum Cell {
     Finished(Finished),
 }
 
+impl Cell {
+    /// Returns whether the request is not finished; then the task is woken when it is.
+    fn waits(&mut self, context: &mut Context<'_>) -> bool {
+        match self {
+            Cell::Finished(_) => return false,
+            Cell::Waiting(Some(waker)) => waker.clone_from(context.waker()),
+            _ => *self = Cell::Waiting(Some(context.waker().clone())),
+        }
+        true
+    }
+}
+
 /// The cells of one queue.
 pub(super) struct Cells {
     state: Mutex<State>,
@@ -60,6 +72,18 @@ impl Cells {
         let index = state.free.pop().expect("a permit stands for a free cell");
         state.cells[index as usize] = Cell::Waiting(None);
         Ticket { cells: Arc::clone(self), index, progress: Progress::Claimed }
+    }
+
+    /// Returns the position of the first of these tickets, all of this queue, whose request is finished. Requests
+    /// finish in order under the lock that is held meanwhile: none is found finished before its predecessor.
+    pub(super) fn poll_first<'t>(
+        &self,
+        mut tickets: impl Iterator<Item = &'t Ticket>,
+        context: &mut Context<'_>,
+    ) -> Poll<usize> {
+        let mut state = self.state();
+        let found = tickets.position(|ticket| !state.cells[ticket.index as usize].waits(context));
+        found.map_or(Poll::Pending, Poll::Ready)
     }
 
     /// Hands a finished request to its future, or drops it if there is none.
@@ -134,16 +158,8 @@ impl Future for Ticket {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Finished> {
         let this = &mut *self;
         let mut state = this.cells.state();
-        let cell = &mut state.cells[this.index as usize];
-        match cell {
-            Cell::Finished(_) => {}
-            _ => {
-                match cell {
-                    Cell::Waiting(Some(waker)) => waker.clone_from(context.waker()),
-                    _ => *cell = Cell::Waiting(Some(context.waker().clone())),
-                }
-                return Poll::Pending;
-            }
+        if state.cells[this.index as usize].waits(context) {
+            return Poll::Pending;
         }
         let Cell::Finished(finished) = this.cells.free(state, this.index) else { unreachable!("seen just now") };
         this.progress = Progress::Taken;

@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 
 use super::RequestError;
-use super::cells::Ticket;
+use super::cells::{Cells, Ticket};
 use super::queue_pair::{QueuePair, outcome};
 use super::shared_receive::SharedReceiveQueue;
 use crate::owned::{Buffer, BufferPool, Finished, Refused, RequestBuffer};
@@ -31,10 +32,10 @@ pub struct Message {
 /// [`QueuePair::messages`] and [`SharedReceiveQueue::messages`].
 ///
 /// A bounded number of receives is posted, each with a buffer of the pool; each message that is taken is replaced by
-/// another receive. If the pool is exhausted, fewer are posted until buffers come back. The stream of a queue pair ends
-/// after the first failure, such as the flush when it goes to the error state; that of a shared queue when the queue is
-/// destroyed, because each queue pair fails alone. When the stream is dropped, posted receives
-/// stay posted until they are filled or flushed.
+/// another receive. If the pool is exhausted, or other receives fill the queue, fewer are posted until buffers or slots
+/// come back. The stream of a queue pair ends after the first failure, such as the flush when it goes to the error
+/// state; that of a shared queue when the queue is destroyed, because each queue pair fails alone. When the stream is
+/// dropped, posted receives stay posted until they are filled or flushed.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -63,8 +64,12 @@ pub struct Messages {
     len: usize,
     depth: usize,
     posted: VecDeque<Ticket>,
+    /// The wait for a slot while nothing is posted.
+    claim: Option<Claim>,
     is_over: bool,
 }
+
+type Claim = Pin<Box<dyn Future<Output = Ticket> + Send + Sync>>;
 
 /// The queue that the receives are posted to.
 pub(super) enum Source {
@@ -98,10 +103,23 @@ impl Source {
         matches!(self, Source::QueuePair(_))
     }
 
-    fn try_post_recv(&self, buffer: RequestBuffer) -> Result<Option<Ticket>, Refused<RequestBuffer>> {
+    fn cells(&self) -> &Arc<Cells> {
         match self {
-            Source::QueuePair(qp) => qp.try_post_recv(buffer),
-            Source::Shared(srq) => srq.try_post_recv(buffer),
+            Source::QueuePair(qp) => qp.receive_cells(),
+            Source::Shared(srq) => srq.cells(),
+        }
+    }
+
+    #[expect(clippy::async_yields_async, reason = "the slot is awaited here, not its request")]
+    fn claim(&self) -> Claim {
+        let cells = Arc::clone(self.cells());
+        Box::pin(async move { cells.claim().await })
+    }
+
+    fn post(&self, ticket: Ticket, buffer: RequestBuffer) -> Result<Ticket, Refused<RequestBuffer>> {
+        match self {
+            Source::QueuePair(qp) => qp.post_recv(ticket, buffer),
+            Source::Shared(srq) => srq.post_recv(ticket, buffer),
         }
     }
 }
@@ -114,12 +132,12 @@ impl Messages {
             return Err(Error::out_of_range("messages", "depth", depth as u64, 1..=u64::from(max), message));
         }
         let posted = VecDeque::with_capacity(depth);
-        let mut messages = Self { source, pool, len, depth, posted, is_over: false };
+        let mut messages = Self { source, pool, len, depth, posted, claim: None, is_over: false };
         messages.top_up()?;
         Ok(messages)
     }
 
-    /// Waits for the next message; `None` after a failure. Dropping the future loses no message.
+    /// Waits for the next message; `None` once the stream has ended. Dropping the future loses no message.
     ///
     /// # Errors
     /// The receive failed: see [`RequestError`]. [`ErrorKind::ResourceLimit`], after which the stream continues, if no
@@ -132,11 +150,16 @@ impl Messages {
         if self.is_over {
             return Poll::Ready(None);
         }
-        let refused = self.top_up().err();
-        if self.posted.is_empty() {
-            let refused = refused.unwrap_or_else(|| {
-                Error::new("messages", ErrorKind::QueueFull, "other receives fill the receive queue")
-            });
+        let mut topped_up = self.top_up();
+        if topped_up.is_ok() && self.posted.is_empty() {
+            // Other receives fill the queue.
+            let ticket = ready!(self.poll_claim(context));
+            topped_up = self.post(ticket);
+        }
+        self.claim = None;
+        if let Err(refused) = topped_up
+            && self.posted.is_empty()
+        {
             self.is_over = refused.kind() != ErrorKind::ResourceLimit;
             return Poll::Ready(Some(Err(RequestError::Refused(refused))));
         }
@@ -157,24 +180,30 @@ impl Messages {
     /// shared queue in this order too, so each one's messages stay in order.
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<Finished> {
         let candidates = if self.source.is_ordered() { 1 } else { self.posted.len() };
-        for index in 0..candidates {
-            if let Poll::Ready(finished) = Pin::new(&mut self.posted[index]).poll(context) {
-                self.posted.remove(index);
-                return Poll::Ready(finished);
-            }
-        }
-        Poll::Pending
+        let index = ready!(self.source.cells().poll_first(self.posted.iter().take(candidates), context));
+        let mut ticket = self.posted.remove(index).expect("one of the candidates");
+        Pin::new(&mut ticket).poll(context)
+    }
+
+    fn poll_claim(&mut self, context: &mut Context<'_>) -> Poll<Ticket> {
+        let source = &self.source;
+        self.claim.get_or_insert_with(|| source.claim()).as_mut().poll(context)
     }
 
     /// Posts receives until there are `depth`, or as many as possible.
     fn top_up(&mut self) -> Result<()> {
-        while self.posted.len() < self.depth {
-            let buffer = self.pool.take(self.len)?;
-            match self.source.try_post_recv(buffer.into()).map_err(|Refused { error, .. }| error)? {
-                Some(ticket) => self.posted.push_back(ticket),
-                None => break,
-            }
+        while self.posted.len() < self.depth
+            && let Some(ticket) = self.source.cells().try_claim()
+        {
+            self.post(ticket)?;
         }
+        Ok(())
+    }
+
+    fn post(&mut self, ticket: Ticket) -> Result<()> {
+        let buffer = self.pool.take(self.len)?;
+        let posted = self.source.post(ticket, buffer.into()).map_err(|Refused { error, .. }| error)?;
+        self.posted.push_back(posted);
         Ok(())
     }
 }

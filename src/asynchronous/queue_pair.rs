@@ -87,7 +87,7 @@ impl Half {
 
 impl Shared {
     /// Creates a queue pair that the completion queue's task does not know yet.
-    fn new(qp: owned::QueuePair, srq: Option<SharedUse>, cq: &CompletionQueue) -> Result<Arc<Self>> {
+    fn new(srq: Option<SharedUse>, qp: owned::QueuePair, cq: &CompletionQueue) -> Result<Arc<Self>> {
         let (cap, [sends, receives]) = (qp.cap(), cq.reserve_routes()?);
         let half = |count, route| Half { cells: Cells::new(count), route };
         let (sends, receives) = (half(cap.max_send_wr, sends), half(cap.max_recv_wr, receives));
@@ -153,11 +153,12 @@ impl QueuePair {
         }
         let lowered = options.lower(srq.map(|srq| srq.owned().clone()));
         let qp = owned::QueuePair::with_options(domain, cq.owned(), cq.owned(), &lowered)?;
-        Self::over(qp, srq.map(SharedReceiveQueue::in_use), cq)
+        Self::over(srq.map(SharedReceiveQueue::in_use), qp, cq)
     }
 
-    fn over(qp: owned::QueuePair, srq: Option<SharedUse>, cq: &CompletionQueue) -> Result<Self> {
-        let shared = Shared::new(qp, srq, cq)?;
+    // The arguments are dropped in reverse order, so the queue pair first.
+    fn over(srq: Option<SharedUse>, qp: owned::QueuePair, cq: &CompletionQueue) -> Result<Self> {
+        let shared = Shared::new(srq, qp, cq)?;
         cq.add_routes(&shared)?;
         Ok(Self { shared })
     }
@@ -167,7 +168,8 @@ impl QueuePair {
         self.typed(Request::send(buffer)).await
     }
 
-    /// Receives the next message into the buffer, whose length becomes the message's. Refused if receives come from a
+    /// Receives the next message into the buffer, whose length becomes the message's; a datagram begins with the 40
+    /// bytes of its route header. Refused if receives come from a
     /// shared queue: see [`SharedReceiveQueue::recv`].
     pub async fn recv<B: IntoRequestBuffer>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
         let posted = match &self.shared.srq {
@@ -271,15 +273,11 @@ impl QueuePair {
         }
     }
 
-    /// Posts a receive if there is room for one.
-    pub(super) fn try_post_recv(&self, buffer: RequestBuffer) -> Result<Option<Ticket>, Refused<RequestBuffer>> {
-        match self.shared.receives.cells.try_claim() {
-            Some(ticket) => self.post_recv(ticket, buffer).map(Some),
-            None => Ok(None),
-        }
+    pub(super) fn receive_cells(&self) -> &Arc<Cells> {
+        &self.shared.receives.cells
     }
 
-    fn post_recv(&self, ticket: Ticket, buffer: RequestBuffer) -> Result<Ticket, Refused<RequestBuffer>> {
+    pub(super) fn post_recv(&self, ticket: Ticket, buffer: RequestBuffer) -> Result<Ticket, Refused<RequestBuffer>> {
         let wr_id = self.shared.receives.wr_id(&ticket);
         self.shared.qp.post_recv(buffer, wr_id)?;
         Ok(ticket.posted())
@@ -458,7 +456,7 @@ mod tests {
                 step += 1;
             };
             end_in_turn();
-            let shared = Shared::new(qp, None, &cq).unwrap();
+            let shared = Shared::new(None, qp, &cq).unwrap();
             end_in_turn();
             let added = cq.add_routes(&shared);
             end_in_turn();

@@ -22,6 +22,9 @@ use crate::verbs::{
 /// those of different queue pairs finish in any order. Futures may be dropped as those of a
 /// [`QueuePair`](super::QueuePair).
 ///
+/// On adapters, a receive that a message has begun to fill when its queue pair is reset or destroyed is finished only
+/// when the shared queue is destroyed.
+///
 /// Clones are the same queue. It is destroyed with its last clone and its last queue pair.
 ///
 /// ```
@@ -150,8 +153,9 @@ impl SharedReceiveQueue {
         Ok(Self { shared })
     }
 
-    /// Receives a message of any of its queue pairs into the buffer, whose length becomes the message's;
-    /// [`Success::qpn`] names the queue pair. If the queue is full, it waits for a free slot, in order.
+    /// Receives a message of any of its queue pairs into the buffer, whose length becomes the message's; a datagram
+    /// begins with the 40 bytes of its route header. [`Success::qpn`] names the queue pair. If
+    /// the queue is full, it waits for a free slot, in order.
     pub async fn recv<B: IntoRequestBuffer>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
         let ticket = self.shared.cells.claim().await;
         let (result, buffer) = match self.shared.post(ticket, buffer.into()) {
@@ -170,12 +174,13 @@ impl SharedReceiveQueue {
         Messages::new(self.clone().into(), pool.clone(), len, depth)
     }
 
-    /// Posts a receive if there is room for one.
-    pub(super) fn try_post_recv(&self, buffer: RequestBuffer) -> Result<Option<Ticket>, Refused<RequestBuffer>> {
-        match self.shared.cells.try_claim() {
-            Some(ticket) => self.shared.post(ticket, buffer).map(Some),
-            None => Ok(None),
-        }
+    /// Posts a receive for this ticket.
+    pub(super) fn post_recv(&self, ticket: Ticket, buffer: RequestBuffer) -> Result<Ticket, Refused<RequestBuffer>> {
+        self.shared.post(ticket, buffer)
+    }
+
+    pub(super) fn cells(&self) -> &Arc<Cells> {
+        &self.shared.cells
     }
 
     /// Returns the number of receives that were finished after their futures were dropped.

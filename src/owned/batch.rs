@@ -56,10 +56,11 @@ impl QueuePair {
     ///     let place = remote.slice(usize::from(record) * 8..)?;
     ///     requests.push(Request::write(pool.copy_from(&[record; 8])?, place).signaled());
     /// }
-    /// // The queue is shorter: poll, then post the rest.
+    /// // The queue is shorter: wait, poll all that is finished, then post the next ones together.
     /// while let Err(partly) = qp.post_send_all(&mut requests) {
     ///     assert_eq!(partly.error.kind(), ErrorKind::QueueFull);
     ///     cq.wait(Duration::from_secs(10))?;
+    ///     while cq.poll()?.is_some() {}
     /// }
     /// assert!(requests.is_empty());
     /// # Ok::<(), Box<dyn std::error::Error>>(())

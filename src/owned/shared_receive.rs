@@ -33,9 +33,10 @@ impl SharedReceiveQueueOptions {
 ///
 /// A posted buffer moves into the queue. It comes back from the receive completion queue of the queue pair that took it
 /// for a message, which [`Finished::qpn`] names. Buffers do not come back in posting order, because messages end in any
-/// order. A queue pair that is reset or destroyed returns the buffer that a message had begun to fill; waiting buffers
-/// stay for the others. [`SharedReceiveQueue::destroy`] returns the remaining buffers. Dropping the last handle and the
-/// last queue pair that uses it returns them to their pools.
+/// order. A queue pair that is reset or destroyed returns the buffer that a message had begun to fill (on adapters the
+/// shared queue keeps it until it is destroyed); waiting buffers stay for the others.
+/// [`SharedReceiveQueue::destroy`] returns the remaining buffers. Dropping the last handle and the last queue pair that
+/// uses it returns them to their pools.
 ///
 /// Clones are the same queue. Posting allocates nothing.
 ///

@@ -256,10 +256,34 @@ fn a_queue_pair_that_is_dropped_while_the_runtime_ends_leaves_no_receive_waiting
 #[test]
 fn a_queue_pair_uses_the_completion_queue_of_its_shared_queue() {
     on_both(|| async {
-        let sharing = Sharing::new(17, 0);
+        let sharing = Sharing::new(19, 0);
         let other = CompletionQueue::new(&sharing.near.context, 16).unwrap();
         let options = QueuePairOptions::default().srq(&sharing.srq);
         let error = QueuePair::with_options(&sharing.near.pd, &other, &options).unwrap_err();
         assert_eq!((error.kind(), error.attributes()[0].name()), (ErrorKind::InvalidArgument, "srq"));
+    });
+}
+
+/// Streams whose receives other receives displace wait for a slot instead of ending.
+#[test]
+fn a_stream_waits_while_other_receives_fill_the_queue() {
+    on_both(|| async {
+        let sharing = Sharing::new(21, 1);
+        let mut first = sharing.srq.messages(sharing.pool(), 64, 16).unwrap();
+        let mut second = sharing.srq.messages(sharing.pool(), 64, 1).unwrap();
+        assert!(timeout(Duration::from_millis(20), second.next()).await.is_err(), "it waits");
+        for text in [&b"one"[..], b"two"] {
+            sharing.senders[0].send(sharing.far.bytes(text)).await.0.unwrap();
+        }
+        assert_eq!(first.next().await.unwrap().unwrap().payload(), b"one");
+        drop(first);
+        // The abandoned receives of the first stream take the following messages.
+        for _ in 0..14 {
+            sharing.senders[0].send(sharing.far.bytes(b"more")).await.0.unwrap();
+        }
+        let last = sharing.senders[0].send(sharing.far.bytes(b"last"));
+        let ((sent, _buffer), next) = tokio::join!(last, timeout(PATIENCE, second.next()));
+        sent.unwrap();
+        assert_eq!(next.expect("it has a slot").unwrap().unwrap().payload(), b"last");
     });
 }

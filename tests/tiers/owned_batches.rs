@@ -1,8 +1,10 @@
 //! Several requests with one doorbell in the owned tier: in order, up to the first that is refused.
 
+use std::time::Instant;
+
 use rdma_verbs::owned::{Finished, PartlyPosted, QueuePairOptions, Request};
 use rdma_verbs::verbs::{AddressVector, Cause, Error, ErrorKind, MemoryRegion, Qkey, QueuePairType, RemoteMemory};
-use support::ALL_ACCESS;
+use support::{ALL_ACCESS, PATIENCE};
 
 use super::owned::End;
 
@@ -153,8 +155,10 @@ fn threads_share_a_queue_pair() {
                     let write =
                         |wr_id| Request::write(end.pool.copy_from(b"bytes").unwrap(), remote).wr_id(wr_id).signaled();
                     let mut requests: Vec<Request> = (first..first + 4).map(write).collect();
+                    let started = Instant::now();
                     while let Err(partly) = end.qp.post_send_all(&mut requests) {
                         assert_eq!(partly.error.kind(), ErrorKind::QueueFull, "{partly}");
+                        assert!(started.elapsed() < PATIENCE, "nothing is polled");
                         std::thread::yield_now();
                     }
                 }
