@@ -1,7 +1,7 @@
 //! The unsafe part of the owned tier, second half: memory in flight, and when it comes back.
 //!
-//! [`Posted`] is a queue pair whose requests own their memory. It is the only user of that queue pair: it is built from
-//! plain options, and its verbs handle never leaves this module. Each of its two queues has a ledger of the memory in
+//! [`Posted`] is a queue pair whose requests own their memory. It is the only user of that queue pair: its verbs
+//! handle never leaves this module. Each of its two queues has a ledger of the memory in
 //! flight, in posting order ([`super::ledger`]). Memory enters the ledger before the device gets the request, and
 //! leaves it in one of these cases only:
 //!
@@ -187,10 +187,16 @@ impl Posted {
         batch.push(&request.wr_id(ledger.next_wr_id()))?;
         let memory = InFlight::new(RequestBuffer::None);
         let entry = Entry { memory, wr_id: bind.number(), outcome: CompletedLength::Unchanged };
-        enter_then_post(ledger, entry, || batch.post()).map_err(|(error, _no_memory)| error)?;
+        let previous = window.rkey();
         if tag.is_none() {
             window.set_posted_key(key);
         }
+        enter_then_post(ledger, entry, || batch.post()).map_err(|(error, _no_memory)| {
+            if tag.is_none() {
+                window.take_back_posted_key(key, previous);
+            }
+            error
+        })?;
         Ok(key)
     }
 
@@ -321,7 +327,8 @@ pub(super) struct PostedReceives {
 }
 
 impl PostedReceives {
-    /// Creates the queue, to which no other handle ever exists.
+    /// Creates the queue. Other handles of it stay in this crate: queue pairs and their options hold them, and neither
+    /// post to the queue nor resize or destroy it.
     pub(super) fn new(domain: &ProtectionDomain, max_wr: u32, options: &SharedReceiveQueueOptions) -> Result<Self> {
         let srq = domain.create_srq_with(max_wr, 1, options)?;
         let ledger = Mutex::new(UnorderedLedger::new(srq.query()?.max_wr));

@@ -96,9 +96,15 @@ impl MemoryWindow {
         Rkey(self.key.load(Ordering::Acquire) & !0xff | u32::from(tag))
     }
 
-    /// Records the key of the last posted bind of a window of type 1.
+    /// Records the key of a bind of a window of type 1 that is about to be posted. The send queue is locked meanwhile,
+    /// so that the next bind there chooses another key.
     pub(crate) fn set_posted_key(&self, key: Rkey) {
         self.key.store(key.0, Ordering::Release);
+    }
+
+    /// Undoes [`MemoryWindow::set_posted_key`] for a bind that was not posted, unless another one followed.
+    pub(crate) fn take_back_posted_key(&self, key: Rkey, previous: Rkey) {
+        let _ = self.key.compare_exchange(key.0, previous.0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Deallocates the window, bound or not (`ibv_dealloc_mw`): once it returns, no peer accesses memory through it.
@@ -180,7 +186,7 @@ impl<'a> MemoryWindowBind<'a> {
     }
 
     /// Returns the request that binds a window of type 1, and the window's new key, for
-    /// [`MemoryWindow::set_posted_key`] after it was posted. `instead` binds windows of type 2.
+    /// [`MemoryWindow::set_posted_key`] before it is posted. `instead` binds windows of type 2.
     pub(crate) fn request_of_type1<'w>(
         &self,
         window: &'w MemoryWindow,
@@ -268,8 +274,9 @@ impl QueuePair {
         let mut batch = self.send_batch()?;
         let (request, key) = bind.request_of_type1(window, "SendRequest::bind_mw")?;
         batch.push(&request)?;
-        batch.post()?;
+        let previous = window.rkey();
         window.set_posted_key(key);
+        batch.post().inspect_err(|_| window.take_back_posted_key(key, previous))?;
         Ok(key)
     }
 }
