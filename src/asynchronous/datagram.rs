@@ -2,7 +2,7 @@
 
 use super::queue_pair::QueuePair;
 use super::{IntoRequestBuffer, Message, RequestError};
-use crate::owned::Request;
+use crate::owned::{self, Request};
 use crate::verbs::{AddressHandle, Gid, GlobalRouteHeader, Qkey, Qpn, Result, Success};
 
 impl QueuePair {
@@ -75,13 +75,12 @@ impl QueuePair {
 impl Message {
     /// Returns its bytes, without the 40 bytes in front of a datagram.
     pub fn payload(&self) -> &[u8] {
-        let header = if self.is_datagram { GlobalRouteHeader::BYTES } else { 0 };
-        self.buffer.get(header..).unwrap_or_default()
+        owned::payload(&self.buffer, self.is_datagram)
     }
 
     /// Returns the route header of a datagram; see
     /// [`owned::Finished::route_header`](crate::owned::Finished::route_header).
     pub fn route_header(&self) -> Option<&[u8; GlobalRouteHeader::BYTES]> {
-        self.buffer.first_chunk().filter(|_| self.is_datagram && self.success.global_route_header)
+        owned::route_header(&self.buffer, self.is_datagram && self.success.global_route_header)
     }
 }

@@ -3,7 +3,7 @@
 use crate::owned::{Buffer, FileBuffer, RequestBuffer};
 
 /// Memory that moves into a request and comes back as the same type: [`Buffer`], [`FileBuffer`], or [`RequestBuffer`],
-/// which may be either.
+/// which is either of them or none.
 pub trait IntoRequestBuffer: Into<RequestBuffer> + sealed::Sealed {
     #[doc(hidden)]
     fn from_request_buffer(buffer: RequestBuffer) -> Self;

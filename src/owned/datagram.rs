@@ -58,7 +58,8 @@ impl QueuePair {
 }
 
 impl Finished {
-    /// Returns the queue pair that sent the message; `None` unless a message was received.
+    /// Returns the queue pair that sent the message; `None` unless a message was received. Adapters say it of datagrams
+    /// only.
     pub fn source_qpn(&self) -> Option<Qpn> {
         let success = self.result().ok()??;
         self.is_receive().then_some(success.source_qpn)
@@ -72,7 +73,7 @@ impl Finished {
     pub fn route_header(&self) -> Option<&[u8; GlobalRouteHeader::BYTES]> {
         let success = self.result().ok()??;
         let RequestBuffer::Buffer(buffer) = &self.buffer else { return None };
-        buffer.first_chunk().filter(|_| self.is_datagram && success.global_route_header)
+        route_header(buffer, self.is_datagram && success.global_route_header)
     }
 
     /// Returns the filled bytes of its [`Buffer`](super::Buffer), without the 40 bytes in front of a received datagram;
@@ -92,7 +93,12 @@ impl Finished {
 }
 
 /// Returns the payload of a message. A receive that failed has none.
-fn payload(message: &[u8], is_datagram: bool) -> &[u8] {
+pub(crate) fn payload(message: &[u8], is_datagram: bool) -> &[u8] {
     let header = if is_datagram { GlobalRouteHeader::BYTES } else { 0 };
     message.get(header..).unwrap_or_default()
+}
+
+/// Returns the route header in front of a message that has one.
+pub(crate) fn route_header(message: &[u8], is_there: bool) -> Option<&[u8; GlobalRouteHeader::BYTES]> {
+    message.first_chunk().filter(|_| is_there)
 }

@@ -67,6 +67,8 @@ mod tests;
 pub use batch::PartlyPosted;
 pub use buffer::{Buffer, FileBuffer, Refused};
 pub use completion_queue::CompletionQueue;
+#[cfg(all(feature = "tokio", not(loom)))]
+pub(crate) use datagram::{payload, route_header};
 pub use finished::{Finished, NoBuffer};
 #[cfg(feature = "sim")]
 #[doc(hidden)]

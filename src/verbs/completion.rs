@@ -137,7 +137,7 @@ pub struct Success {
     pub immediate: Option<u32>,
     /// The key that the sender's message invalidated.
     pub invalidated: Option<Rkey>,
-    /// The queue pair that sent it.
+    /// The queue pair that sent it. Adapters say it of datagrams only.
     pub source_qpn: Qpn,
     /// Whether the first 40 bytes of the received message are its route header, which [`Success::byte_len`] counts.
     /// True for datagrams.
