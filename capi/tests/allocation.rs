@@ -6,7 +6,7 @@ mod library;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use library::{End, SIGNALED, Verbs, open, verbs};
+use library::{End, SIGNALED, Verbs, open, set_nonblocking, verbs};
 use rdma_verbs::provider::abi::CqEx;
 
 const REQUESTS: u64 = 20_000;
@@ -116,7 +116,7 @@ fn requests_allocate_nothing() {
     let (near, far) = (End::new(verbs, open(verbs)), End::new(verbs, open(verbs)));
     near.connect(&far);
     far.connect(&near);
-    let (wide, mut found) = (End::extended(verbs, context), [0; 4]);
+    let (wide, mut found) = (End::extended(verbs, context), [0; 5]);
     wide.connect(&wide);
 
     found[0] = allocations("post_send, post_recv, poll_cq", |number| end.exchange(number));
@@ -133,6 +133,8 @@ fn requests_allocate_nothing() {
         assert_eq!((far.get_event(), far.complete().wr_id), (0, number));
         near.complete();
     });
-    assert_eq!(found, [0; 4]);
+    set_nonblocking(far.fd());
+    found[4] = allocations("get_cq_event without an event", |_| assert_eq!(far.get_event(), libc::EAGAIN));
+    assert_eq!(found, [0; 5]);
     [end, near, far, wide].into_iter().for_each(End::destroy);
 }

@@ -57,7 +57,7 @@ pub enum ErrorKind {
 pub struct Error {
     verb: &'static str,
     kind: ErrorKind,
-    message: String,
+    message: Cow<'static, str>,
     details: Option<Box<Details>>,
 }
 
@@ -70,7 +70,7 @@ struct Details {
 
 impl Error {
     /// Creates an error of `verb`; the message says what was asked, what is allowed and what to do.
-    pub fn new(verb: &'static str, kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub fn new(verb: &'static str, kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Self { verb, kind, message: message.into(), details: None }
     }
 
@@ -89,7 +89,7 @@ impl Error {
         verb: &'static str,
         name: impl Into<Cow<'static, str>>,
         fault: AttributeFault,
-        message: impl Into<String>,
+        message: impl Into<Cow<'static, str>>,
     ) -> Self {
         let attribute = InvalidAttribute::new(name, fault);
         Self::new(verb, ErrorKind::InvalidArgument, message).with_attributes([attribute])
@@ -99,7 +99,7 @@ impl Error {
     pub(crate) fn unsuitable(
         verb: &'static str,
         name: impl Into<Cow<'static, str>>,
-        message: impl Into<String>,
+        message: impl Into<Cow<'static, str>>,
     ) -> Self {
         Self::of_attribute(verb, name, AttributeFault::Unsuitable, message)
     }
@@ -110,13 +110,13 @@ impl Error {
         name: impl Into<Cow<'static, str>>,
         given: impl Into<u64>,
         allowed: RangeInclusive<u64>,
-        message: impl Into<String>,
+        message: impl Into<Cow<'static, str>>,
     ) -> Self {
         Self::of_attribute(verb, name, AttributeFault::OutOfRange { given: given.into(), allowed }, message)
     }
 
     /// Creates an error from the operating system's `source`, which occurred while doing what `message` says.
-    pub fn from_io(verb: &'static str, message: impl Into<String>, source: std::io::Error) -> Self {
+    pub fn from_io(verb: &'static str, message: impl Into<Cow<'static, str>>, source: std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::AddrInUse => ErrorKind::AddressInUse,
             std::io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
@@ -131,7 +131,7 @@ impl Error {
     pub fn from_source(
         verb: &'static str,
         kind: ErrorKind,
-        message: impl Into<String>,
+        message: impl Into<Cow<'static, str>>,
         source: std::io::Error,
     ) -> Self {
         let details = Details { attributes: Vec::new(), source: Some(source) };

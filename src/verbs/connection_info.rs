@@ -315,7 +315,7 @@ fn read_exactly<S: Read>(stream: &mut S, buffer: &mut [u8]) -> Result<()> {
     stream.read_exact(buffer).map_err(|error| stream_error("cannot receive the peer's connection data", error))
 }
 
-pub(super) fn stream_error(what: &str, error: io::Error) -> Error {
+pub(super) fn stream_error(what: &'static str, error: io::Error) -> Error {
     match error.kind() {
         // The error of a socket with a timeout on Linux.
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {

@@ -38,7 +38,7 @@ impl IbverbsAddressHandle {
         header: &[u8; GlobalRouteHeader::BYTES],
         port_num: u8,
     ) -> Result<Self> {
-        let refuse = |name: &'static str, message: &str| Err(Error::unsuitable("create_ah", name, message));
+        let refuse = |name: &'static str, message: &str| Err(Error::unsuitable("create_ah", name, message.to_owned()));
         let port = domain.device.port("create_ah", port_num)?;
         let has_lids = domain.device.has_lids(&port);
         let has_header = completion.flags.contains(CompletionFlags::GLOBAL_ROUTE_HEADER);

@@ -83,7 +83,7 @@ impl CompletionChannel for IbverbsChannel {
             }
             let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
             if left == Some(Duration::ZERO) {
-                return Err(errors::no_event(timeout));
+                return Err(errors::no_event());
             }
             wait_readable([self.fd()], left)
                 .map_err(|error| Error::from_io("get_cq_event", "waiting failed", error))?;

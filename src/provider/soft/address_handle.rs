@@ -62,7 +62,7 @@ impl SoftAddressHandle {
         header: &[u8; GlobalRouteHeader::BYTES],
         port_num: u8,
     ) -> Result<Self> {
-        let refuse = |name: &'static str, message: &str| Err(Error::unsuitable("create_ah", name, message));
+        let refuse = |name: &'static str, message: &str| Err(Error::unsuitable("create_ah", name, message.to_owned()));
         if !completion.status.is_success() || !completion.flags.contains(CompletionFlags::GLOBAL_ROUTE_HEADER) {
             return refuse(
                 "completion",

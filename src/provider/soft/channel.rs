@@ -61,7 +61,7 @@ impl CompletionChannel for SoftChannel {
         self.device.check_process("get_cq_event")?;
         let event = self.channel.wait(timeout);
         let event = event.map_err(|error| Error::from_io("get_cq_event", "waiting failed", error))?;
-        event.ok_or_else(|| errors::no_event(timeout))
+        event.ok_or_else(errors::no_event)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -92,7 +92,7 @@ pub(super) struct Device {
 impl Device {
     /// Opens the device of an interface. Binds no port and starts no thread yet.
     pub(super) fn open(interface: Interface, options: &SoftOptions) -> Result<Arc<Self>> {
-        let fail = |message: &str, error| Error::from_io("open_device", message, error);
+        let fail = |message: &str, error| Error::from_io("open_device", message.to_owned(), error);
         let sizes = SocketSizes {
             receive_bytes: options.receive_buffer_bytes as usize,
             send_bytes: options.send_buffer_bytes as usize,
