@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rdma_verbs::memory::{Backing, RegisterOptions};
+use rdma_verbs::memory::{Backing, RegionInit};
 use rdma_verbs::provider::{self, DmaBufInit, Reregistration, abi};
 use rdma_verbs::types::{AccessFlags, AdviceFlags, MemoryAdvice};
 
@@ -105,7 +105,7 @@ unsafe fn register(
         // SAFETY: the program's memory, which it lets requests access until the region is deregistered.
         unsafe { Backing::raw(addr.cast(), length) }
     };
-    let mut options = RegisterOptions::default().access(access);
+    let mut options = RegionInit::default().access(access);
     options.iova = iova;
     let inner = domain.domain.inner.reg_mr_with(backing, &options)?;
     Ok(visible(domain, pd, inner, (addr, length), None))

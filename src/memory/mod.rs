@@ -48,7 +48,7 @@ pub use backing::{Backing, Mapping};
 pub use device_memory::{DeviceMemory, DeviceMemoryError, DeviceMemoryPool, DevicePart};
 pub use error::{AccessError, AdviseError, BindError, RecoverError, RefusedBacking, RegisterError};
 pub use raw::{OwnedBytes, RawRange, recover_from_faults};
-pub use region::{Region, RegisterOptions};
+pub use region::{Region, RegionInit};
 pub(crate) use table::Payloads;
 pub use table::{MemoryView, RegionTable};
 pub use window::{Window, WindowBind};

@@ -31,15 +31,15 @@ const OPTIONAL_BITS: u32 = 0x3ff0_0000;
 /// Options of a registration. Setters have the names of the fields.
 ///
 /// ```
-/// use rdma_verbs::memory::RegisterOptions;
+/// use rdma_verbs::memory::RegionInit;
 /// use rdma_verbs::types::AccessFlags;
 ///
-/// let options = RegisterOptions::default().access(AccessFlags::REMOTE_READ).iova(0x10_0000);
+/// let options = RegionInit::default().access(AccessFlags::REMOTE_READ).iova(0x10_0000);
 /// assert_eq!((options.iova, options.invalidatable), (Some(0x10_0000), false));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub struct RegisterOptions {
+pub struct RegionInit {
     /// Access flags for local and remote requests. The default, no flag, lets local requests read the region.
     pub access: AccessFlags,
     /// First address of the region in requests; `None`: its address in this process. With [`AccessFlags::ZERO_BASED`]
@@ -49,7 +49,7 @@ pub struct RegisterOptions {
     pub invalidatable: bool,
 }
 
-impl RegisterOptions {
+impl RegionInit {
     setters! {
         access: AccessFlags,
     }
@@ -114,7 +114,7 @@ impl Region {
     pub(crate) fn unlisted(
         domain: DomainId,
         backing: Backing,
-        options: &RegisterOptions,
+        options: &RegionInit,
     ) -> Result<Arc<Self>, RefusedBacking> {
         match check(&backing, options) {
             Ok(checked) => Ok(Arc::new(Self::new(domain, backing, checked, (0, 0)))),
@@ -124,11 +124,7 @@ impl Region {
 
     /// Creates an unlisted region of `length` bytes that this process cannot reach.
     #[cfg(feature = "ibverbs")]
-    pub(crate) fn elsewhere(
-        domain: DomainId,
-        length: usize,
-        options: &RegisterOptions,
-    ) -> Result<Arc<Self>, RegisterError> {
+    pub(crate) fn elsewhere(domain: DomainId, length: usize, options: &RegionInit) -> Result<Arc<Self>, RegisterError> {
         let backing = Backing::Elsewhere(length);
         let checked = check_terms(&backing, options)?;
         Ok(Arc::new(Self::new(domain, backing, checked, (0, 0))))
@@ -136,11 +132,7 @@ impl Region {
 
     /// Creates another unlisted region over the same memory.
     #[cfg(feature = "ibverbs")]
-    pub(crate) fn unlisted_again(
-        &self,
-        domain: DomainId,
-        options: &RegisterOptions,
-    ) -> Result<Arc<Self>, RegisterError> {
+    pub(crate) fn unlisted_again(&self, domain: DomainId, options: &RegionInit) -> Result<Arc<Self>, RegisterError> {
         let checked = check(self.memory.backing(), options)?;
         Ok(Arc::new(Self::of(domain, self.memory.share(), checked, (0, 0))))
     }
@@ -361,14 +353,14 @@ pub(super) struct Checked {
 }
 
 /// Checks that `backing` may be registered with `options`.
-pub(super) fn check(backing: &Backing, options: &RegisterOptions) -> Result<Checked, RegisterError> {
+pub(super) fn check(backing: &Backing, options: &RegionInit) -> Result<Checked, RegisterError> {
     let checked = check_terms(backing, options)?;
     check_memory(backing, checked.access)?;
     Ok(checked)
 }
 
 /// As [`check`], without looking at the memory itself.
-fn check_terms(backing: &Backing, options: &RegisterOptions) -> Result<Checked, RegisterError> {
+fn check_terms(backing: &Backing, options: &RegionInit) -> Result<Checked, RegisterError> {
     let access = check_access(options.access)?;
     let (address, length) = (backing.as_mut_ptr(), backing.len());
     // C programs also register 0 bytes of device memory; such a region has no use.
@@ -449,7 +441,7 @@ mod tests {
     use super::*;
 
     fn refusal(backing: &Backing, access: AccessFlags) -> Option<RegisterError> {
-        check(backing, &RegisterOptions { access, ..Default::default() }).err()
+        check(backing, &RegionInit { access, ..Default::default() }).err()
     }
 
     #[test]
@@ -495,7 +487,7 @@ mod tests {
         let text = refusal(&backing, unknown | AccessFlags::LOCAL_WRITE).unwrap().to_string();
         assert!(text.starts_with("access: unsupported flags AccessFlags(0x80000)"), "{text}");
         assert!(text.contains("LOCAL_WRITE | 0x80000") && text.contains("allowed:"), "{text}");
-        let options = RegisterOptions { iova: Some(u64::MAX - 7), ..Default::default() };
+        let options = RegionInit { iova: Some(u64::MAX - 7), ..Default::default() };
         let error = check(&backing, &options).err().unwrap();
         assert_eq!(
             error.to_string(),
@@ -507,8 +499,7 @@ mod tests {
     #[test]
     fn addresses_follow_the_options() {
         let backing = Backing::from_vec(vec![0; 8]);
-        let iova =
-            |iova, access| check(&backing, &RegisterOptions { iova, access, ..Default::default() }).unwrap().iova;
+        let iova = |iova, access| check(&backing, &RegionInit { iova, access, ..Default::default() }).unwrap().iova;
         assert_eq!(iova(None, AccessFlags::empty()), backing.as_mut_ptr().addr() as u64);
         assert_eq!(iova(Some(7), AccessFlags::empty()), 7);
         assert_eq!(iova(Some(u64::MAX - 8), AccessFlags::empty()), u64::MAX - 8);

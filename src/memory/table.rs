@@ -10,7 +10,7 @@ use crate::types::{AccessFlags, Accessor, DomainId, MemoryWindowType};
 use super::key::{BuildIndexHasher, KeyGenerator, MAX_REGIONS, index_of};
 use super::owners::Owners;
 use super::raw::Memory;
-use super::region::{self, Region, RegisterOptions};
+use super::region::{self, Region, RegionInit};
 use super::sync::{RwLock, RwLockReadGuard};
 use super::users::Using;
 use super::window::Window;
@@ -61,7 +61,7 @@ impl RegionTable {
         iova: impl Into<Option<u64>>,
         access: AccessFlags,
     ) -> Result<Arc<Region>, RegisterError> {
-        let options = RegisterOptions { access, iova: iova.into(), ..Default::default() };
+        let options = RegionInit { access, iova: iova.into(), ..Default::default() };
         self.register_with(domain, backing, &options).map_err(RegisterError::from)
     }
 
@@ -73,7 +73,7 @@ impl RegionTable {
         &self,
         domain: DomainId,
         backing: Backing,
-        options: &RegisterOptions,
+        options: &RegionInit,
     ) -> Result<Arc<Region>, RefusedBacking> {
         // Probing the memory may take long, so it happens before locking.
         let checked = match region::check(&backing, options) {
@@ -141,11 +141,11 @@ impl RegionTable {
         old: &Arc<Region>,
         domain: DomainId,
         backing: Option<Backing>,
-        options: &RegisterOptions,
+        options: &RegionInit,
         keep_keys: bool,
     ) -> Result<Arc<Region>, (RegisterError, Option<Backing>)> {
         let options = match backing {
-            None => RegisterOptions { iova: options.iova.or(Some(old.iova())), ..*options },
+            None => RegionInit { iova: options.iova.or(Some(old.iova())), ..*options },
             Some(_) => *options,
         };
         let checked = match region::check(backing.as_ref().unwrap_or(old.memory().backing()), &options) {

@@ -356,7 +356,7 @@ mod tests {
     fn a_region_with_windows_is_not_invalidated() {
         let table = RegionTable::new(10);
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND;
-        let options = crate::memory::RegisterOptions { access, invalidatable: true, iova: Some(0x1000) };
+        let options = crate::memory::RegionInit { access, invalidatable: true, iova: Some(0x1000) };
         let region = table.register_with(DOMAIN, Backing::from_vec(vec![0; 64]), &options).unwrap();
         let window = table.alloc_window(DOMAIN, MemoryWindowType::Type2, 1).unwrap();
         let view = table.read();

@@ -34,7 +34,7 @@ pub use memory_source::{DeviceMemory, DeviceMemoryInit, DmaBufInit};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 pub use software::{Capture, SoftwareContext, SoftwareQueuePair};
 
-use crate::memory::{Backing, Region, RegisterOptions};
+use crate::memory::{Backing, Region, RegionInit};
 use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CompletionQueueNumber, CompletionSource, Counters,
     DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryAdvice, MemoryWindowType,
@@ -220,8 +220,7 @@ pub trait ProtectionDomain: Send + Sync {
     fn id(&self) -> DomainId;
 
     /// Registers memory, with all options. A refusal returns the memory.
-    fn reg_mr_with(&self, backing: Backing, options: &RegisterOptions)
-    -> Result<Arc<dyn MemoryRegion>, RefusedBacking>;
+    fn reg_mr_with(&self, backing: Backing, options: &RegionInit) -> Result<Arc<dyn MemoryRegion>, RefusedBacking>;
 
     /// Registers memory. Requests address its first byte as `iova`, or by its host address if that is `None`. A refusal
     /// returns the memory.
@@ -231,7 +230,7 @@ pub trait ProtectionDomain: Send + Sync {
         iova: Option<u64>,
         access: AccessFlags,
     ) -> Result<Arc<dyn MemoryRegion>, RefusedBacking> {
-        self.reg_mr_with(backing, &RegisterOptions { access, iova, ..RegisterOptions::default() })
+        self.reg_mr_with(backing, &RegionInit { access, iova, ..RegionInit::default() })
     }
 
     /// Re-registers a region in this domain, in one step. On success the old region is deregistered and replaced by the

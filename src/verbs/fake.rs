@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::memory::{Backing, Region, RegionTable, RegisterOptions};
+use crate::memory::{Backing, Region, RegionInit, RegionTable};
 use crate::provider::{self, CompletionQueueInit, Error, ErrorKind, QueuePairInit, Result};
 use crate::types::*;
 
@@ -133,7 +133,7 @@ impl provider::ProtectionDomain for FakeDomain {
     fn reg_mr_with(
         &self,
         backing: Backing,
-        options: &RegisterOptions,
+        options: &RegionInit,
     ) -> Result<Arc<dyn provider::MemoryRegion>, provider::RefusedBacking> {
         let region =
             self.regions.register_with(self.id, backing, options).map_err(|refused| provider::RefusedBacking {

@@ -37,10 +37,11 @@ impl ProtectionDomain {
     /// `access` says which accesses are allowed; this host's own requests may always read. `REMOTE_WRITE` and
     /// `REMOTE_ATOMIC` need `LOCAL_WRITE`.
     ///
+    /// A refusal returns the memory unchanged, and converts to an [`Error`].
+    ///
     /// # Errors
     /// `memory` is empty or longer than the device's `max_mr_size`; `access` is contradictory or not supported by the
-    /// device; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_mr`. The error
-    /// returns the memory unchanged, and converts to an [`Error`].
+    /// device; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_mr`.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -178,7 +179,7 @@ impl ProtectionDomain {
     pub(super) fn register(
         &self,
         backing: Backing,
-        options: &memory::RegisterOptions,
+        options: &memory::RegionInit,
     ) -> Result<MemoryRegion, RefusedBacking> {
         let access = options.access;
         let needs_local_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;

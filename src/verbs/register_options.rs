@@ -13,7 +13,7 @@ pub struct RegisterOptions {
 
 impl RegisterOptions {
     /// Sets the address by which requests name the region's first byte: 0 makes remote addresses offsets. By default
-    /// its host address; with [`AccessFlags::ZERO_BASED`] always 0.
+    /// its host address, or for an adapter's dma-buf its offset; with [`AccessFlags::ZERO_BASED`] always 0.
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self
@@ -26,7 +26,7 @@ impl RegisterOptions {
     }
 
     /// Returns the provider's form of these options for a region with these access flags.
-    pub(super) fn lower(&self, access: AccessFlags) -> memory::RegisterOptions {
-        memory::RegisterOptions { access, iova: self.iova, invalidatable: self.invalidatable }
+    pub(super) fn lower(&self, access: AccessFlags) -> memory::RegionInit {
+        memory::RegionInit { access, iova: self.iova, invalidatable: self.invalidatable }
     }
 }

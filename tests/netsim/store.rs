@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rdma_verbs::memory::{Backing, Region, RegisterOptions};
+use rdma_verbs::memory::{Backing, Region, RegionInit};
 use rdma_verbs::sim::{Host, Random};
 use rdma_verbs::types::{AccessFlags, DomainId, Rkey, Sge};
 
@@ -81,7 +81,7 @@ impl Store {
     pub(crate) fn new(host: &Host, layout: Layout) -> Self {
         let all = AccessFlags::LOCAL_WRITE | GRANTABLE;
         let register = |domain, access, invalidatable| {
-            let mut options = RegisterOptions::default().access(access).iova(REGION_BASE);
+            let mut options = RegionInit::default().access(access).iova(REGION_BASE);
             options.invalidatable = invalidatable;
             host.memory.register_with(DomainId(domain), zeros(FORBIDDEN_BYTES), &options).expect("room for a region")
         };

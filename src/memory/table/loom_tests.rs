@@ -8,7 +8,7 @@ const DOMAIN: DomainId = DomainId(1);
 const ALL: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
 
 fn registered(table: &RegionTable, invalidatable: bool) -> Arc<Region> {
-    let options = RegisterOptions { access: ALL, iova: Some(0), invalidatable };
+    let options = RegionInit { access: ALL, iova: Some(0), invalidatable };
     table.register_with(DOMAIN, Backing::from_vec(vec![1; 8]), &options).unwrap()
 }
 

@@ -114,7 +114,7 @@ fn a_deregistered_region_gives_its_memory_back() {
 fn a_region_registered_anew_may_keep_its_keys() {
     let table = RegionTable::new(10);
     let old = registered(&table, 16, ALL);
-    let options = RegisterOptions { access: AccessFlags::LOCAL_WRITE, ..RegisterOptions::default() };
+    let options = RegionInit { access: AccessFlags::LOCAL_WRITE, ..RegionInit::default() };
     let new = table.reregister(&old, DOMAIN, None, &options, true).unwrap();
     assert_eq!((new.rkey(), table.len()), (old.rkey(), 1));
     let write = AccessFlags::REMOTE_WRITE;
@@ -145,10 +145,10 @@ fn a_dropped_handle_leaves_the_region_registered() {
 fn a_refused_backing_comes_back() {
     let table = RegionTable::new(1);
     let _region = registered(&table, 8, ALL);
-    let options = RegisterOptions { access: AccessFlags::REMOTE_WRITE, ..Default::default() };
+    let options = RegionInit { access: AccessFlags::REMOTE_WRITE, ..Default::default() };
     let refused = table.register_with(DOMAIN, Backing::from_vec(b"kept".to_vec()), &options).unwrap_err();
     assert_eq!(refused.error, RegisterError::MissingLocalWrite { given: AccessFlags::REMOTE_WRITE });
-    let refused = table.register_with(DOMAIN, refused.backing, &RegisterOptions::default()).unwrap_err();
+    let refused = table.register_with(DOMAIN, refused.backing, &RegionInit::default()).unwrap_err();
     assert_eq!(refused.error, RegisterError::TooManyRegions { limit: 1 });
     assert_eq!(refused.backing.into_vec().unwrap(), b"kept");
 }
@@ -157,7 +157,7 @@ fn a_refused_backing_comes_back() {
 fn only_marked_regions_are_invalidated_and_only_once() {
     let table = RegionTable::new(10);
     let plain = registered(&table, 8, ALL);
-    let options = RegisterOptions { access: ALL, iova: Some(0), invalidatable: true };
+    let options = RegionInit { access: ALL, iova: Some(0), invalidatable: true };
     let marked = table.register_with(DOMAIN, Backing::from_vec(vec![0; 8]), &options).unwrap();
     let key = marked.rkey().0;
     {

@@ -8,7 +8,7 @@ use super::address_handle::IbverbsAddressHandle;
 use super::device::Device;
 use super::shared_receive::IbverbsSharedReceiveQueue;
 use super::{errors, memory_source, sys};
-use crate::memory::{Backing, Region, RegisterError, RegisterOptions};
+use crate::memory::{Backing, Region, RegionInit, RegisterError};
 use crate::provider::{
     AddressHandle, DeviceMemory, DmaBufInit, Error, ErrorKind, InvalidAttribute, MemoryRegion, MemoryWindow,
     ProtectionDomain, RefusedBacking, RefusedChange, Reregistration, Result, SharedReceiveQueue,
@@ -57,7 +57,7 @@ impl Domain {
         let fail = |error: String| Error::new("post_send", ErrorKind::ResourceLimit, error);
         let backing = Backing::anonymous(1).map_err(|error| fail(format!("no page for unbinding: {error}")))?;
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND;
-        let options = RegisterOptions { access, ..RegisterOptions::default() };
+        let options = RegionInit { access, ..RegionInit::default() };
         let region = Region::unlisted(self.id, backing, &options).map_err(|error| fail(error.to_string()))?;
         let registered = sys::MemoryRegion::register(&self.sys, &region, region.iova(), access.bits());
         let registered = registered.map_err(|error| register_error("post_send", &region, &error))?;
@@ -124,11 +124,7 @@ impl ProtectionDomain for IbverbsProtectionDomain {
         self.shared.id
     }
 
-    fn reg_mr_with(
-        &self,
-        backing: Backing,
-        options: &RegisterOptions,
-    ) -> Result<Arc<dyn MemoryRegion>, RefusedBacking> {
+    fn reg_mr_with(&self, backing: Backing, options: &RegionInit) -> Result<Arc<dyn MemoryRegion>, RefusedBacking> {
         if let Err(error) = self.shared.device.check_process("reg_mr") {
             return Err(RefusedBacking { error, backing });
         }
@@ -164,7 +160,7 @@ impl ProtectionDomain for IbverbsProtectionDomain {
             let message = "the memory region was deregistered, or belongs to another device";
             return refuse(Error::new("rereg_mr", ErrorKind::InvalidState, message), change.backing);
         }
-        let options = RegisterOptions {
+        let options = RegionInit {
             access: change.access.unwrap_or(old.access()),
             iova: change.iova.or((change.backing.is_none()).then_some(old.iova())),
             invalidatable: old.is_invalidatable(),

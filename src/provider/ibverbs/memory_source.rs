@@ -8,7 +8,7 @@ use super::device::Device;
 use super::errors::{self, check_range};
 use super::memory::Domain;
 use super::sys;
-use crate::memory::{Region, RegisterError, RegisterOptions};
+use crate::memory::{Region, RegionInit, RegisterError};
 use crate::provider::{DeviceMemory, DeviceMemoryInit, DmaBufInit, Error, ErrorKind, InvalidAttribute, Result};
 use crate::types::{AccessFlags, AdviceFlags, MemoryAdvice, Sge};
 
@@ -93,7 +93,7 @@ fn refused(verb: &'static str, error: &RegisterError) -> Error {
 }
 
 /// Creates a region of `length` bytes that only the adapter accesses.
-fn region(verb: &'static str, domain: &Domain, length: u64, options: &RegisterOptions) -> Result<Arc<Region>> {
+fn region(verb: &'static str, domain: &Domain, length: u64, options: &RegionInit) -> Result<Arc<Region>> {
     if options.access.intersects(NOT_OF_DEVICES) {
         let access = options.access;
         let message =
@@ -122,7 +122,7 @@ pub(super) fn register_device(
         return Err(Error::unsuitable("reg_dm_mr", "dm_offset", message));
     }
     let access = access | AccessFlags::ZERO_BASED;
-    let options = RegisterOptions { access, ..RegisterOptions::default() };
+    let options = RegionInit { access, ..RegionInit::default() };
     let region = region("reg_dm_mr", domain, length, &options)?;
     let bits = region.access().bits();
     let registered = sys::MemoryRegion::register_device(&domain.sys, &region, &memory.sys, dm_offset, bits);
@@ -137,7 +137,7 @@ pub(super) fn register_descriptor(domain: &Arc<Domain>, init: &DmaBufInit<'_>) -
         let message = format!("offset is {offset} and length {length}; their sum must not exceed 2^64 - 1");
         return Err(Error::unsuitable("reg_dmabuf_mr", "offset", message));
     }
-    let options = RegisterOptions { access, iova: Some(iova.unwrap_or(offset)), ..RegisterOptions::default() };
+    let options = RegionInit { access, iova: Some(iova.unwrap_or(offset)), ..RegionInit::default() };
     let region = region("reg_dmabuf_mr", domain, length, &options)?;
     let bits = region.access().difference(AccessFlags::ZERO_BASED).bits();
     let registered = sys::MemoryRegion::register_descriptor(&domain.sys, &region, fd, offset, bits);

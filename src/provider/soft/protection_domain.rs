@@ -11,7 +11,7 @@ use super::memory_region::SoftMemoryRegion;
 use super::memory_source;
 use super::memory_window::SoftMemoryWindow;
 use super::shared_receive::SoftSharedReceiveQueue;
-use crate::memory::{Backing, RegisterOptions};
+use crate::memory::{Backing, RegionInit};
 use crate::provider::{
     AddressHandle, DeviceMemory, DmaBufInit, Error, MemoryRegion, MemoryWindow, ProtectionDomain, RefusedBacking,
     RefusedChange, Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
@@ -61,11 +61,7 @@ impl ProtectionDomain for SoftProtectionDomain {
         self.shared.id
     }
 
-    fn reg_mr_with(
-        &self,
-        backing: Backing,
-        options: &RegisterOptions,
-    ) -> Result<Arc<dyn MemoryRegion>, RefusedBacking> {
+    fn reg_mr_with(&self, backing: Backing, options: &RegionInit) -> Result<Arc<dyn MemoryRegion>, RefusedBacking> {
         if let Err(error) = self.shared.device.check_process("reg_mr") {
             return Err(RefusedBacking { error, backing });
         }
@@ -92,7 +88,7 @@ impl ProtectionDomain for SoftProtectionDomain {
         }
         let old = region.region();
         let (access, invalidatable) = (change.access.unwrap_or(old.access()), old.is_invalidatable());
-        let options = RegisterOptions { access, iova: change.iova, invalidatable };
+        let options = RegionInit { access, iova: change.iova, invalidatable };
         let changed =
             self.shared.device.memory.reregister(old, self.shared.id, change.backing, &options, change.keep_keys);
         let region = changed
@@ -110,7 +106,7 @@ impl ProtectionDomain for SoftProtectionDomain {
         let device = &self.shared.device;
         device.check_process("reg_dm_mr")?;
         let backing = memory_source::device_part(device, memory, dm_offset, length, access)?;
-        let options = RegisterOptions { access: access | ZERO_BASED, ..RegisterOptions::default() };
+        let options = RegionInit { access: access | ZERO_BASED, ..RegionInit::default() };
         let registered = device.memory.register_with(self.shared.id, backing, &options);
         let region = registered.map_err(|refused| errors::from_register("reg_dm_mr", &refused.error))?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
@@ -120,7 +116,7 @@ impl ProtectionDomain for SoftProtectionDomain {
         let device = &self.shared.device;
         device.check_process("reg_dmabuf_mr")?;
         let backing = memory_source::map_descriptor(init)?;
-        let options = RegisterOptions { access: init.access, iova: init.iova, ..RegisterOptions::default() };
+        let options = RegionInit { access: init.access, iova: init.iova, ..RegionInit::default() };
         let registered = device.memory.register_with(self.shared.id, backing, &options);
         let region = registered.map_err(|refused| memory_source::from_register(init, &refused.error))?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))

@@ -1,13 +1,13 @@
 //! Keys that are invalidated: by a request without packets, and while packets that name them are on the wire.
 
 use super::*;
-use crate::memory::RegisterOptions;
+use crate::memory::RegionInit;
 use crate::wire::{Flow, icrc};
 
 /// Registers a region of the second end whose key may be invalidated.
 fn revocable(end: &End) -> Arc<Region> {
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
-    let options = RegisterOptions { access, iova: Some(0x20_0000), invalidatable: true };
+    let options = RegionInit { access, iova: Some(0x20_0000), invalidatable: true };
     end.table.register_with(DomainId(1), Backing::from_vec(vec![7; 4_096]), &options).unwrap()
 }
 

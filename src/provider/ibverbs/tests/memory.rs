@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use super::*;
-use crate::memory::{AccessError, Region, RegisterOptions};
+use crate::memory::{AccessError, Region, RegionInit};
 use crate::provider::{DeviceMemoryInit, DmaBufInit, Reregistration};
 use crate::types::{AdviceFlags, MemoryAdvice, MemoryWindowType};
 
@@ -170,7 +170,7 @@ fn memory_behind_a_descriptor_is_the_adapters_to_reach() {
     let region = Arc::clone(mr.region());
     drop(mr);
     let backing = Region::into_backing(region).unwrap();
-    assert!(world.pd.reg_mr_with(backing, &RegisterOptions::default()).is_err());
+    assert!(world.pd.reg_mr_with(backing, &RegionInit::default()).is_err());
     world.end();
 }
 
