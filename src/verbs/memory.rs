@@ -124,7 +124,7 @@ impl fmt::Display for RefusedMemory {
 
 impl std::error::Error for RefusedMemory {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
+        Some(&self.error)
     }
 }
 

@@ -66,7 +66,7 @@ impl fmt::Display for RefusedChange {
 
 impl std::error::Error for RefusedChange {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
+        Some(&self.error)
     }
 }
 
