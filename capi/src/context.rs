@@ -49,7 +49,7 @@ fn open(device: *mut abi::Device) -> Result<*mut abi::Context> {
     // SAFETY: the program gives a device of this library, which is never freed.
     let Device { provider_name, guid } = unsafe { own(device) };
     settings().prepare_process();
-    let inner = settings().config.clone().open(provider_name).map_err(|error| match error.kind() {
+    let inner = settings().options.clone().open(provider_name).map_err(|error| match error.kind() {
         ErrorKind::NotFound => Errno(libc::ENODEV),
         _ => error.into(),
     })?;

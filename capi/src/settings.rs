@@ -18,8 +18,8 @@ pub(crate) struct Settings {
     pub(crate) addresses: Vec<IpAddr>,
     /// Peers that run this software although no registry says so.
     pub(crate) peers: Vec<IpAddr>,
-    /// Configuration that devices are opened with.
-    pub(crate) config: SoftOptions,
+    /// Options that devices are opened with.
+    pub(crate) options: SoftOptions,
     /// Whether signal handlers detect pages that the program unmaps.
     faults_by_signal: bool,
 }
@@ -44,7 +44,7 @@ pub(crate) fn settings() -> &'static Settings {
         Settings {
             addresses: list("RDMA_VERBS_ADDRESSES"),
             peers: list("RDMA_VERBS_PEERS"),
-            config: config(),
+            options: options(),
             faults_by_signal: faults_by_signal(),
         }
     })
@@ -74,20 +74,20 @@ fn number(name: &str) -> Option<u32> {
     parsed.inspect_err(|_| ignored(name, &text, "a number")).ok()
 }
 
-fn config() -> SoftOptions {
+fn options() -> SoftOptions {
     // Programs in C exchange queue pair numbers in INIT, and no capabilities.
-    let mut config = SoftOptions::new().present_from_init(true);
+    let mut options = SoftOptions::new().present_from_init(true);
     if let Some(bytes) = number("RDMA_VERBS_MTU") {
         match Mtu::from_size(bytes) {
-            Some(mtu) => config = config.max_mtu(mtu),
+            Some(mtu) => options = options.max_mtu(mtu),
             None => ignored("RDMA_VERBS_MTU", &bytes.to_string(), "256, 512, 1024, 2048 or 4096"),
         }
     }
     if let Some(shards) = number("RDMA_VERBS_SHARDS") {
-        config = config.shards(shards);
+        options = options.shards(shards);
     }
     let usual = VendorIdentity::default();
-    config.vendor(VendorIdentity {
+    options.vendor(VendorIdentity {
         vendor_id: number("RDMA_VERBS_VENDOR_ID").unwrap_or(usual.vendor_id),
         vendor_part_id: number("RDMA_VERBS_VENDOR_PART_ID").unwrap_or(usual.vendor_part_id),
         ..usual

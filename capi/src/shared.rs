@@ -61,7 +61,7 @@ impl Shared {
             // A grandchild inherited that one as well.
             return again.here();
         }
-        match settings().config.clone().open(self.device.name()) {
+        match settings().options.clone().open(self.device.name()) {
             Ok(device) => self.again.get_or_init(|| Self::new(device, self.guid, self.command_file)),
             // The verb will report that the device is inherited.
             Err(_) => self,

@@ -55,8 +55,8 @@ impl Engine {
     }
 
     /// Starts a capture of the packets of all shards; `device` is the device name in the file.
-    pub(crate) fn start_capture(&self, config: &CaptureOptions, device: &str) -> Result<Arc<Capture>, OpenError> {
-        let capture = Arc::new(Capture::start(config, device)?);
+    pub(crate) fn start_capture(&self, options: &CaptureOptions, device: &str) -> Result<Arc<Capture>, OpenError> {
+        let capture = Arc::new(Capture::start(options, device)?);
         self.shards.iter().for_each(|shard| shard.add_capture(&capture));
         Ok(capture)
     }

@@ -5,6 +5,8 @@ use crate::provider::CompletionQueueInit;
 
 /// Options for creating a completion queue with [`Context::create_cq_with`](super::Context::create_cq_with).
 ///
+/// They create nothing, and hold a handle of the channel that they name.
+///
 /// ```
 /// use std::time::Duration;
 /// use rdma_verbs::verbs::{self, CompletionQueueOptions, Payload, SendRequest};

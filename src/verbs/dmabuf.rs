@@ -7,10 +7,10 @@ use crate::provider::DmaBufInit;
 
 impl ProtectionDomain {
     /// Registers memory behind a file descriptor (`ibv_reg_dmabuf_mr`): `len` bytes of a dma-buf from `offset`.
-    /// Requests name its bytes by their mapped addresses; [`ProtectionDomain::reg_dmabuf_mr_with`] changes that.
     ///
     /// Adapters access a dma-buf without a mapping: the region's own methods cannot access it, and requests name its
-    /// bytes by their offsets in the dma-buf.
+    /// bytes by their offsets in the dma-buf. On other devices requests name them by their mapped addresses.
+    /// [`ProtectionDomain::reg_dmabuf_mr_with`] changes both.
     ///
     /// The software transport maps it with `mmap`, for writing too if `access` has [`AccessFlags::LOCAL_WRITE`], and
     /// lets the kernel make all copies. So it accepts anything that can be mapped this way and consists of ordinary

@@ -218,8 +218,8 @@ impl ProtectionDomain {
     /// `send_cq` and whose receives complete on `recv_cq`, which may be the same queue.
     ///
     /// # Errors
-    /// A queue belongs to another opening of a device; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at
-    /// the device's `max_qp`.
+    /// A queue belongs to another opening of a device; a default size is above the device's limit;
+    /// [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_qp`.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, QueuePairState};

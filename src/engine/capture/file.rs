@@ -22,7 +22,7 @@ const WRITABLE_BY_ALL: u32 = 0o002;
 const WRITABLE_BY_GROUP: u32 = 0o020;
 const STICKY: u32 = 0o1000;
 
-/// Creates the file that the configuration names, empty.
+/// Creates the file that the options name, empty.
 pub(super) fn create(options: &CaptureOptions, device: &str) -> Result<(PathBuf, File), OpenError> {
     let path = expand(&options.path, device)?;
     for number in 1..=MOST_NUMBERS {

@@ -83,7 +83,7 @@ const COMMENT: u16 = 1;
 const PACKET_FLAGS: u16 = 2;
 const PACKET_DROP_COUNT: u16 = 4;
 
-/// Returns a configuration with a file for one test.
+/// Returns options with a file for one test.
 fn options(name: &str) -> CaptureOptions {
     CaptureOptions::new(std::env::temp_dir().join(format!("rdma-verbs-unit-{name}-%p.pcapng")))
 }

@@ -162,7 +162,7 @@ impl End {
     fn connect(&mut self, device: &Device, channel: &mut Channel) -> Outcome {
         let infos: Vec<_> = self.queue_pairs.iter().map(QueuePair::connection_info).collect::<Result<_, _>>()?;
         let own = Introduction {
-            queue_pairs: infos.iter().map(|info| info.to_bytes().to_vec()).collect(),
+            queue_pairs: infos.iter().map(|info| info.to_bytes()).collect(),
             memory: self.memory.remote().to_bytes(),
         };
         let other = channel.exchange(&own)?;

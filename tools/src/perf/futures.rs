@@ -34,7 +34,7 @@ async fn play(job: &Job, size: usize, device: &Device, role: Role, channel: &mut
     let (port_num, gid_index) = (device.port_num, device.gid_index);
     let qp = QueuePair::with_options(&pd, &cq, &QueuePairOptions::default().port_num(port_num).gid_index(gid_index))?;
     let pool = BufferPool::new(&pd, POOL_BYTES.max(4 * RECEIVES * size))?;
-    let remote: Vec<u8> = channel.exchange(&qp.connection_info()?.to_bytes().to_vec())?;
+    let remote: Vec<u8> = channel.exchange(&qp.connection_info()?.to_bytes())?;
     let mut options = ConnectOptions::default().timeout(job.timeout).sl(job.service_level);
     if let Some(mtu) = job.mtu.and_then(Mtu::from_size) {
         options = options.path_mtu(mtu);
