@@ -1,4 +1,4 @@
-//! Address handles: paths to receivers of datagrams.
+//! Address handles: paths to datagram receivers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use super::{AddressVector, Completion, Error, GlobalRouteHeader, ProtectionDomai
 use crate::provider;
 use crate::types::{CompletionFlags, RawCompletion};
 
-/// The path to a receiver of datagrams (`ibv_ah`), made by [`ProtectionDomain::create_ah`] or
-/// [`ProtectionDomain::create_ah_from_completion`]. Clones are the same handle, which is destroyed when the last one is
-/// dropped; requests copy it, so it may be dropped as soon as they are posted.
+/// The path to a datagram receiver (`ibv_ah`), created by [`ProtectionDomain::create_ah`] or
+/// [`ProtectionDomain::create_ah_from_completion`]. Clones refer to the same handle, which is destroyed when the last
+/// one is dropped. Requests copy it, so it may be dropped as soon as they are posted.
 ///
 /// ```
 /// use std::time::Duration;
@@ -47,7 +47,7 @@ pub struct AddressHandle {
 }
 
 impl AddressHandle {
-    /// Returns the address vector that it was created with.
+    /// Returns the address vector that the handle was created with.
     pub fn address_vector(&self) -> AddressVector {
         self.inner.address_vector()
     }
@@ -69,11 +69,11 @@ impl fmt::Debug for AddressHandle {
 }
 
 impl ProtectionDomain {
-    /// Creates an address handle (`ibv_create_ah`): the path to the GID of a receiver or of a multicast group.
+    /// Creates an address handle (`ibv_create_ah`): the path to the GID of a receiver or a multicast group.
     ///
     /// # Errors
-    /// `port_num` or `sgid_index` does not exist; `dgid` is unset, or of another IP version than the local GID;
-    /// `flow_label` or `sl` is out of range; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the
+    /// `port_num` or `sgid_index` does not exist; `dgid` is unset, or its IP version differs from that of the local
+    /// GID; `flow_label` or `sl` is out of range; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the
     /// device's `max_ah`.
     ///
     /// ```
@@ -90,16 +90,16 @@ impl ProtectionDomain {
     }
 
     /// Creates an address handle for replies to a received datagram (`ibv_create_ah_from_wc`) from its completion, the
-    /// first 40 bytes of its message and the port that received it. Replies to a multicast leave from the device's
-    /// first GID of the same IP version.
+    /// first 40 bytes of its message and the port that received it. Replies to a multicast message are sent from the
+    /// device's first GID of the same IP version.
     ///
     /// # Errors
-    /// The completion is not a received datagram's; `grh` has fewer than 40 bytes, is not a route header, or names a
-    /// receiver that is not this device.
+    /// The completion is not that of a received datagram; `grh` has fewer than 40 bytes, is not a global route header,
+    /// or its destination is not this device.
     ///
-    /// [`AddressHandle`] has an example.
+    /// See [`AddressHandle`] for an example.
     ///
-    /// [`ProtectionDomain::create_ah_from_success`] needs no completion.
+    /// [`ProtectionDomain::create_ah_from_success`] works without a completion.
     pub fn create_ah_from_completion(
         &self,
         completion: &Completion,
@@ -113,13 +113,13 @@ impl ProtectionDomain {
         self.create_reply_ah(completion.raw(), header, port_num)
     }
 
-    /// Creates an address handle for replies to a received datagram from its result; otherwise as
+    /// Creates an address handle for replies to a received datagram from its result; otherwise like
     /// [`ProtectionDomain::create_ah_from_completion`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`ProtectionDomain::create_ah_from_completion`].
     ///
-    /// [`owned::Request::send_to`](crate::owned::Request::send_to) has an example.
+    /// See [`owned::Request::send_to`](crate::owned::Request::send_to) for an example.
     pub fn create_ah_from_success(
         &self,
         success: &Success,

@@ -4,22 +4,23 @@ use super::request::Regions;
 use super::{AdviceFlags, Error, ErrorKind, MemoryAdvice, ProtectionDomain, RegionList, RegionRange, Result};
 use crate::types::{MAX_MESSAGE_BYTES, Sge};
 
-/// Longest range, 128 TiB: no process has more memory. A range is split into entries, whose number this bounds.
+/// Longest range: 128 TiB, more memory than any process has. Bounds the number of entries that a range is split into.
 const MOST_BYTES: u64 = 1 << 47;
 
 impl ProtectionDomain {
-    /// Advises the device of coming accesses to ranges of on-demand regions (`ibv_advise_mr`), so that requests find
-    /// their pages present.
+    /// Advises the device of upcoming accesses to ranges of on-demand regions (`ibv_advise_mr`), so that their pages
+    /// are present when requests access them.
     ///
     /// [`MemoryAdvice::Prefetch`] makes the pages present for reading, [`MemoryAdvice::PrefetchWrite`] for writing.
-    /// [`MemoryAdvice::PrefetchNoFault`] covers only pages that are already present. With [`AdviceFlags::FLUSH`] the
-    /// advice has taken effect when this returns; on the software transport it always has.
+    /// [`MemoryAdvice::PrefetchNoFault`] covers only pages that are already present. With [`AdviceFlags::FLUSH`], the
+    /// advice has taken effect when this returns; on the software transport, it always has.
     ///
     /// # Errors
-    /// A range is not of a region of this domain with [`AccessFlags::ON_DEMAND`](super::AccessFlags::ON_DEMAND), or is
-    /// to be written and the region's access flags forbid that; part of a range is not mapped, or not writable; a range
-    /// has more than 128 TiB; [`ErrorKind::InvalidState`] for a region that was deregistered. The error names the
-    /// range. If several ranges were given, pages of the others may be present now.
+    /// A range does not belong to a region of this domain with
+    /// [`AccessFlags::ON_DEMAND`](super::AccessFlags::ON_DEMAND), or the advice is for writing and the region's access
+    /// flags forbid it; part of a range is unmapped or not writable; a range is longer than 128 TiB;
+    /// [`ErrorKind::InvalidState`] if a region was deregistered. The error identifies the range. If several ranges were
+    /// given, pages of the others may have been made present.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, AdviceFlags, MemoryAdvice};
@@ -43,7 +44,7 @@ impl ProtectionDomain {
         self.inner().advise_mr(advice, flags, &entries)
     }
 
-    /// Splits the range into entries of at most the length that one can hold.
+    /// Splits the range into entries no longer than one entry can describe.
     fn add_entries(&self, range: &RegionRange<'_>, entries: &mut Vec<Sge>) -> Result<()> {
         let region = range.region();
         let refused = |kind, why: &str| {

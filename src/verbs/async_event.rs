@@ -5,12 +5,12 @@ use std::ops::Deref;
 
 use super::{AsyncEvent, Context};
 
-/// An asynchronous event that is not acknowledged yet, returned by [`Context::take_async_event`]. Dropping it
+/// An asynchronous event that has not been acknowledged yet, returned by [`Context::take_async_event`]. Dropping it
 /// acknowledges it (`ibv_ack_async_event`).
 ///
 /// No verb waits for acknowledgements by itself: destroying the object of an event returns immediately even while the
 /// event is held, because an event is a number and holds no reference. Use [`Context::wait_events_acked`] to wait until
-/// all holders have acknowledged their events of an object. Events of an object that were not taken before it is
+/// all holders have acknowledged their events about an object. Events that were not taken before their object is
 /// destroyed are discarded.
 ///
 /// ```

@@ -13,13 +13,13 @@ use super::{
 use crate::provider::DatagramTarget;
 use crate::types::{self, BatchEnd, Data, Sge};
 
-/// Most scatter-gather entries of a request, translated on the stack. No known device takes more.
+/// Maximum number of scatter-gather entries of a request, translated on the stack. No known device supports more.
 const MAX_SGES: usize = 64;
 /// Requests with at most this many entries use a smaller array.
 const FEW_SGES: usize = 4;
 
 /// The thread that has an open batch of a queue. The provider makes other threads wait; the same thread would deadlock,
-/// so it is refused.
+/// so its attempt is refused.
 #[derive(Default)]
 pub(super) struct Poster {
     owner: AtomicUsize,
@@ -50,7 +50,7 @@ fn already_open(verb: &'static str) -> Error {
     Error::new(verb, ErrorKind::InvalidState, "this thread has an open batch of this queue; post or drop it first")
 }
 
-/// Posts one request without a batch. It must name no address handle and no remote shared receive queue.
+/// Posts one request without a batch. It must not use an address handle or a remote shared receive queue.
 pub(super) fn send_one(queue_pair: &QueuePair, request: &SendRequest<'_>) -> Result<()> {
     queue_pair.sends().check_free("post_send")?;
     lowered(queue_pair, request, |request| queue_pair.inner().send_one(request))
@@ -85,7 +85,7 @@ fn lowered(
     }
 }
 
-/// Returns a number that no other live thread has, never 0.
+/// Returns a nonzero number that is unique among live threads.
 fn thread_token() -> usize {
     thread_local!(static TOKEN: u8 = const { 0 });
     TOKEN.with(|token| std::ptr::from_ref(token).addr())
@@ -93,10 +93,10 @@ fn thread_token() -> usize {
 
 /// An open batch of send requests.
 ///
-/// [`SendBatch::push`] adds requests, and [`SendBatch::post`] posts them together; equal small ones then share system
-/// calls. A batch that is dropped posts nothing. Requests are copied while they are pushed.
+/// [`SendBatch::push`] adds requests, and [`SendBatch::post`] posts them together; equal small requests then share
+/// system calls. Dropping a batch posts nothing. Requests are copied when they are pushed.
 ///
-/// The thread that opened it holds the send queue, so the batch cannot be sent to another thread. A leaked batch
+/// The thread that opened the batch holds the send queue, so the batch cannot be sent to another thread. A leaked batch
 /// (`std::mem::forget`) holds the queue forever.
 ///
 /// ```
@@ -139,7 +139,7 @@ impl<'a> SendBatch<'a> {
     /// Adds a request.
     ///
     /// # Errors
-    /// As [`QueuePair::post_send`]. The batch stays open and may be posted without the request.
+    /// As for [`QueuePair::post_send`]. The batch stays open and may be posted without the request.
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<&mut Self> {
         let inner = self.queue_pair.inner();
         lowered(self.queue_pair, request, |lowered| match (&request.target, request.remote_srq) {
@@ -164,7 +164,7 @@ impl<'a> SendBatch<'a> {
     /// Posts all requests, in order.
     ///
     /// # Errors
-    /// As [`QueuePair::post_send`]; on failure nothing is posted.
+    /// As for [`QueuePair::post_send`]; on failure nothing is posted.
     pub fn post(mut self) -> Result<()> {
         self.end(BatchEnd::Publish)
     }
@@ -191,7 +191,7 @@ impl fmt::Debug for SendBatch<'_> {
     }
 }
 
-/// An open batch of receives; as [`SendBatch`] for the receive queue.
+/// An open batch of receives: the counterpart of [`SendBatch`] for the receive queue.
 ///
 /// ```
 /// # use rdma_verbs::verbs::{self, AccessFlags, ReceiveRequest};
@@ -225,7 +225,7 @@ impl<'a> ReceiveBatch<'a> {
     /// Adds a receive.
     ///
     /// # Errors
-    /// As [`QueuePair::post_recv`]. The batch stays open and may be posted without the receive.
+    /// As for [`QueuePair::post_recv`]. The batch stays open and may be posted without the receive.
     pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<&mut Self> {
         let domain = self.queue_pair.protection_domain();
         let check = RangeCheck { verb: "post_recv", domain, need: AccessFlags::LOCAL_WRITE };
@@ -250,7 +250,7 @@ impl<'a> ReceiveBatch<'a> {
     /// Posts all receives, in order.
     ///
     /// # Errors
-    /// As [`QueuePair::post_recv`]; on failure nothing is posted.
+    /// As for [`QueuePair::post_recv`]; on failure nothing is posted.
     pub fn post(mut self) -> Result<()> {
         self.end(BatchEnd::Publish)
     }
@@ -282,7 +282,7 @@ fn lower<'a>(target: &Target<'a>) -> DatagramTarget<'a> {
     DatagramTarget { handle: target.handle.inner(), remote_qpn, remote_qkey, long_fails_later: false }
 }
 
-/// Checks length, alignment and flags of the request against the peer's memory, as far as this end knows it.
+/// Checks the length, alignment and flags of the request against what this end knows of the peer's memory.
 fn check_remote(request: &SendRequest<'_>) -> Result<()> {
     let (len, room) = (request.data.byte_len(), request.room);
     if len > room {
@@ -316,7 +316,7 @@ fn check_flush(flags: FlushFlags, length: u32) -> Result<()> {
     Ok(())
 }
 
-/// The requirements on every range of a request.
+/// The requirements that every range of a request must meet.
 pub(super) struct RangeCheck<'a> {
     pub(super) verb: &'static str,
     pub(super) domain: &'a ProtectionDomain,

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{CaptureSummary, Result};
 use crate::provider;
 
-/// An in-progress capture, made by [`Context::start_capture`](super::Context::start_capture). It ends when it is
+/// An in-progress capture, started by [`Context::start_capture`](super::Context::start_capture). It ends when it is
 /// stopped or dropped, or when the device is closed.
 ///
 /// ```

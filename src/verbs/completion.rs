@@ -7,7 +7,7 @@ use crate::types::{CompletionFlags, CompletionSource, RawCompletion};
 
 /// A completed request (`ibv_wc`).
 ///
-/// [`Completion::result`] says whether it succeeded, and returns the fields of a success or of a failure.
+/// [`Completion::result`] reports whether the request succeeded, and returns the details of the success or failure.
 ///
 /// ```
 /// # use rdma_verbs::verbs;
@@ -31,12 +31,12 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Returns the number that the request was posted with.
+    /// Returns the `wr_id` that the request was posted with.
     pub const fn wr_id(&self) -> u64 {
         self.raw.wr_id
     }
 
-    /// Returns the queue pair of this host.
+    /// Returns the number of the local queue pair.
     pub const fn qpn(&self) -> Qpn {
         self.raw.qpn
     }
@@ -45,22 +45,22 @@ impl Completion {
         &self.raw
     }
 
-    /// Returns a number: all requests of its queue with a lower number are finished.
+    /// Returns the number below which all requests of its queue are finished.
     pub(crate) const fn retired(&self) -> u32 {
         self.raw.retired
     }
 
-    /// Returns the work queue that added it. Unlike the number, it is not chosen by the poster of the request.
+    /// Returns the work queue that added the completion. Unlike `wr_id`, it is not chosen by the poster of the request.
     pub(crate) const fn source(&self) -> CompletionSource {
         self.raw.source
     }
 
-    /// Returns the completion with another number; the tiers above number requests themselves.
+    /// Returns the completion with another `wr_id`; the tiers above number requests themselves.
     pub(crate) const fn renumbered(self, wr_id: u64) -> Self {
         Self { raw: RawCompletion { wr_id, ..self.raw } }
     }
 
-    /// Returns the standard's status.
+    /// Returns the status, as defined by the standard.
     pub const fn status(&self) -> CompletionStatus {
         self.raw.status
     }
@@ -70,7 +70,7 @@ impl Completion {
         self.raw.cause
     }
 
-    /// Returns the time at which it was added to its queue, in nanoseconds of the device's clock
+    /// Returns the time at which the completion was added to its queue, in nanoseconds of the device's clock
     /// ([`Context::query_clock`](super::Context::query_clock)); `None` if the queue was created without
     /// [`timestamps`](super::CompletionQueueOptions::timestamps).
     pub const fn timestamp(&self) -> Option<u64> {
@@ -80,7 +80,7 @@ impl Completion {
         }
     }
 
-    /// Returns whether it succeeded.
+    /// Returns whether the request succeeded.
     pub const fn is_success(&self) -> bool {
         self.raw.status.is_success()
     }
@@ -137,15 +137,15 @@ pub struct Success {
     pub immediate: Option<u32>,
     /// The key that the sender's message invalidated.
     pub invalidated: Option<Rkey>,
-    /// The queue pair that sent it. Adapters say it of datagrams only.
+    /// Number of the queue pair that sent the message. Adapters report it only for datagrams.
     pub source_qpn: Qpn,
-    /// Whether the first 40 bytes of the received message are its route header, which [`Success::byte_len`] counts.
-    /// True for datagrams.
+    /// Whether the first 40 bytes of the received message are its global route header, which [`Success::byte_len`]
+    /// includes. True for datagrams.
     pub global_route_header: bool,
-    /// The sender's LID (datagrams in a subnet of InfiniBand only).
+    /// The sender's LID (datagrams in an InfiniBand subnet only).
     pub source_lid: u16,
-    /// Service level of the message. A RoCEv2 datagram has none; the field then gives the type of its network header
-    /// (IBTA A17.4.5.1), as adapters number it: 10 for IPv4, 9 for IPv6.
+    /// Service level of the message. A RoCEv2 datagram has none; the field then holds the type of its network header
+    /// (IBTA A17.4.5.1), as numbered by adapters: 10 for IPv4, 9 for IPv6.
     pub sl: u8,
 }
 
@@ -169,11 +169,11 @@ pub struct Success {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CompletionError {
-    /// The number that the request was posted with.
+    /// `wr_id` of the request.
     pub wr_id: u64,
     /// The queue pair of this host.
     pub qpn: Qpn,
-    /// The standard's status.
+    /// Status, as defined by the standard.
     pub status: CompletionStatus,
     /// The cause, in more detail than the status.
     pub cause: Cause,

@@ -8,13 +8,14 @@ use std::time::Duration;
 use super::{Context, Result};
 use crate::provider;
 
-/// A completion channel (`ibv_comp_channel`): a thread sleeps on it until an armed completion queue has a completion.
+/// A completion channel (`ibv_comp_channel`): a thread sleeps on it until an armed completion queue receives a
+/// completion.
 ///
 /// Its descriptor ([`AsFd`]) works with `poll`, `epoll` and asynchronous runtimes. It is readable when an event may be
-/// pending, and may wake spuriously: call [`CompletionChannel::poll_event`], which does the work that the wake-up was
-/// for, and sleep again if that returns no event.
+/// pending, and may wake spuriously: call [`CompletionChannel::poll_event`], which drives the device, and sleep again
+/// if it returns no event.
 ///
-/// A handle: clones name the same channel.
+/// This is a handle: clones refer to the same channel.
 ///
 /// ```
 /// use std::time::Duration;
@@ -63,7 +64,7 @@ impl CompletionChannel {
     /// [`CompletionChannel::poll_event`] does.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`](super::ErrorKind::TimedOut) if no event came; or the system call that waits fails.
+    /// [`ErrorKind::TimedOut`](super::ErrorKind::TimedOut) if no event arrives; or the waiting system call fails.
     pub fn wait_event(&self, timeout: Duration) -> Result<u64> {
         self.inner.wait_event((timeout < Duration::MAX).then_some(timeout))
     }
@@ -73,7 +74,8 @@ impl CompletionChannel {
     }
 }
 
-/// The descriptor that is readable when an event may be pending. It stays open as long as any handle of the channel.
+/// The descriptor that is readable when an event may be pending. It stays open as long as any handle of the channel
+/// exists.
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.fd()

@@ -27,7 +27,7 @@ pub enum Notify {
 
 /// A completion queue (`ibv_cq`): it collects the completions of any number of queue pairs.
 ///
-/// A handle: clones name the same queue. Several threads may poll it; each completion goes to one of them.
+/// This is a handle: clones refer to the same queue. Several threads may poll it; each completion goes to one of them.
 #[derive(Clone)]
 pub struct CompletionQueue {
     context: Context,
@@ -52,8 +52,8 @@ impl CompletionQueue {
     /// Takes up to `out.len()` completions, oldest first, and returns their number (`ibv_poll_cq`). Never blocks and
     /// allocates nothing.
     ///
-    /// Polling drives the device: packets that have arrived are processed on the caller's thread, which has the lowest
-    /// latency. A peer's writes that precede a completion are visible once it is polled.
+    /// Polling drives the device: packets that have arrived are processed on the caller's thread, which gives the
+    /// lowest latency. A peer's writes that precede a completion are visible once it is polled.
     ///
     /// # Errors
     /// The queue overflowed: completions were lost, and its queue pairs are in the error state.
@@ -95,17 +95,17 @@ impl CompletionQueue {
 
     /// Starts a poll that takes completions one by one, without an array.
     ///
-    /// [`Polling`] has an example.
+    /// See [`Polling`] for an example.
     pub fn polling(&self) -> Polling<'_> {
         Polling::new(self)
     }
 
-    /// Passes each queued completion to `look`, oldest first, until none is left, `look` breaks, or as many were taken
-    /// as the queue has entries. Returns the number taken; the rest stays in the queue. `look` may post and poll.
+    /// Passes each queued completion to `look`, oldest first, until none is left, `look` breaks, or as many have been
+    /// taken as the queue has entries. Returns the number taken; the rest stay in the queue. `look` may post and poll.
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`], if the queue overflowed and is empty. If completions were taken before the
-    /// failure, it returns their number and the next call fails.
+    /// As for [`CompletionQueue::poll`], if the queue overflowed and is empty. If completions were taken before the
+    /// failure, this returns their number, and the next call fails.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -143,8 +143,8 @@ impl CompletionQueue {
     /// themselves; programs that mostly sleep use a [`CompletionChannel`].
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if nothing completed; otherwise as [`CompletionQueue::poll`]. A failed request is an
-    /// error of [`Completion::result`], not of this method.
+    /// [`ErrorKind::TimedOut`] if nothing completed in time; otherwise, as for [`CompletionQueue::poll`]. A failed
+    /// request is an error of [`Completion::result`], not of this method.
     ///
     /// ```
     /// use std::time::Duration;
@@ -168,7 +168,7 @@ impl CompletionQueue {
     /// # Errors
     /// The queue was created without a channel.
     ///
-    /// [`CompletionChannel`] has an example.
+    /// See [`CompletionChannel`] for an example.
     pub fn req_notify(&self, notify: Notify) -> Result<()> {
         if self.channel.is_none() {
             let message = "the queue has no channel; create it with CompletionQueueOptions::channel";
@@ -177,23 +177,23 @@ impl CompletionQueue {
         self.inner.req_notify(notify == Notify::SolicitedOnly)
     }
 
-    /// Returns the channel that it notifies, if it has one.
+    /// Returns the channel that the queue notifies, if any.
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.channel.as_ref()
     }
 
     /// Returns the queue's number, by which
-    /// [`AsyncEvent::CompletionQueueError`](super::AsyncEvent::CompletionQueueError) names it.
+    /// [`AsyncEvent::CompletionQueueError`](super::AsyncEvent::CompletionQueueError) identifies it.
     pub fn number(&self) -> CompletionQueueNumber {
         self.inner.number()
     }
 
-    /// Returns the number of completions that fit, at least the number requested.
+    /// Returns the capacity in completions, at least the number requested.
     pub fn cqe(&self) -> u32 {
         self.inner.cqe()
     }
 
-    /// Delays the event on the channel until `cq_count` completions were added since the queue was armed, or until
+    /// Delays the event on the channel until `cq_count` completions have been added since the queue was armed, or until
     /// `cq_period` (at most 65,535 µs) has passed since the first of them (`ibv_modify_cq`). This saves wake-ups for a
     /// stream of completions at the cost of latency. Failed completions, and solicited ones if the queue is armed for
     /// those only, are not delayed. Pass a count of 0 or 1, or a zero period, to disable. Polling is unaffected.
@@ -214,7 +214,7 @@ impl CompletionQueue {
         self.inner.moderate(cq_count, cq_period)
     }
 
-    /// Changes the number of completions that fit (`ibv_resize_cq`). Queued completions stay.
+    /// Changes the capacity in completions (`ibv_resize_cq`). Queued completions are kept.
     ///
     /// # Errors
     /// `cqe` is 0, above the device's `max_cqe`, or below the number of queued completions.

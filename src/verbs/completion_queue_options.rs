@@ -5,7 +5,7 @@ use crate::provider::CompletionQueueInit;
 
 /// Options for creating a completion queue with [`Context::create_cq_with`](super::Context::create_cq_with).
 ///
-/// They create nothing, and hold a handle of the channel that they name.
+/// They hold a handle of the channel, if one is set.
 ///
 /// ```
 /// use std::time::Duration;
@@ -32,14 +32,15 @@ pub struct CompletionQueueOptions {
 }
 
 impl CompletionQueueOptions {
-    /// Sets the channel that the queue notifies. `cq_context` is a number of the caller's choice, which
+    /// Sets the channel that the queue notifies. `cq_context` is a caller-defined number that
     /// [`CompletionChannel::poll_event`] returns when the queue has a completion.
     pub fn channel(mut self, channel: &CompletionChannel, cq_context: u64) -> Self {
         self.channel = Some((channel.clone(), cq_context));
         self
     }
 
-    /// Sets which of the device's `num_comp_vectors` completion vectors serves the queue, from 0; 0 by default.
+    /// Sets which of the device's `num_comp_vectors` completion vectors serves the queue, numbered from 0; 0 by
+    /// default.
     pub fn comp_vector(mut self, comp_vector: u32) -> Self {
         self.comp_vector = comp_vector;
         self

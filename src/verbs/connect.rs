@@ -58,8 +58,8 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// Sets the path MTU, the payload of a full packet. Both ends must use the same; by default the smaller of the two
-    /// ends' values.
+    /// Sets the path MTU, the payload of a full packet. Both ends must use the same value; by default, the smaller of
+    /// the two ends' values.
     pub fn path_mtu(mut self, path_mtu: Mtu) -> Self {
         self.path_mtu = Some(path_mtu);
         self
@@ -72,13 +72,13 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets how often a request is retried without a response, 0 to 7. 7 by default.
+    /// Sets how many times a request is retried without a response, 0 to 7; 7 by default.
     pub fn retry_cnt(mut self, retry_cnt: u8) -> Self {
         self.retry_cnt = retry_cnt;
         self
     }
 
-    /// Sets how often a request is retried when the peer has no receive posted, 0 to 6; 7, the default, retries
+    /// Sets how many times a request is retried when the peer has no receive posted, 0 to 6; 7, the default, retries
     /// forever.
     pub fn rnr_retry(mut self, rnr_retry: u8) -> Self {
         self.rnr_retry = rnr_retry;
@@ -91,7 +91,7 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets the number of READs and atomics that this end may have outstanding. By default the peer's
+    /// Sets the number of READs and atomics that this end may have outstanding. By default, this is the peer's
     /// `max_dest_rd_atomic`, but no more than the device's `max_qp_init_rd_atom`.
     pub fn max_rd_atomic(mut self, max_rd_atomic: u8) -> Self {
         self.max_rd_atomic = Some(max_rd_atomic);
@@ -110,8 +110,8 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets the IPv6 flow label (20 bits), which is also the entropy of the UDP source port; with 0, the default, the
-    /// device chooses.
+    /// Sets the IPv6 flow label (20 bits), which also provides the entropy of the UDP source port; with 0, the default,
+    /// the device chooses.
     pub fn flow_label(mut self, flow_label: u32) -> Self {
         self.flow_label = flow_label;
         self
@@ -160,10 +160,11 @@ impl QueuePair {
     }
 
     /// Returns the key of the connection to the queue pair that `remote` describes, for the
-    /// [`QueuePairAttributes::peer_key`] of programs that change the states themselves; [`QueuePair::connect`] sets it.
-    /// `None` if an end has no key share: adapters, datagrams, standard peers.
+    /// [`QueuePairAttributes::peer_key`] of programs that perform the state transitions themselves;
+    /// [`QueuePair::connect`] sets it. `None` if either end has no key share, as with adapters, datagrams and standard
+    /// peers.
     ///
-    /// Both ends must use the key, or neither: an end that uses it drops packets without it.
+    /// Either both ends must use the key, or neither: an end that uses it drops packets without it.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, QueuePairAttributes};
@@ -183,26 +184,26 @@ impl QueuePair {
         shares.map(|(local, remote)| PeerKey { local, remote, is_agreed: true })
     }
 
-    /// Connects to the queue pair that `remote` describes: INIT (unless it is there), RTR, RTS, with attributes that
-    /// suit most programs. Both ends must connect, each with the other's current [`QueuePair::connection_info`]. A
-    /// reliable connection retries what it sends before the other end is ready.
+    /// Connects to the queue pair that `remote` describes: moves to INIT (unless already there), RTR and RTS, with
+    /// attributes that suit most programs. Both ends must connect, each with the other's current
+    /// [`QueuePair::connection_info`]. A reliable connection retries what it sends before the other end is ready.
     ///
     /// Sends nothing, so success does not mean that the peer exists.
     ///
     /// # Errors
     /// The queue pair is in a state other than RESET and INIT; or `remote` cannot be reached from the local GID:
-    /// another transport service, another IP version, no address. A failure midway leaves the queue pair in INIT or
-    /// RTR; [`QueuePair::reset`] starts over.
+    /// different transport service, different IP version, or no address. A failure midway leaves the queue pair in INIT
+    /// or RTR; [`QueuePair::reset`] starts over.
     ///
-    /// [`QueuePair`] has an example with two devices.
+    /// See [`QueuePair`] for an example with two devices.
     pub fn connect(&self, remote: &ConnectionInfo) -> Result<()> {
         self.connect_with(remote, &ConnectOptions::default())
     }
 
-    /// Connects as [`QueuePair::connect`], with attributes of the caller's choice.
+    /// Connects like [`QueuePair::connect`], with the given attributes.
     ///
     /// # Errors
-    /// As [`QueuePair::connect`]; also if an attribute is out of range.
+    /// As for [`QueuePair::connect`]; also if an attribute is out of range.
     pub fn connect_with(&self, remote: &ConnectionInfo, options: &ConnectOptions) -> Result<()> {
         let local = self.connection_info()?;
         check_reachable(&local, remote)?;

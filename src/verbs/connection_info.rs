@@ -16,7 +16,7 @@ const RECORD_HEADER_BYTES: usize = 4;
 /// Record type of padding, whose value is ignored.
 const RECORD_PADDING: u16 = 0;
 const RECORD_KEY_SHARE: u16 = 1;
-/// First mandatory record type: a reader refuses a message with an unknown record of this type or above, and skips
+/// First mandatory record type: a reader rejects a message with an unknown record of this type or above, and skips
 /// other unknown records.
 const FIRST_MANDATORY_RECORD: u16 = 0x8000;
 /// Longest body accepted from later versions.
@@ -24,11 +24,11 @@ const MAX_BODY_BYTES: usize = 1024;
 /// Bit in the flags byte: the peer's sockets send and receive segmented datagrams (GSO, GRO).
 const FLAG_SEGMENTATION: u8 = 1;
 
-/// The data that a peer needs to connect to a queue pair, exchanged over any stream. Setters have the names of the
+/// The data that a peer needs to connect to a queue pair, exchanged over any stream. Setters are named after the
 /// fields.
 ///
-/// Keep it between the two ends: `psn` and `key` protect the connection against packets forged by hosts that do not see
-/// its traffic. It names no memory: to grant access, send a [`RemoteMemory`](super::RemoteMemory) separately.
+/// Disclose it only to the two ends: `psn` and `key` protect the connection against packets forged by hosts that cannot
+/// see its traffic. It describes no memory: to grant access, send a [`RemoteMemory`](super::RemoteMemory) separately.
 ///
 /// # Encoding
 ///
@@ -57,7 +57,7 @@ const FLAG_SEGMENTATION: u8 = 1;
 /// | 52 | 16 | `key`, or zeros |
 ///
 /// Version 1 ends after 48 bytes. Later versions may add records and raise the version. A reader skips records whose
-/// type it does not know, and refuses the message if the type is 0x8000 or above.
+/// type it does not know, and rejects the message if the type is 0x8000 or above.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct ConnectionInfo {
@@ -73,12 +73,12 @@ pub struct ConnectionInfo {
     pub path_mtu: Mtu,
     /// LID of its port in an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
-    /// Number of READs and atomics that the other end may have outstanding at it.
+    /// Maximum number of READs and atomics that the other end may have outstanding at this queue pair.
     pub max_dest_rd_atomic: u8,
     /// Capabilities of its device beyond the standard.
     pub capabilities: PeerCapabilities,
-    /// Its share of the connection's key, which authenticates the packets between native peers. Both ends must pass the
-    /// other's share to [`QueuePair::connect`](super::QueuePair::connect), or neither. `None`: no key.
+    /// Its share of the connection's key, which authenticates the packets between native peers. Either both ends pass
+    /// the other's share to [`QueuePair::connect`](super::QueuePair::connect), or neither does. `None`: no key.
     pub key: Option<KeyShare>,
 }
 
@@ -115,7 +115,7 @@ impl ConnectionInfo {
         key: Option<KeyShare>,
     }
 
-    /// Encodes it for the other end. Later versions may return more bytes.
+    /// Encodes the data for the other end. Later versions may return more bytes.
     ///
     /// ```
     /// # use std::net::Ipv4Addr;
@@ -155,7 +155,8 @@ impl ConnectionInfo {
     /// Decodes the bytes that [`ConnectionInfo::to_bytes`] of any version wrote.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`]: `bytes` is not exactly one such message, or has an invalid value, which the text names.
+    /// [`ErrorKind::Protocol`] if `bytes` is not exactly one such message, or has an invalid value, which the error
+    /// names.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
             return Err(protocol(format!("the message has {} bytes; a header has {HEADER_BYTES}", bytes.len())));
@@ -201,7 +202,7 @@ impl ConnectionInfo {
     /// Writes one message.
     ///
     /// # Errors
-    /// As [`ConnectionInfo::exchange`].
+    /// As for [`ConnectionInfo::exchange`].
     pub fn write_to<S: Write>(&self, stream: &mut S) -> Result<()> {
         let written = stream.write_all(&self.to_bytes()).and_then(|()| stream.flush());
         written.map_err(|error| stream_error("cannot send the connection data", error))
@@ -210,7 +211,7 @@ impl ConnectionInfo {
     /// Reads exactly one message.
     ///
     /// # Errors
-    /// As [`ConnectionInfo::exchange`].
+    /// As for [`ConnectionInfo::exchange`].
     pub fn read_from<S: Read>(stream: &mut S) -> Result<Self> {
         let mut message = [0; HEADER_BYTES + MAX_BODY_BYTES];
         let (header, rest) = message.split_at_mut(HEADER_BYTES);

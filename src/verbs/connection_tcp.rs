@@ -11,14 +11,14 @@ use super::{ConnectionInfo, Error, ErrorKind, Result};
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 impl ConnectionInfo {
-    /// Connects to a peer that waits in [`ConnectionInfo::accept_tcp`] and exchanges connection data with it, all
+    /// Connects to a peer that is waiting in [`ConnectionInfo::accept_tcp`] and exchanges connection data with it, all
     /// within `timeout`. It retries while the peer does not listen yet, so the two ends may start in any order.
     ///
     /// Returns the peer's data and the stream, with its timeouts off, for further use by the program.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] after `timeout`; [`ErrorKind::NotFound`] if the host name does not resolve; otherwise as
-    /// [`ConnectionInfo::exchange`].
+    /// [`ErrorKind::TimedOut`] after `timeout`; [`ErrorKind::NotFound`] if the host name does not resolve; otherwise,
+    /// as for [`ConnectionInfo::exchange`].
     ///
     /// ```
     /// # use std::net::Ipv4Addr;
@@ -50,14 +50,14 @@ impl ConnectionInfo {
         self.exchange_until(stream, &deadline)
     }
 
-    /// Waits for one peer in [`ConnectionInfo::connect_tcp`] and exchanges connection data with it, all within
+    /// Waits for one peer that calls [`ConnectionInfo::connect_tcp`] and exchanges connection data with it, all within
     /// `timeout`.
     ///
     /// Returns the peer's data and the stream, with its timeouts off, for further use by the program. The listener
     /// stays open; other threads must not use it meanwhile.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] after `timeout`; otherwise as [`ConnectionInfo::exchange`].
+    /// [`ErrorKind::TimedOut`] after `timeout`; otherwise, as for [`ConnectionInfo::exchange`].
     pub fn accept_tcp(&self, listener: &TcpListener, timeout: Duration) -> Result<(Self, TcpStream)> {
         let deadline = Deadline::after(timeout);
         let stream = accept(listener, &deadline)?;
@@ -123,7 +123,7 @@ fn accept(listener: &TcpListener, deadline: &Deadline) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// A stream whose every operation ends by the deadline, so a peer that trickles bytes gains no time.
+/// A stream whose operations all end by the deadline, so a peer that trickles bytes cannot extend it.
 struct Bounded<'a> {
     stream: &'a TcpStream,
     deadline: &'a Deadline,

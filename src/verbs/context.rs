@@ -12,10 +12,10 @@ use super::{
 };
 use crate::provider;
 
-/// An open device (`ibv_context`): everything else is made from it.
+/// An open device (`ibv_context`): all other objects are created from it.
 ///
-/// A handle: clones name the same opening. The device is closed when the last handle and the last object made from it
-/// are dropped.
+/// This is a handle: clones refer to the same device context. The device is closed when the last handle and the last
+/// object created from it are dropped.
 ///
 /// ```
 /// use rdma_verbs::verbs;
@@ -43,7 +43,7 @@ impl Context {
         self.inner.query_device()
     }
 
-    /// Returns the state and sizes of a port (`ibv_query_port`); ports count from 1.
+    /// Returns the state and sizes of a port (`ibv_query_port`); ports are numbered from 1.
     ///
     /// # Errors
     /// The port does not exist.
@@ -60,10 +60,10 @@ impl Context {
         self.inner.query_port(port_num)
     }
 
-    /// Returns one entry of a port's GID table (`ibv_query_gid`); entries count from 0.
+    /// Returns one entry of a port's GID table (`ibv_query_gid`); entries are numbered from 0.
     ///
     /// # Errors
-    /// The port or the entry does not exist; [`ErrorKind::NotFound`] if the entry lies within the table and is empty.
+    /// The port or the entry does not exist; [`ErrorKind::NotFound`] if the entry lies within the table but is empty.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, ErrorKind};
@@ -86,7 +86,7 @@ impl Context {
         self.inner.gid_table(port_num)
     }
 
-    /// Returns one entry of a port's P_Key table (`ibv_query_pkey`), in host byte order; entries count from 0.
+    /// Returns one entry of a port's P_Key table (`ibv_query_pkey`), in host byte order; entries are numbered from 0.
     ///
     /// # Errors
     /// The port or the entry does not exist.
@@ -123,9 +123,9 @@ impl Context {
         })
     }
 
-    /// Returns the index of the GID that a queue pair on this port uses if none is chosen. On an adapter's Ethernet
-    /// port this is the first RoCE v2 entry whose IPv4 address, or else IPv6 address, is not link-local, or else the
-    /// first RoCE v2 entry; otherwise it is the first entry.
+    /// Returns the index of the GID that a queue pair on this port uses by default. On an adapter's Ethernet port, this
+    /// is the first RoCE v2 entry whose IPv4 address, or else IPv6 address, is not link-local, or else the first RoCE
+    /// v2 entry; otherwise it is the first entry.
     ///
     /// # Errors
     /// The port does not exist, or has no GID.
@@ -140,8 +140,8 @@ impl Context {
         self.inner.default_gid_index(port_num)
     }
 
-    /// Returns the number of live objects of each kind, made through any handle of this opening. A dropped object that
-    /// something else still uses counts until it is destroyed, so a program can look for leaks.
+    /// Returns the number of live objects of each kind, created through any handle of this device context. A dropped
+    /// object that is still in use counts until it is destroyed. Programs can use this to find leaks.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the provider does not count them.
@@ -172,7 +172,7 @@ impl Context {
         self.inner.advertised_capabilities()
     }
 
-    /// Creates a protection domain (`ibv_alloc_pd`): regions and queue pairs work together only within one.
+    /// Creates a protection domain (`ibv_alloc_pd`): regions and queue pairs work together only within one domain.
     ///
     /// # Errors
     /// [`ErrorKind::ResourceLimit`] at the device's `max_pd`.
@@ -183,15 +183,15 @@ impl Context {
     /// Creates a completion channel (`ibv_create_comp_channel`), on which threads sleep until a request completes.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if the system has no more descriptors.
+    /// [`ErrorKind::System`] if no file descriptor is available.
     pub fn create_comp_channel(&self) -> Result<CompletionChannel> {
         Ok(CompletionChannel::new(self.clone(), self.inner.create_comp_channel()?))
     }
 
     /// Creates a completion queue for at least `cqe` completions (`ibv_create_cq`).
     ///
-    /// Give it room for every request, send or receive, that can be outstanding on the queue pairs that use it: a
-    /// completion that finds the queue full is lost, and the queue pairs go to the error state.
+    /// Make it large enough for every request, send or receive, that can be outstanding on the queue pairs that use it:
+    /// a completion that finds the queue full is lost, and the queue pairs go to the error state.
     ///
     /// # Errors
     /// `cqe` is 0 or above the device's `max_cqe`.
@@ -206,13 +206,13 @@ impl Context {
         self.create_cq_with(cqe, &CompletionQueueOptions::default())
     }
 
-    /// Creates a completion queue as [`Context::create_cq`], with options (`ibv_create_cq_ex`).
+    /// Creates a completion queue like [`Context::create_cq`], with options (`ibv_create_cq_ex`).
     ///
     /// # Errors
-    /// As [`Context::create_cq`]; also if the channel belongs to another opening of a device, the completion vector is
+    /// As for [`Context::create_cq`]; also if the channel belongs to another device context, the completion vector is
     /// not below the device's `num_comp_vectors`, or timestamps are requested and the device has no clock for them.
     ///
-    /// [`CompletionQueueOptions`] has an example.
+    /// See [`CompletionQueueOptions`] for an example.
     pub fn create_cq_with(&self, cqe: u32, options: &CompletionQueueOptions) -> Result<CompletionQueue> {
         let channel = options.wanted_channel();
         if let Some((channel, _)) = channel
@@ -225,8 +225,9 @@ impl Context {
         Ok(CompletionQueue::new(self.clone(), queue, channel.map(|(channel, _)| channel.clone())))
     }
 
-    /// Returns the clock that stamps completions, in nanoseconds (`ibv_query_rt_values_ex`); its difference to a
-    /// completion's timestamp is the completion's age. Software devices use the system's monotonic clock.
+    /// Returns the time of the clock that timestamps completions, in nanoseconds (`ibv_query_rt_values_ex`); its
+    /// difference from a completion's timestamp is the completion's age. Software devices use the system's monotonic
+    /// clock.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the device has no such clock.
@@ -241,8 +242,8 @@ impl Context {
         self.inner.query_clock()
     }
 
-    /// Returns the next asynchronous event, if there is one: a change of a queue pair, a completion queue or a port
-    /// that no completion reports. Never blocks. The event is acknowledged at once.
+    /// Returns the next asynchronous event, if there is one: a change to a queue pair, a completion queue or a port
+    /// that no completion reports. Never blocks. The event is acknowledged immediately.
     ///
     /// [`AsFd`] gives a descriptor that is readable while an event may be pending. It may wake spuriously, and then
     /// stays readable until this is called.
@@ -256,19 +257,18 @@ impl Context {
         self.inner.poll_async_event()
     }
 
-    /// Returns the next asynchronous event as [`Context::poll_async_event`], but acknowledges it only when it is
+    /// Returns the next asynchronous event like [`Context::poll_async_event`], but acknowledges it only when it is
     /// dropped.
     ///
-    /// [`UnacknowledgedEvent`] has an example.
+    /// See [`UnacknowledgedEvent`] for an example.
     pub fn take_async_event(&self) -> Option<UnacknowledgedEvent> {
         self.inner.take_async_event().map(|event| UnacknowledgedEvent::new(self.clone(), event))
     }
 
-    /// Waits up to `timeout` ([`Duration::MAX`]: forever) until all events about `object` that were taken are
-    /// acknowledged.
+    /// Waits up to `timeout` ([`Duration::MAX`]: forever) until all taken events about `object` have been acknowledged.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if some are not; or the process was forked since the device was opened.
+    /// [`ErrorKind::TimedOut`] if some have not been; or this process inherited the device through `fork`.
     pub fn wait_events_acked(&self, object: EventObject, timeout: Duration) -> Result<()> {
         self.inner.wait_events_acked(object, (timeout < Duration::MAX).then_some(timeout))
     }
@@ -276,10 +276,10 @@ impl Context {
     /// Waits up to `timeout` ([`Duration::MAX`]: forever) for the next asynchronous event (`ibv_get_async_event`) and
     /// acknowledges it.
     ///
-    /// Polls once a millisecond. To wait for other events too, use the descriptor instead.
+    /// Polls once a millisecond. To wait for other events as well, use the descriptor instead.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if no event came; or the process was forked since the device was opened.
+    /// [`ErrorKind::TimedOut`] if no event arrives; or this process inherited the device through `fork`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -323,7 +323,7 @@ impl Context {
     }
 
     /// Returns a report on each path to a peer that queue pairs of this device use: round trips, window and rate, lost
-    /// packets and their presumed cause, and where packets wait. Its `Display` text judges the path. A path appears
+    /// packets and their presumed cause, and where packets wait. Its `Display` text assesses the path. A path appears
     /// once for each shard that uses it. Empty for adapters, which do not report paths.
     ///
     /// ```
@@ -352,8 +352,8 @@ impl Context {
     /// Comments in the file mark dropped packets with the reason, and retransmitted packets.
     ///
     /// # Errors
-    /// The file cannot be created; the text says why and what to do. [`ErrorKind::Unsupported`] if the device is not a
-    /// software device.
+    /// The file cannot be created; the message states why and what to do. [`ErrorKind::Unsupported`] if the device is
+    /// not a software device.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, CaptureOptions};
@@ -386,7 +386,7 @@ impl Context {
         self.built_in
     }
 
-    /// Fails if this process only inherited the device in a fork; see [`provider::Context::check_process`].
+    /// Fails if this process inherited the device through `fork`; see [`provider::Context::check_process`].
     #[inline]
     pub(crate) fn check_process(&self, verb: &'static str) -> Result<()> {
         self.inner.check_process(verb)
@@ -396,13 +396,13 @@ impl Context {
         &self.inner
     }
 
-    /// Returns whether both are handles of one opening.
+    /// Returns whether both are handles of one device context.
     pub(super) fn is_same(&self, other: &Context) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
 
-/// Wraps a device opened at the provider tier, of any provider. Buffers of the owned tiers and
+/// Wraps a device of any provider that was opened at the provider tier. Buffers of the owned tiers and
 /// [`reg_mr_implicit`](super::ProtectionDomain::reg_mr_implicit) need a device that [`open`](super::open),
 /// [`open_soft`](super::open_soft) or [`Device::open`](super::Device::open) opened.
 impl From<Arc<dyn provider::Context>> for Context {

@@ -1,14 +1,14 @@
-//! Verbs of datagram queue pairs only: the transitions to RTS without a peer, and multicast.
+//! Verbs for datagram queue pairs only: the transitions to RTS without a peer, and multicast.
 
 use super::{Error, ErrorKind, Gid, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, Result};
 
 impl QueuePair {
-    /// Takes a datagram queue pair to RTS: INIT (unless it is there), RTR, RTS, with the port and the Q_Key of its
-    /// options and a random sequence number. It has no peer to connect to: every sender that knows the Q_Key may send
-    /// to it.
+    /// Moves a datagram queue pair to INIT (unless already there), RTR and RTS, with the port and the Q_Key of its
+    /// options and a random sequence number. It has no peer to connect to: any sender that knows the Q_Key may send to
+    /// it.
     ///
     /// # Errors
-    /// It is not a datagram queue pair, or in a state other than RESET and INIT.
+    /// The queue pair is not a datagram queue pair, or is in a state other than RESET and INIT.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, Qkey, QueuePairOptions, QueuePairState, QueuePairType};
@@ -47,15 +47,16 @@ impl QueuePair {
 
     /// Attaches this datagram queue pair to a multicast group (`ibv_attach_mcast`), whose messages it then receives: an
     /// IPv6 group, or an IPv4 group mapped into IPv6. The device joins the group on its interface with the first
-    /// attachment, and leaves it with the last. Attaching again does nothing.
+    /// attachment, and leaves it when the last one ends. Attaching again does nothing.
     ///
     /// Every attached queue pair with a matching Q_Key receives a copy of a message, including those of the sender's
-    /// own device. To send to a group, make an address handle with its GID and send to
+    /// own device. To send to a group, create an address handle with its GID and send to
     /// [`Qpn::MULTICAST`](super::Qpn::MULTICAST).
     ///
     /// # Errors
-    /// It is not a datagram queue pair, or `gid` is not that of a group; [`ErrorKind::ResourceLimit`] at the device's
-    /// `max_mcast_grp` or `max_mcast_qp_attach`; the system refuses to join the group.
+    /// The queue pair is not a datagram queue pair, or `gid` is not that of a multicast group;
+    /// [`ErrorKind::ResourceLimit`] at the device's `max_mcast_grp` or `max_mcast_qp_attach`; the system refuses to
+    /// join the group.
     ///
     /// ```
     /// use std::net::Ipv4Addr;

@@ -5,10 +5,11 @@ use std::fmt;
 use super::{Context, Error, ErrorKind, Result, SoftOptions};
 use crate::provider::{self, Provider};
 
-/// A device that can be opened, of any provider.
+/// A device, of any provider, that can be opened.
 ///
-/// A software device exists for each network interface that is up: `soft_lo`, `soft_eth0`. Its GIDs are the interface's
-/// addresses. `soft:ADDRESS` names a device on one address of this machine; it always exists and is never listed.
+/// A software device exists for each network interface that is up, for example `soft_lo` or `soft_eth0`. Its GIDs are
+/// the interface's addresses. `soft:ADDRESS` names a device on one address of this machine; it always exists and is
+/// never listed.
 #[derive(Clone)]
 pub struct Device {
     name: String,
@@ -26,7 +27,7 @@ impl Device {
         self.provider.name()
     }
 
-    /// Opens the device (`ibv_open_device`). A device may be opened many times; the openings are independent.
+    /// Opens the device (`ibv_open_device`). A device may be opened many times; the resulting contexts are independent.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if the device no longer exists; otherwise any error of the provider.
@@ -79,8 +80,8 @@ pub fn devices() -> Result<Vec<Device>> {
 /// No socket is bound and no thread is started for an address before it is used.
 ///
 /// # Errors
-/// [`ErrorKind::NotFound`] if no provider has a device of that name. The text lists the names that exist, and says what
-/// to install if the name may be an adapter's and libibverbs is missing.
+/// [`ErrorKind::NotFound`] if no provider has a device of that name. The message lists the existing names, and states
+/// what to install if the name may be that of an adapter and libibverbs is missing.
 ///
 /// ```
 /// use rdma_verbs::verbs;
@@ -106,8 +107,7 @@ pub fn open(name: &str) -> Result<Context> {
     Err(Error::new("open_device", ErrorKind::NotFound, message))
 }
 
-/// Opens a software device by name, as [`open`] does, with options: `soft_eth0`, `soft:ADDRESS`. All tiers
-/// work on it.
+/// Opens a software device by name (`soft_eth0`, `soft:ADDRESS`) like [`open`], with options. All tiers work on it.
 ///
 /// # Errors
 /// [`ErrorKind::NotFound`] if there is no such interface or address.
@@ -126,7 +126,7 @@ pub fn open_soft(name: &str, options: &SoftOptions) -> Result<Context> {
     options.clone().open(name).map(Context::built_in)
 }
 
-/// Says why providers that could have such a device are unavailable on this machine, as the end of a sentence.
+/// Explains why providers that could have such a device are unavailable on this machine, as the end of a sentence.
 fn missing_for(name: &str) -> String {
     let providers = provider::providers();
     if providers.iter().any(|provider| name.starts_with(provider.name())) {
@@ -136,7 +136,7 @@ fn missing_for(name: &str) -> String {
     reasons.map(|reason| format!("; {reason}")).collect()
 }
 
-/// Returns whether the name names its provider, as `soft:192.0.2.1` does; that provider's error is then final.
+/// Returns whether the name specifies its provider, as `soft:192.0.2.1` does; that provider's error is then final.
 fn is_for(name: &str, provider: &str) -> bool {
     name.split_once(':').is_some_and(|(before, _)| before == provider)
 }

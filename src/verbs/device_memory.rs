@@ -13,8 +13,8 @@ use crate::provider;
 /// This host copies bytes in and out; requests and peers access the parts that are registered with
 /// [`ProtectionDomain::reg_dm_mr`].
 ///
-/// A handle: clones name the same memory. It is freed when the last handle and the last region of it are dropped. (In
-/// the C API, regions make freeing fail. In Rust, a drop cannot fail.)
+/// This is a handle: clones refer to the same memory. It is freed when the last handle and the last region of it are
+/// dropped. (In the C API, freeing fails while regions exist. In Rust, a drop cannot fail.)
 ///
 /// ```
 /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -57,18 +57,18 @@ impl Context {
     ///
     /// # Errors
     /// `len` is 0; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) if less than `len` of the device's
-    /// `max_dm_size` is left; [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no such
+    /// `max_dm_size` is left; [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no device
     /// memory.
     ///
-    /// [`DeviceMemory`] has an example.
+    /// See [`DeviceMemory`] for an example.
     pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory> {
         self.alloc_dm_with(len, &DeviceMemoryOptions::default())
     }
 
-    /// Allocates memory as [`Context::alloc_dm`], with options.
+    /// Allocates memory like [`Context::alloc_dm`], with options.
     ///
     /// # Errors
-    /// As [`Context::alloc_dm`]; also if the device does not support the alignment.
+    /// As for [`Context::alloc_dm`]; also if the device does not support the alignment.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, DeviceMemoryOptions};
@@ -97,12 +97,12 @@ impl DeviceMemory {
         self.inner.length() as usize
     }
 
-    /// Always returns false: it has at least one byte.
+    /// Returns `false`: the memory has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies bytes to it, starting at `offset` (`ibv_memcpy_to_dm`), in unspecified order.
+    /// Copies bytes to the memory, starting at `offset` (`ibv_memcpy_to_dm`), in unspecified order.
     ///
     /// # Errors
     /// The range does not lie within it.
@@ -119,8 +119,8 @@ impl DeviceMemory {
         self.inner.copy_in(offset as u64, data)
     }
 
-    /// Copies bytes from it, starting at `offset` (`ibv_memcpy_from_dm`). A byte that is written concurrently has its
-    /// old or its new value, independently of the others.
+    /// Copies bytes from the memory, starting at `offset` (`ibv_memcpy_from_dm`). A byte that is written concurrently
+    /// has its old or its new value, independently of the others.
     ///
     /// # Errors
     /// The range does not lie within it.
@@ -130,18 +130,18 @@ impl DeviceMemory {
 }
 
 impl ProtectionDomain {
-    /// Registers a part of device memory (`ibv_reg_dm_mr`). Requests name its first byte by 0: the device adds
+    /// Registers part of the device memory (`ibv_reg_dm_mr`). Requests address its first byte as 0: the device adds
     /// [`AccessFlags::ZERO_BASED`] to `access`.
     ///
     /// An adapter's memory is not part of this process: only the methods of [`DeviceMemory`] can access it, not those
-    /// of the region. The region keeps the memory alive. Parts may overlap, and belong to several domains.
+    /// of the region. The region keeps the memory alive. Parts may overlap, and may belong to different domains.
     /// [`MemoryRegion::dereg`] returns the part as a [`Memory`](super::Memory), to be dropped.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`]; the range does not lie within the memory; `access` has
+    /// As for [`ProtectionDomain::reg_mr`]; the range does not lie within the memory; `access` has
     /// [`AccessFlags::ON_DEMAND`] or [`AccessFlags::HUGETLB`]; the memory belongs to another device.
     ///
-    /// [`DeviceMemory`](super::DeviceMemory) has an example.
+    /// See [`DeviceMemory`](super::DeviceMemory) for an example.
     pub fn reg_dm_mr(
         &self,
         memory: &DeviceMemory,

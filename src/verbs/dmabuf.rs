@@ -8,20 +8,20 @@ use crate::provider::DmaBufInit;
 impl ProtectionDomain {
     /// Registers memory behind a file descriptor (`ibv_reg_dmabuf_mr`): `len` bytes of a dma-buf from `offset`.
     ///
-    /// Adapters access a dma-buf without a mapping: the region's own methods cannot access it, and requests name its
-    /// bytes by their offsets in the dma-buf. On other devices requests name them by their mapped addresses.
+    /// Adapters access a dma-buf without a mapping: the region's own methods cannot access it, and requests address its
+    /// bytes by their offsets in the dma-buf. On other devices, requests use the mapped addresses.
     /// [`ProtectionDomain::reg_dmabuf_mr_with`] changes both.
     ///
-    /// The software transport maps it with `mmap`, for writing too if `access` has [`AccessFlags::LOCAL_WRITE`], and
-    /// lets the kernel make all copies. So it accepts anything that can be mapped this way and consists of ordinary
-    /// pages, memfds and files included; memory of other devices, such as graphics cards, is refused. The descriptor
+    /// The software transport maps it with `mmap` (writable if `access` has [`AccessFlags::LOCAL_WRITE`]) and lets the
+    /// kernel make all copies. It therefore accepts anything that can be mapped this way and consists of ordinary
+    /// pages, including memfds and files; memory of other devices, such as graphics cards, is refused. The descriptor
     /// may be closed afterwards: the mapping belongs to the region, and ends with it or with the
-    /// [`Memory`](super::Memory) that [`MemoryRegion::dereg`] returns. If the memory behind it vanishes (a file is
-    /// truncated), requests fail as for [`Memory::file`](super::Memory::file).
+    /// [`Memory`](super::Memory) that [`MemoryRegion::dereg`] returns. If the memory behind it disappears (for example,
+    /// a file is truncated), requests fail as for [`Memory::file`](super::Memory::file).
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`]; the range does not lie within the descriptor; [`ErrorKind::Unsupported`] if it
-    /// cannot be mapped, or does not consist of ordinary pages; [`ErrorKind::PermissionDenied`] if it is not opened
+    /// As for [`ProtectionDomain::reg_mr`]; the range does not lie within the descriptor; [`ErrorKind::Unsupported`] if
+    /// it cannot be mapped, or does not consist of ordinary pages; [`ErrorKind::PermissionDenied`] if it was not opened
     /// with the permissions that `access` needs.
     ///
     /// ```
@@ -47,12 +47,12 @@ impl ProtectionDomain {
         self.reg_dmabuf_mr_with(fd, offset, len, access, &RegisterOptions::default())
     }
 
-    /// Registers memory behind a file descriptor as [`ProtectionDomain::reg_dmabuf_mr`], with options: the address of
+    /// Registers memory behind a file descriptor like [`ProtectionDomain::reg_dmabuf_mr`], with options: the address of
     /// its first byte.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_dmabuf_mr`]; also if the address plus the length exceeds 2^64;
-    /// [`ErrorKind::Unsupported`] if the key should be invalidatable.
+    /// As for [`ProtectionDomain::reg_dmabuf_mr`]; also if the address plus the length exceeds 2^64;
+    /// [`ErrorKind::Unsupported`] if an invalidatable key is requested.
     pub fn reg_dmabuf_mr_with(
         &self,
         fd: impl AsFd,

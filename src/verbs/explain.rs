@@ -1,5 +1,6 @@
 //! Explanations of failures in two sentences: what happened and most likely why; what was last heard from the peer, and
-//! what to try. If packets may have been lost on a path with a congestion controller, a third sentence judges the path.
+//! what to try. If packets may have been lost on a path with a congestion controller, a third sentence assesses the
+//! path.
 //!
 //! All conclusions come from this end's records. If they cannot tell two causes apart, the text names both, the
 //! likelier one first. `docs/explanations.md` has the table.
@@ -145,7 +146,7 @@ fn flushed(ending: &ErrorOrigin, report: &QueuePairReport) -> Diagnosis {
     }
 }
 
-/// Says what was last heard from the peer, and which counters matter.
+/// States what was last heard from the peer, and which counters matter.
 fn evidence(report: &QueuePairReport) -> String {
     let mut text = match (report.last_packet(), report.peer_address()) {
         (_, None) if unreliable::is_datagram(report) => "A datagram queue pair has no peer of its own".to_owned(),
@@ -187,7 +188,7 @@ fn details(report: &QueuePairReport) -> Vec<String> {
     details
 }
 
-/// Says how often a request was retried without a usable response.
+/// States how many times a request was retried without a usable response.
 fn tries(failed: &FailedRequest, report: &QueuePairReport) -> String {
     let allowed = report.status.attributes.retry_cnt.unwrap_or(0);
     match report.status.attributes.timeout {

@@ -9,12 +9,12 @@ use super::{
 use crate::memory::Backing;
 
 /// All memory of this process as one region (an implicit on-demand region: `ibv_reg_mr` of address 0 and length
-/// `SIZE_MAX`). Requests may name any memory without registering it first, including memory allocated later.
+/// `SIZE_MAX`). Requests may use any memory without registering it first, including memory allocated later.
 ///
 /// Pages are looked up on access. A page that is not mapped, or not writable, fails the request and never raises a
 /// signal, as for memory of [`ProtectionDomain::reg_mr_raw`].
 ///
-/// Dropping it deregisters it, and frees nothing.
+/// Dropping the region deregisters it, and frees no memory.
 pub struct ImplicitMemoryRegion {
     /// Has length 0 for its own methods, which are safe: only [`ImplicitMemoryRegion::slice`] gives access to the
     /// bytes.
@@ -23,22 +23,23 @@ pub struct ImplicitMemoryRegion {
 
 impl ProtectionDomain {
     /// Registers all memory of this process, now and later, as one region; [`AccessFlags::ON_DEMAND`] is added to
-    /// `access`. [`DeviceAttributes::odp_caps`](super::DeviceAttributes::odp_caps) says whether the device supports it.
+    /// `access`. [`DeviceAttributes::odp_caps`](super::DeviceAttributes::odp_caps) reports whether the device supports
+    /// it.
     ///
-    /// With remote access flags the region exposes everything to every peer that knows its key: all allocations, the
+    /// With remote access flags, the region exposes everything to every peer that knows its key: all allocations, the
     /// stacks, the program and this library's own state. Memory windows, bound to slices of a region without remote
-    /// access flags, give peers just what they need.
+    /// access flags, give peers access to only what they need.
     ///
     /// # Safety
-    /// Only remote access flags in `access` require a promise; requests of this process name bytes by
-    /// [`ImplicitMemoryRegion::slice`], which has its own. The promise is that as long as the region exists, every
-    /// request that uses its key as a remote key, from a peer or from a queue pair of this process, names only bytes
-    /// that meet the requirements of [`ProtectionDomain::reg_mr_raw`] while the request may access them, and that the
-    /// program took from [`ImplicitMemoryRegion::remote`] or exposed
+    /// Only remote access flags in `access` impose a requirement here; requests of this process refer to bytes by
+    /// [`ImplicitMemoryRegion::slice`], which has its own. As long as the region exists, every request that uses its
+    /// key as a remote key, from a peer or from a queue pair of this process, must refer only to bytes that meet the
+    /// requirements of [`ProtectionDomain::reg_mr_raw`] while the request may access them, and that the program
+    /// obtained from [`ImplicitMemoryRegion::remote`] or exposed
     /// ([`expose_provenance`](https://doc.rust-lang.org/std/primitive.pointer.html#method.expose_provenance)).
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`]; [`ErrorKind::Unsupported`] on a device of a provider outside this crate.
+    /// As for [`ProtectionDomain::reg_mr`]; [`ErrorKind::Unsupported`] on a device of a provider outside this crate.
     ///
     /// ```
     /// use std::time::Duration;
@@ -90,7 +91,7 @@ impl ImplicitMemoryRegion {
         self.region.protection_domain()
     }
 
-    /// Returns the key by which peers name the region.
+    /// Returns the key that peers use for the region.
     pub fn rkey(&self) -> Rkey {
         self.region.rkey()
     }
@@ -100,16 +101,16 @@ impl ImplicitMemoryRegion {
         RemoteMemory::new(addr.expose_provenance() as u64, self.rkey(), len as u64)
     }
 
-    /// Returns `len` bytes from `addr` as a range for requests of this process, for windows, and for advice. Whether
-    /// they are mapped is checked only on access.
+    /// Returns `len` bytes from `addr` as a range for requests of this process, for windows, and for advice. Mappings
+    /// are checked only on access.
     ///
     /// # Safety
-    /// Until every request that names the range has completed, and every window bound to it is rebound or invalidated,
+    /// Until every request that uses the range has completed, and every window bound to it is rebound or invalidated,
     /// the bytes must meet the requirements of [`ProtectionDomain::reg_mr_raw`]: others may read them at any time, and
     /// write them if the requests or windows do.
     ///
     /// # Errors
-    /// The range passes the end of the address space.
+    /// The range extends past the end of the address space.
     #[allow(unsafe_code)]
     pub unsafe fn slice(&self, addr: *mut u8, len: usize) -> Result<RegionRange<'_>> {
         let first = addr.expose_provenance();
@@ -123,7 +124,7 @@ impl ImplicitMemoryRegion {
     /// Deregisters the region and keeps the object; see [`MemoryRegion::revoke`].
     ///
     /// # Errors
-    /// Any error of the provider; the software transport has none.
+    /// Any provider error; the software transport never fails.
     pub fn revoke(&self) -> Result<()> {
         self.region.revoke()
     }
@@ -131,7 +132,7 @@ impl ImplicitMemoryRegion {
     /// Deregisters the region (`ibv_dereg_mr`): once it returns, nothing accesses memory through it.
     ///
     /// # Errors
-    /// Any error of the provider; the software transport has none.
+    /// Any provider error; the software transport never fails.
     pub fn dereg(self) -> Result<()> {
         self.region.revoke()
     }

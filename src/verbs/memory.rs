@@ -9,8 +9,8 @@ use crate::memory::Backing;
 /// Memory that can be registered: allocated here, mapped from a file, or moved in.
 ///
 /// [`ProtectionDomain::reg_mr`](super::ProtectionDomain::reg_mr) takes it, and
-/// [`MemoryRegion::dereg`](super::MemoryRegion::dereg) returns it, to be registered again, or unpacked if it was moved
-/// in. A raw range can be registered again only with
+/// [`MemoryRegion::dereg`](super::MemoryRegion::dereg) returns it, to be registered again or, if it was moved in,
+/// unpacked. A raw range can be registered again only with
 /// [`ProtectionDomain::reg_mr_raw`](super::ProtectionDomain::reg_mr_raw), because its safety promise ended with its
 /// region.
 pub struct Memory {
@@ -21,7 +21,7 @@ impl Memory {
     /// Allocates `len` zeroed bytes, page-aligned and not shared with other processes.
     ///
     /// # Errors
-    /// `len` is 0, or the system lacks the memory.
+    /// `len` is 0, or the system is out of memory.
     pub fn anonymous(len: usize) -> Result<Self> {
         let backing = Backing::anonymous(len)
             .map_err(|error| Error::from_io("reg_mr", format!("cannot allocate {len} bytes"), error))?;
@@ -110,7 +110,7 @@ impl Memory {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RefusedMemory {
-    /// Why it was refused.
+    /// Reason for the refusal.
     pub error: Error,
     /// The memory, unchanged.
     pub memory: Memory,

@@ -10,7 +10,7 @@ use crate::memory::{AccessError, Region};
 use crate::provider;
 use crate::types::Sge;
 
-/// Registered memory (`ibv_mr`): the device may access it, and so may peers, as far as its access flags allow.
+/// Registered memory (`ibv_mr`): the device and peers may access it as its access flags allow.
 ///
 /// Others may change the bytes at any time, so they are never exposed as a slice. Copies ([`MemoryRegion::read_at`],
 /// [`MemoryRegion::write_at`]) read or write byte by byte in unspecified order. Use the atomics where ordering matters:
@@ -19,8 +19,8 @@ use crate::types::Sge;
 /// word of a WRITE with `load_acquire`.
 ///
 /// Dropping a region deregisters it and frees the memory. Once that returns, nothing accesses the memory; requests that
-/// still name it complete with a local protection error, and memory windows bound to it are invalidated. (In the C API,
-/// bound windows make deregistration fail. In Rust, a drop cannot fail.)
+/// still refer to it complete with a local protection error, and memory windows bound to it are invalidated. (In the C
+/// API, deregistration fails while windows are bound. In Rust, a drop cannot fail.)
 ///
 /// ```
 /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -44,7 +44,7 @@ pub struct MemoryRegion {
     revoked: AtomicBool,
 }
 
-/// The provider's object. Dropping it deregisters, however [`MemoryRegion`] is taken apart.
+/// The provider's object. Dropping it deregisters the region, even if [`MemoryRegion`] is taken apart.
 struct Registration(Arc<dyn provider::MemoryRegion>);
 
 impl Drop for Registration {
@@ -108,18 +108,18 @@ impl MemoryRegion {
         &self.domain
     }
 
-    /// Returns the address by which requests name the first byte.
+    /// Returns the address that requests use for the first byte.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// Returns the key by which this host's requests name the region. [`RegionRange`] carries it; it matters only when
-    /// reading a capture.
+    /// Returns the key that local requests use for the region. [`RegionRange`] carries it; it matters only when reading
+    /// a capture.
     pub fn lkey(&self) -> Lkey {
         self.lkey
     }
 
-    /// Returns the key by which peers name the region.
+    /// Returns the key that peers use for the region.
     pub fn rkey(&self) -> Rkey {
         self.registration.0.rkey()
     }
@@ -140,7 +140,7 @@ impl MemoryRegion {
         RemoteMemory::new(self.iova, self.rkey(), self.len as u64)
     }
 
-    /// Returns a part of the region for a request. The range counts bytes from the region's start; `..` is the whole
+    /// Returns part of the region for a request. `range` counts bytes from the region's start; `..` is the whole
     /// region.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ impl MemoryRegion {
     /// Copies a range of the region into a new `Vec`.
     ///
     /// # Errors
-    /// As [`MemoryRegion::read_at`].
+    /// As for [`MemoryRegion::read_at`].
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -200,34 +200,35 @@ impl MemoryRegion {
         Ok(bytes)
     }
 
-    /// Adds to the aligned 8-byte word at `offset` (host byte order, modulo 2^64) and returns the previous value.
-    /// Acquires and releases. Also atomic with respect to peers' atomics on devices whose `atomic_cap` is global.
+    /// Adds to the aligned 8-byte word at `offset` (host byte order, modulo 2^64) and returns the previous value, with
+    /// acquire and release ordering. Also atomic with respect to peers' atomics on devices whose `atomic_cap` is
+    /// global.
     ///
     /// # Errors
-    /// As [`MemoryRegion::load_acquire_u64`].
+    /// As for [`MemoryRegion::load_acquire_u64`].
     pub fn fetch_add_u64(&self, offset: usize, add: u64) -> Result<u64> {
         let result = self.bytes().and_then(|bytes| bytes.fetch_add_u64(offset as u64, add));
         result.map_err(|error| self.access_error("fetch_add_u64", offset, 8, error))
     }
 
-    /// Replaces the aligned 8-byte word at `offset` (host byte order) with `new` if it is `current`. Returns the
-    /// previous value: the word was replaced if that is `current`. Atomic as [`MemoryRegion::fetch_add_u64`].
+    /// Replaces the aligned 8-byte word at `offset` (host byte order) with `new` if it equals `current`. Returns the
+    /// previous value; the word was replaced if that equals `current`. Atomic like [`MemoryRegion::fetch_add_u64`].
     ///
     /// # Errors
-    /// As [`MemoryRegion::load_acquire_u64`].
+    /// As for [`MemoryRegion::load_acquire_u64`].
     pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<u64> {
         let result = self.bytes().and_then(|bytes| bytes.compare_exchange_u64(offset as u64, current, new));
         result.map_err(|error| self.access_error("compare_exchange_u64", offset, 8, error))
     }
 
-    /// Deregisters the region and keeps the object: the keys are revoked, but this host can still copy.
+    /// Deregisters the region and keeps the object: the keys are invalidated, but local copies still work.
     ///
-    /// Once it returns, neither the device nor a peer accesses the memory. Requests that still name it complete with a
-    /// local protection error, later ones are refused. Use it for regions that several threads share; otherwise use
-    /// [`MemoryRegion::dereg`]. Revoking again does nothing.
+    /// Once it returns, neither the device nor a peer accesses the memory. Requests that still refer to it complete
+    /// with a local protection error, later ones are refused. Use it for regions that several threads share; otherwise
+    /// use [`MemoryRegion::dereg`]. Revoking again does nothing.
     ///
     /// # Errors
-    /// Any error of the provider; the software transport has none.
+    /// Any provider error; the software transport never fails.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, ReceiveRequest};
@@ -250,11 +251,11 @@ impl MemoryRegion {
 
     /// Deregisters the region (`ibv_dereg_mr`) and returns the memory.
     ///
-    /// It waits only for the device's pass in progress, never for requests: those that still name the region complete
+    /// Waits only for the device's in-progress pass, never for requests: those that still refer to the region complete
     /// with a local protection error.
     ///
     /// # Errors
-    /// Any error of the provider; the memory is then freed as soon as that is safe. The software transport has none.
+    /// Any provider error; the memory is then freed as soon as that is safe. The software transport never fails.
     pub fn dereg(self) -> Result<Memory> {
         let region = Arc::clone(&self.region);
         self.registration.0.revoke()?;
@@ -308,8 +309,8 @@ macro_rules! ordered_access {
             $(
                 #[doc = concat!("Reads the aligned ", $bytes, "-byte word at `offset`, in host byte order.")]
                 ///
-                /// Acquires: everything that its writer wrote before it is visible afterwards, whether a peer's WRITE
-                /// or a `store_release` of this host wrote it.
+                /// Acquire ordering: everything that the word's writer wrote before it is visible afterwards, whether
+                /// the writer is a peer's WRITE or a local `store_release`.
                 ///
                 /// # Errors
                 /// The word does not lie within the region or is not aligned in memory; or the memory behind the
@@ -331,7 +332,8 @@ macro_rules! ordered_access {
 
                 #[doc = concat!("Writes the aligned ", $bytes, "-byte word at `offset`, in host byte order.")]
                 ///
-                /// Releases: a READ or a `load_acquire` that sees the word also sees everything written before it.
+                /// Release ordering: a READ or a `load_acquire` that sees the word also sees everything written before
+                /// it.
                 ///
                 /// # Errors
                 #[doc = concat!("As [`MemoryRegion::", stringify!($load), "`].")]
@@ -362,9 +364,9 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
-/// A part of a region, for use in requests. [`MemoryRegion::slice`] checks its bounds, and the borrow keeps the region
-/// alive. [`ImplicitMemoryRegion::slice`](super::ImplicitMemoryRegion::slice) also makes one; its caller guarantees the
-/// bytes.
+/// Part of a region, for use in requests. [`MemoryRegion::slice`] checks its bounds, and the borrow keeps the region
+/// alive. [`ImplicitMemoryRegion::slice`](super::ImplicitMemoryRegion::slice) also creates one; its caller guarantees
+/// the bytes.
 ///
 /// ```
 /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -416,7 +418,7 @@ impl<'a> RegionRange<'a> {
     }
 }
 
-/// Names the whole region.
+/// Covers the whole region.
 impl<'a> From<&'a MemoryRegion> for RegionRange<'a> {
     fn from(region: &'a MemoryRegion) -> Self {
         Self { region, offset: 0, len: region.len }

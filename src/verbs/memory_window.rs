@@ -11,20 +11,20 @@ use super::{
 use crate::provider;
 use crate::types::{Lkey, Operation, SendFlags};
 
-/// A memory window (`ibv_mw`): a separate key that gives peers access to a part of a region until it is invalidated.
+/// A memory window (`ibv_mw`): a separate key that gives peers access to part of a region until it is invalidated.
 ///
-/// A window of type 1 is bound by [`QueuePair::bind_mw`], which makes a new key each time. Peers reach it through every
-/// queue pair of its protection domain.
+/// A window of type 1 is bound by [`QueuePair::bind_mw`], which generates a new key each time. Peers can access it
+/// through any queue pair of its protection domain.
 ///
 /// A window of type 2 is bound by [`SendRequest::bind_mw`], under a key whose lower eight bits the program chooses.
-/// Peers reach it only through the queue pair that bound it (the standard's type 2B). Before it can be bound again, its
-/// key must be invalidated: by [`SendRequest::local_invalidate`], or by the peer's
+/// Peers can access it only through the queue pair that bound it (the standard's type 2B). Before it can be bound
+/// again, its key must be invalidated: by [`SendRequest::local_invalidate`], or by the peer's
 /// [`SendRequest::send_with_invalidate`].
 ///
-/// Both kinds are bound by the send queue, in order. A bind begins when all earlier requests of the queue pair are
-/// complete, and later ones begin after it; so a message that sends the key to the peer may be posted immediately after
-/// it. A bind that fails completes with [`CompletionStatus::MemoryWindowBindError`](super::CompletionStatus) and takes
-/// the queue pair to the error state. The region needs [`AccessFlags::MEMORY_WINDOW_BIND`], and
+/// Both types are bound by the send queue, in order. A bind begins when all earlier requests of the queue pair are
+/// complete, and later ones begin after it, so a message that sends the key to the peer may be posted immediately after
+/// the bind. A bind that fails completes with [`CompletionStatus::MemoryWindowBindError`](super::CompletionStatus) and
+/// moves the queue pair to the error state. The region needs [`AccessFlags::MEMORY_WINDOW_BIND`], and
 /// [`AccessFlags::LOCAL_WRITE`] if peers may write; it needs no remote access flags.
 ///
 /// Dropping a window invalidates its key; deregistering the region invalidates its windows.
@@ -75,7 +75,7 @@ impl MemoryWindow {
         &self.domain
     }
 
-    /// Returns the key by which peers name the window: for type 1 that of the last posted bind, for type 2 that of the
+    /// Returns the key that peers use for the window: for type 1, that of the last posted bind; for type 2, that of the
     /// last executed bind.
     pub fn rkey(&self) -> Rkey {
         match self.kind() {
@@ -111,7 +111,7 @@ impl MemoryWindow {
     /// Dropping the window does the same.
     ///
     /// # Errors
-    /// Any error of the provider; the software transport has none.
+    /// Any provider error; the software transport never fails.
     pub fn dealloc(self) -> Result<()> {
         self.inner.dealloc()
     }
@@ -141,24 +141,25 @@ pub struct MemoryWindowBind<'a> {
 }
 
 impl<'a> MemoryWindowBind<'a> {
-    /// Gives peers access to `range` as `access` says: remote flags, and those flush flags that the region has. Peers
-    /// name its bytes by the region's addresses or, with [`AccessFlags::ZERO_BASED`] (type 2 only), by offsets from 0.
+    /// Creates a bind that gives peers access to `range` as `access` specifies: remote flags, and those flush flags
+    /// that the region has. Peers address its bytes by the region's addresses or, with [`AccessFlags::ZERO_BASED`]
+    /// (type 2 only), by offsets from 0.
     pub fn new(range: impl Into<RegionRange<'a>>, access: AccessFlags) -> Self {
         Self { range: Some(range.into()), access, wr_id: 0, flags: SendFlags::empty() }
     }
 
-    /// Unbinds a type 1 window. A window of type 2 is unbound by invalidating its key.
+    /// Creates a bind that unbinds a type 1 window. A type 2 window is unbound by invalidating its key.
     pub fn unbind() -> Self {
         Self { range: None, access: AccessFlags::empty(), wr_id: 0, flags: SendFlags::empty() }
     }
 
-    /// Sets a number of the caller's choice, which the completion returns; 0 by default.
+    /// Sets a caller-defined number that the completion returns; 0 by default.
     pub fn wr_id(mut self, wr_id: u64) -> Self {
         self.wr_id = wr_id;
         self
     }
 
-    /// Requests a completion on success too. Failures always complete.
+    /// Requests a completion also on success. Failures always generate one.
     pub fn signaled(mut self) -> Self {
         self.flags |= SendFlags::SIGNALED;
         self
@@ -207,7 +208,7 @@ impl<'a> MemoryWindowBind<'a> {
     }
 }
 
-/// Refuses a window, or a region to bind it to, of another opened device than the queue pair's: there, its key may
+/// Refuses a window, or a region to bind it to, of a different device context than the queue pair's: there, its key may
 /// belong to another object.
 pub(super) fn check_device(queue_pair: &QueuePair, what: &str, domain: &ProtectionDomain) -> Result<()> {
     let own = queue_pair.protection_domain().context();
@@ -236,7 +237,7 @@ impl<'a> SendRequest<'a> {
     /// # Errors
     /// The window is of type 1.
     ///
-    /// [`MemoryWindow`] has an example.
+    /// See [`MemoryWindow`] for an example.
     pub fn bind_mw(window: &'a MemoryWindow, tag: u8, bind: &MemoryWindowBind<'a>) -> Result<Self> {
         check_kind("post_send", window, MemoryWindowType::Type2, "QueuePair::bind_mw")?;
         Ok(bind.request(window, window.rkey_with(tag)))
@@ -245,11 +246,11 @@ impl<'a> SendRequest<'a> {
 
 impl QueuePair {
     /// Posts a bind of a window of type 1 (`ibv_bind_mw`) and returns its new key; the old key becomes invalid when the
-    /// request is executed. The bind takes a slot of the send queue and completes there as
+    /// request is executed. The bind occupies a slot of the send queue and completes there as
     /// [`CompletionOpcode::BindMemoryWindow`](super::CompletionOpcode::BindMemoryWindow).
     ///
     /// # Errors
-    /// The window is of type 2; otherwise as [`QueuePair::post_send`].
+    /// The window is of type 2; otherwise, as for [`QueuePair::post_send`].
     ///
     /// ```
     /// # use std::time::Duration;

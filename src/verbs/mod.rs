@@ -1,9 +1,8 @@
 //! The verbs tier: RDMA verbs as safe objects.
 //!
-//! Names follow the standard. Objects are those of the C API with their names spelled out, verbs have the C API's
-//! names:
+//! Names follow the standard. Objects have the C API's names, spelled out; verbs have the C API's names unchanged:
 //!
-//! | here | C API | made by |
+//! | this module | C API | created by |
 //! |---|---|---|
 //! | [`Device`] | `ibv_device` | [`devices`] |
 //! | [`Context`] | `ibv_context` | [`open`], [`open_soft`], [`Device::open`] |
@@ -20,7 +19,7 @@
 //! | [`AddressHandle`] | `ibv_ah` | [`ProtectionDomain::create_ah`] |
 //! | [`SendRequest`], [`ReceiveRequest`] | `ibv_send_wr`, `ibv_recv_wr` | their constructors |
 //! | [`Completion`] | `ibv_wc` | [`CompletionQueue::poll`] |
-//! | [`ConnectionInfo`] | every program's own struct | [`QueuePair::connection_info`] |
+//! | [`ConnectionInfo`] | none; each program defines its own | [`QueuePair::connection_info`] |
 //!
 //! # Safety
 //!
@@ -28,12 +27,12 @@
 //! never yields a `&[u8]`. [`MemoryRegion::read_at`] and [`MemoryRegion::write_at`] copy;
 //! [`MemoryRegion::load_acquire_u64`] and its siblings are atomic.
 //!
-//! **Requests name memory by ranges of regions**, [`RegionRange`], whose bounds are checked on creation, or carry
-//! inline bytes, which are copied while posting. Local keys never appear.
+//! **Requests refer to memory by ranges of regions** ([`RegionRange`]), whose bounds are checked on creation, or carry
+//! inline bytes, which are copied when posted. Local keys never appear.
 //!
 //! **Memory outlives every use of it.** The device looks up a key on each use. If a region is dropped or deregistered
-//! while requests still name it, those requests complete with [`CompletionStatus::LocalProtectionError`]; the device
-//! never touches freed memory.
+//! while requests still refer to it, those requests complete with [`CompletionStatus::LocalProtectionError`]; the
+//! device never touches freed memory.
 //!
 //! **Requests are complete from construction.** Each constructor of [`SendRequest`] takes everything that its operation
 //! needs; the other methods only set options.
@@ -47,15 +46,15 @@
 //! # Lifetimes
 //!
 //! [`Context`], [`ProtectionDomain`], [`CompletionQueue`], [`CompletionChannel`], [`SharedReceiveQueue`], [`XrcDomain`]
-//! and [`DeviceMemory`] are handles: a clone is cheap and names the same object, which lives as long as anything uses
-//! it, queue pairs and regions included. Drop them in any order. [`QueuePair`], [`MemoryRegion`],
+//! and [`DeviceMemory`] are handles: a clone is cheap and refers to the same object, which lives as long as anything
+//! uses it, including queue pairs and regions. Drop them in any order. [`QueuePair`], [`MemoryRegion`],
 //! [`ImplicitMemoryRegion`], [`MemoryWindow`] and [`AddressHandle`] are owned: dropping one destroys it.
 //!
 //! # Errors
 //!
 //! A verb that fails returns an [`Error`]: the verb, the kind, the refused [attributes](Error::attributes), and a
-//! sentence that says what was asked and what is allowed. Unless its documentation says otherwise, it has no effect. A
-//! request that fails later is a [`Completion`] whose [`Completion::result`] is an error.
+//! message that states what was requested and what is allowed. Unless documented otherwise, a failed verb has no
+//! effect. A request that fails later is reported as a [`Completion`] whose [`Completion::result`] is an error.
 #![deny(unsafe_code)]
 
 mod address_handle;

@@ -5,12 +5,12 @@ use std::fmt;
 use super::{Completion, CompletionQueue, Result};
 use crate::types::RawCompletion;
 
-/// An in-progress poll of a completion queue (`ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll`), made by
+/// An in-progress poll of a completion queue (`ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll`), created by
 /// [`CompletionQueue::polling`].
 ///
 /// [`Polling::next`] takes a completion from the queue and lends it until the following call. Completions not taken
 /// when the poll is dropped stay in the queue. Other threads may poll the same queue meanwhile; nothing is locked
-/// between completions, so posting and polling in between are fine.
+/// between completions, so posting and polling in between are allowed.
 ///
 /// ```
 /// use rdma_verbs::verbs;
@@ -38,7 +38,7 @@ impl<'a> Polling<'a> {
     /// Takes the oldest completion. Returns `None` if there is none now.
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`].
+    /// As for [`CompletionQueue::poll`].
     #[expect(clippy::should_implement_trait, reason = "an iterator cannot lend")]
     pub fn next(&mut self) -> Result<Option<&Completion>> {
         let mut raw = [RawCompletion::default()];

@@ -8,11 +8,11 @@ use crate::memory::{self, Backing};
 use crate::provider::{self, RefusedBacking};
 use crate::types::{DomainId, MemoryWindowType};
 
-/// A protection domain (`ibv_pd`). A queue pair accesses only regions of its own domain, for requests of this host and
-/// of the peer alike.
+/// A protection domain (`ibv_pd`). A queue pair accesses only regions of its own domain, both for local requests and
+/// for those of the peer.
 ///
-/// A handle: clones name the same domain. It is deallocated when the last handle and the last object made from it are
-/// dropped.
+/// This is a handle: clones refer to the same domain. It is deallocated when the last handle and the last object
+/// created from it are dropped.
 #[derive(Clone)]
 pub struct ProtectionDomain {
     context: Context,
@@ -32,12 +32,12 @@ impl ProtectionDomain {
     /// Registers memory (`ibv_reg_mr`): a moved-in `Vec<u8>` or `Box<[u8]>`, or any [`Memory`].
     ///
     /// The memory keeps its contents. [`MemoryRegion::dereg`] returns it; dropping the region instead deregisters and
-    /// frees it. Requests name its bytes by their host addresses; [`RegisterOptions::iova`] changes that.
+    /// frees it. Requests address its bytes by their host addresses; [`RegisterOptions::iova`] changes that.
     ///
-    /// `access` says which accesses are allowed; this host's own requests may always read. `REMOTE_WRITE` and
-    /// `REMOTE_ATOMIC` need `LOCAL_WRITE`.
+    /// `access` specifies which accesses are allowed; local requests may always read. `REMOTE_WRITE` and
+    /// `REMOTE_ATOMIC` require `LOCAL_WRITE`.
     ///
-    /// A refusal returns the memory unchanged, and converts to an [`Error`].
+    /// On failure, the error returns the memory unchanged, and converts to an [`Error`].
     ///
     /// # Errors
     /// `memory` is empty or longer than the device's `max_mr_size`; `access` is contradictory or not supported by the
@@ -62,11 +62,11 @@ impl ProtectionDomain {
         self.reg_mr_with(memory, access, &RegisterOptions::default())
     }
 
-    /// Registers memory as [`ProtectionDomain::reg_mr`], with options: the address of its first byte
+    /// Registers memory like [`ProtectionDomain::reg_mr`], with options: the address of its first byte
     /// (`ibv_reg_mr_iova`), and whether the key may be invalidated.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`]; also if the address plus the length exceeds 2^64.
+    /// As for [`ProtectionDomain::reg_mr`]; also if the address plus the length exceeds 2^64.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, RegisterOptions};
@@ -88,8 +88,8 @@ impl ProtectionDomain {
             .map_err(|RefusedBacking { error, backing }| RefusedMemory { error, memory: Memory::from_backing(backing) })
     }
 
-    /// Allocates a memory window (`ibv_alloc_mw`): a key that can be bound to a part of a region, and invalidated
-    /// again, without registering anything. [`MemoryWindow`] has an example.
+    /// Allocates a memory window (`ibv_alloc_mw`): a key that can be bound to part of a region, and invalidated again,
+    /// without registering anything. See [`MemoryWindow`] for an example.
     ///
     /// # Errors
     /// [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_mw`,
@@ -101,7 +101,7 @@ impl ProtectionDomain {
     /// Allocates `len` zeroed bytes, page-aligned, and registers them.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`]; also if the system lacks the memory.
+    /// As for [`ProtectionDomain::reg_mr`]; also if the system is out of memory.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -117,23 +117,23 @@ impl ProtectionDomain {
         Ok(self.reg_mr(Memory::anonymous(len)?, access)?)
     }
 
-    /// Registers memory by address; the caller keeps its ownership. Requests name its bytes by their host addresses;
+    /// Registers memory by address; the caller keeps ownership. Requests address its bytes by their host addresses;
     /// [`ProtectionDomain::reg_mr_raw_with`] changes that.
     ///
-    /// All copies between packets and such a region tolerate the memory being unmapped: the request then completes with
-    /// [`CompletionStatus::LocalProtectionError`](super::CompletionStatus::LocalProtectionError) with
-    /// [`Cause::LocalMemoryFault`](super::Cause::LocalMemoryFault), a peer's request with a remote error.
+    /// All copies between packets and such a region tolerate the memory being unmapped: a local request then completes
+    /// with [`CompletionStatus::LocalProtectionError`](super::CompletionStatus::LocalProtectionError) and the cause
+    /// [`Cause::LocalMemoryFault`](super::Cause::LocalMemoryFault), and a peer's request fails with a remote error.
     ///
     /// # Safety
     /// As long as the region exists, that is until [`MemoryRegion::dereg`] returns or the region is dropped, the bytes
     /// `addr .. addr + len` must be memory of this process that Rust's rules allow others to write and to read at any
     /// time: while the device, a peer or the region's own methods may write there, no `&[u8]` or `&mut [u8]` of them
-    /// may exist; while these may read there, no `&mut [u8]` may exist. The region's own methods may write whatever its
-    /// access flags are, and [`MemoryRegion::rereg`] may widen the flags. If the bytes are unmapped, nothing else may
-    /// be mapped there.
+    /// may exist; while these may read there, no `&mut [u8]` may exist. The region's own methods may write regardless
+    /// of its access flags, and [`MemoryRegion::rereg`] may widen the flags. If the bytes are unmapped, nothing else
+    /// may be mapped there.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`].
+    /// As for [`ProtectionDomain::reg_mr`].
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -154,13 +154,13 @@ impl ProtectionDomain {
         unsafe { self.reg_mr_raw_with(addr, len, access, &RegisterOptions::default()) }
     }
 
-    /// Registers memory by address as [`ProtectionDomain::reg_mr_raw`], with options.
+    /// Registers memory by address like [`ProtectionDomain::reg_mr_raw`], with options.
     ///
     /// # Safety
-    /// As [`ProtectionDomain::reg_mr_raw`].
+    /// As for [`ProtectionDomain::reg_mr_raw`].
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr_with`].
+    /// As for [`ProtectionDomain::reg_mr_with`].
     #[allow(unsafe_code)]
     pub unsafe fn reg_mr_raw_with(
         &self,

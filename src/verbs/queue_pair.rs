@@ -46,11 +46,11 @@ pub(super) struct Sources {
 
 /// A queue pair (`ibv_qp`): one end of a connection, with a send queue and a receive queue.
 ///
-/// It is created in RESET; [`QueuePair::connect`] takes it through INIT and RTR to RTS, and [`QueuePair::modify`] makes
-/// any single transition with all attributes.
+/// It is created in RESET; [`QueuePair::connect`] moves it through INIT and RTR to RTS, and [`QueuePair::modify`]
+/// performs any single transition, with all attributes.
 ///
-/// Dropping it destroys it: it no longer sends or receives, and its completions are removed from its completion queues.
-/// To keep them, go to [`QueuePairState::Error`] first and poll until all requests are flushed.
+/// Dropping it destroys the queue pair: it no longer sends or receives, and its completions are removed from its
+/// completion queues. To keep them, move to [`QueuePairState::Error`] first and poll until all requests are flushed.
 ///
 /// ```
 /// use std::time::Duration;
@@ -172,10 +172,10 @@ impl QueuePair {
         self.sources.xrc_domain.as_ref()
     }
 
-    /// Changes state and attributes, all or none (`ibv_modify_qp`).
+    /// Changes state and attributes, all or nothing (`ibv_modify_qp`).
     ///
-    /// The standard's table, as implemented in Linux, says which attributes a transition requires and allows. For a
-    /// reliable connection:
+    /// The standard's table, as implemented in Linux, specifies which attributes a transition requires and allows. For
+    /// a reliable connection:
     ///
     /// * RESET to INIT requires `pkey_index`, `port_num`, `qp_access_flags`; INIT to INIT allows them.
     /// * INIT to RTR requires `ah_attr`, `path_mtu`, `dest_qp_num`, `rq_psn`, `max_dest_rd_atomic`, `min_rnr_timer`,
@@ -191,11 +191,12 @@ impl QueuePair {
     /// `max_rd_atomic`; datagrams have a `qkey` instead of access flags and a path. SQE to RTS exists only for these
     /// two services.
     ///
-    /// `peer` gives the peer's capabilities beyond the standard, at INIT to RTR; without it the peer is a standard
-    /// peer.
+    /// `peer` gives the peer's capabilities beyond the standard, at INIT to RTR; without it, the peer is treated as a
+    /// standard peer.
     ///
     /// # Errors
-    /// The transition does not exist, or an attribute is missing, not allowed here or out of range; the text names it.
+    /// The transition does not exist, or an attribute is missing, not allowed here or out of range; the message names
+    /// it.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, QueuePairAttributes, QueuePairState};
@@ -215,16 +216,16 @@ impl QueuePair {
         self.inner.modify(attributes)
     }
 
-    /// Limits the rate at which it sends, or removes the limit (`ibv_modify_qp_rate_limit`), in any state; RESET also
+    /// Limits the queue pair's send rate, or removes the limit (`ibv_modify_qp_rate_limit`), in any state; RESET also
     /// removes it. The limit counts the packets of its requests, headers included, and the responses that its READs
     /// request. Responses to the peer are not limited. On a path to another host, the path's pacing applies as well.
     ///
     /// Packets within a burst are not spaced; the next burst waits until the limit covers the last. Waiting consumes no
-    /// retry.
+    /// retries.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::provider::ErrorKind::Unsupported) if the device has no rate limits; otherwise
-    /// it does not support this limit.
+    /// [`ErrorKind::Unsupported`](crate::provider::ErrorKind::Unsupported) if the device has no rate limits; otherwise,
+    /// the device does not support this limit.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, RateLimit};
@@ -244,7 +245,7 @@ impl QueuePair {
     /// Returns the current state and attributes (`ibv_query_qp`), including changes caused by failures.
     ///
     /// # Errors
-    /// Any error of the provider.
+    /// Any provider error.
     pub fn query(&self) -> Result<QueuePairStatus> {
         self.inner.query()
     }
@@ -252,15 +253,15 @@ impl QueuePair {
     /// Returns the current state.
     ///
     /// # Errors
-    /// Any error of the provider.
+    /// Any provider error.
     pub fn state(&self) -> Result<QueuePairState> {
         Ok(self.query()?.qp_state)
     }
 
-    /// Takes it from RESET to INIT, with the port and the access flags of its options (for datagrams: the Q_Key).
-    /// Receives can be posted from then on.
+    /// Moves the queue pair from RESET to INIT, with the port and the access flags of its options (for datagrams: the
+    /// Q_Key). Receives can be posted from then on.
     ///
-    /// [`QueuePair::connect`] does this too; it is for programs that post receives before the peer can send.
+    /// [`QueuePair::connect`] also does this; call it separately to post receives before the peer can send.
     ///
     /// # Errors
     /// The queue pair is not in RESET.
@@ -276,11 +277,12 @@ impl QueuePair {
         })
     }
 
-    /// Takes it back to RESET: discards all requests and their completions and the connection. The next connection
-    /// starts from a new random sequence number and key share: send the peer the new [`QueuePair::connection_info`].
+    /// Moves the queue pair back to RESET: discards all requests, their completions and the connection. The next
+    /// connection starts from a new random sequence number and key share: send the peer the new
+    /// [`QueuePair::connection_info`].
     ///
     /// # Errors
-    /// Any error of the provider.
+    /// Any provider error.
     pub fn reset(&self) -> Result<()> {
         let identity = Identity::random("modify_qp")?;
         let reset = QueuePairAttributes { qp_state: Some(QueuePairState::Reset), ..QueuePairAttributes::default() };
@@ -289,20 +291,20 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts send requests, all or none (`ibv_post_send`). Allocates nothing; the packets that the transport may send
-    /// immediately leave on the caller's thread.
+    /// Posts send requests, all or nothing (`ibv_post_send`). Allocates nothing; packets that the transport may send
+    /// immediately are sent on the caller's thread.
     ///
     /// In the error state, requests are accepted and flushed: each completes with a flush error.
     ///
     /// # Errors
     /// On failure nothing is posted:
-    /// * [`ErrorKind::QueueFull`]: poll completions first. Slots come back only when the completion of a signaled
-    ///   request, or of a later one, is polled: unsignaled requests alone fill the queue until RESET;
+    /// * [`ErrorKind::QueueFull`]: poll completions first. A slot becomes free only when the completion of its request,
+    ///   or of a later signaled one, is polled: a queue filled with unsignaled requests stays full until RESET;
     /// * [`ErrorKind::InvalidState`]: not in RTS (or a state beyond), a region was revoked, or this thread has an open
     ///   batch of this queue;
-    /// * [`ErrorKind::InvalidArgument`]: too many ranges, too long inline or in all, a region of another protection
-    ///   domain or, for a READ or atomic, without [`AccessFlags::LOCAL_WRITE`], or memory of the peer that is too small
-    ///   or misaligned.
+    /// * [`ErrorKind::InvalidArgument`]: too many ranges, too much inline data, too long a message, a region of another
+    ///   protection domain or, for a READ or atomic, without [`AccessFlags::LOCAL_WRITE`], or remote memory that is too
+    ///   small or misaligned.
     ///
     /// ```
     /// # use rdma_verbs::verbs::{self, AccessFlags};
@@ -333,10 +335,10 @@ impl QueuePair {
         batch.post()
     }
 
-    /// Posts receives, all or none (`ibv_post_recv`), in any state from INIT on. Allocates nothing.
+    /// Posts receives, all or nothing (`ibv_post_recv`), in any state from INIT on. Allocates nothing.
     ///
     /// # Errors
-    /// As [`QueuePair::post_send`]; the regions need [`AccessFlags::LOCAL_WRITE`].
+    /// As for [`QueuePair::post_send`]; the regions need [`AccessFlags::LOCAL_WRITE`].
     pub fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<()> {
         let mut batch = self.recv_batch()?;
         for request in requests {
@@ -345,21 +347,21 @@ impl QueuePair {
         batch.post()
     }
 
-    /// Opens a batch of send requests, which are posted together. Until then this thread holds the send queue; other
+    /// Opens a batch of send requests, which are posted together. Until then, this thread holds the send queue; other
     /// threads that post to it wait.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidState`] if this thread has an open batch of this queue already.
+    /// [`ErrorKind::InvalidState`] if this thread already has an open batch of this queue.
     ///
-    /// [`SendBatch`] has an example.
+    /// See [`SendBatch`] for an example.
     pub fn send_batch(&self) -> Result<SendBatch<'_>> {
         SendBatch::open(self)
     }
 
-    /// Opens a batch of receives; as [`QueuePair::send_batch`] for the receive queue.
+    /// Opens a batch of receives: the counterpart of [`QueuePair::send_batch`] for the receive queue.
     ///
     /// # Errors
-    /// As [`QueuePair::send_batch`].
+    /// As for [`QueuePair::send_batch`].
     pub fn recv_batch(&self) -> Result<ReceiveBatch<'_>> {
         ReceiveBatch::open(self)
     }
@@ -369,11 +371,11 @@ impl QueuePair {
         self.inner.counters()
     }
 
-    /// Returns what it recorded about itself and its peer since it was connected, as plain data: the input of
-    /// [`QueuePair::explain`].
+    /// Returns what the queue pair has recorded about itself and its peer since it was connected, as plain data: the
+    /// input of [`QueuePair::explain`].
     ///
     /// # Errors
-    /// Any error of the provider.
+    /// Any provider error.
     ///
     /// ```
     /// # use rdma_verbs::verbs;
@@ -395,7 +397,7 @@ impl QueuePair {
     /// Explains in two sentences why a request of this queue pair failed: what happened and most likely why; what was
     /// last heard from the peer and when, and what to try. If this end cannot tell two causes apart, the text names
     /// both, the likelier one first. If no response came, and packets may have been lost on a path to another host, a
-    /// third sentence judges the path. Call it before the queue pair is reset, which clears its records.
+    /// third sentence assesses the path. Call it before the queue pair is reset, which clears its records.
     ///
     /// ```
     /// use std::time::Duration;
@@ -441,8 +443,8 @@ impl QueuePair {
         explain::explain_event(event, self.report().ok().as_ref())
     }
 
-    /// Explains the state of the connection in two sentences: why nothing completes, or that nothing is wrong. For
-    /// programs that wait, for example with a `timeout` of 0, which waits forever.
+    /// Explains the state of the connection in two sentences: why nothing completes, or that nothing is wrong. Useful
+    /// for programs that wait, for example with a `timeout` of 0, which waits forever.
     ///
     /// ```
     /// # use rdma_verbs::verbs;

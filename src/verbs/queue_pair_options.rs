@@ -1,4 +1,4 @@
-//! Creating queue pairs, and the options for it.
+//! Creation of queue pairs, and its options.
 
 use super::queue_pair::{Settings, Sources};
 use super::{
@@ -8,7 +8,7 @@ use super::{
 use crate::provider;
 
 /// Options for creating a queue pair, each with a default: a reliable connection, 128 requests in each queue, 4
-/// scatter-gather entries per request, 64 bytes inline, the first port and its
+/// scatter-gather entries per request, 64 bytes of inline data, the first port and its
 /// [default GID](super::Context::default_gid_index), and [`AccessFlags::REMOTE`] for the peer (each region's own flags
 /// still apply).
 ///
@@ -16,7 +16,7 @@ use crate::provider;
 /// [owned](crate::owned::QueuePair::with_options) tier and of `asynchronous`. `S` is the tier's shared receive queue:
 /// a queue pair takes its receives only from a queue of its own tier.
 ///
-/// Options create nothing. They hold handles of the objects that they name, which live at least as long.
+/// Options hold handles of the objects that they refer to, which live at least as long.
 ///
 /// ```
 /// # use rdma_verbs::verbs;
@@ -116,8 +116,8 @@ impl<S> QueuePairOptions<S> {
         self
     }
 
-    /// Takes receives from this shared queue instead of a queue of its own: `max_recv_wr` and `max_recv_sge` are
-    /// ignored, and receives cannot be posted to the queue pair itself. The queue may belong to another protection
+    /// Makes the queue pair take receives from this shared queue instead of its own: `max_recv_wr` and `max_recv_sge`
+    /// are ignored, and receives cannot be posted to the queue pair itself. The queue may belong to another protection
     /// domain of the same device. For reliable and unreliable connections, and for datagrams:
     ///
     /// ```
@@ -139,7 +139,7 @@ impl<S> QueuePairOptions<S> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// [`SharedReceiveQueue`] has another example.
+    /// See [`SharedReceiveQueue`] for another example.
     pub fn srq(mut self, srq: &S) -> Self
     where
         S: Clone,
@@ -168,14 +168,14 @@ impl<S> QueuePairOptions<S> {
         self
     }
 
-    /// Sets the access flags for [`QueuePair::init`], the most that the peer may do through this queue pair;
+    /// Sets the access flags for [`QueuePair::init`], which limit what the peer may do through this queue pair;
     /// [`AccessFlags::REMOTE`] by default.
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.settings.access = access;
         self
     }
 
-    /// Sets the Q_Key of a datagram queue pair for [`QueuePair::init`], which senders must name; 0 by default.
+    /// Sets the Q_Key of a datagram queue pair for [`QueuePair::init`], which senders must use; 0 by default.
     pub fn qkey(mut self, qkey: Qkey) -> Self {
         self.settings.qkey = qkey;
         self
@@ -202,10 +202,10 @@ impl<S> QueuePairOptions<S> {
 }
 
 impl QueuePairOptions {
-    /// Makes it the target of an extended reliable connection: it has no queues, and its messages go to the shared
-    /// receive queues of `domain`. The protection domain and the completion queues are unused.
+    /// Makes the queue pair the target of an extended reliable connection: it has no queues, and its messages go to the
+    /// shared receive queues of `domain`. The protection domain and the completion queues are unused.
     ///
-    /// [`XrcDomain`] has an example.
+    /// See [`XrcDomain`] for an example.
     pub fn xrc_target(mut self, domain: &XrcDomain) -> Self {
         self.settings.qp_type = QueuePairType::XrcReceive;
         self.xrc_domain = Some(domain.clone());
@@ -218,7 +218,7 @@ impl ProtectionDomain {
     /// `send_cq` and whose receives complete on `recv_cq`, which may be the same queue.
     ///
     /// # Errors
-    /// A queue belongs to another opening of a device; a default size is above the device's limit;
+    /// A queue belongs to another device context; a default size is above the device's limit;
     /// [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_qp`.
     ///
     /// ```
@@ -234,12 +234,12 @@ impl ProtectionDomain {
         self.create_qp_with(send_cq, recv_cq, &QueuePairOptions::default())
     }
 
-    /// Creates a queue pair as [`ProtectionDomain::create_qp`], with options: the transport service, the sizes of its
+    /// Creates a queue pair like [`ProtectionDomain::create_qp`], with options: the transport service, the sizes of its
     /// queues, a shared receive queue and more.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::create_qp`]; also if a size is above the device's limit, an object in `options` belongs
-    /// to another opening of a device, or the device does not support the transport service.
+    /// As for [`ProtectionDomain::create_qp`]; also if a size is above the device's limit, an object in `options`
+    /// belongs to another device context, or the device does not support the transport service.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, ErrorKind, QueuePairOptions};

@@ -12,8 +12,8 @@ pub struct RegisterOptions {
 }
 
 impl RegisterOptions {
-    /// Sets the address by which requests name the region's first byte: 0 makes remote addresses offsets. By default
-    /// its host address, or for an adapter's dma-buf its offset; with [`AccessFlags::ZERO_BASED`] always 0.
+    /// Sets the address that requests use for the region's first byte: 0 makes remote addresses offsets. By default, it
+    /// is the host address, or for an adapter's dma-buf the offset; with [`AccessFlags::ZERO_BASED`], it is always 0.
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self

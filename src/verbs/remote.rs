@@ -7,8 +7,8 @@ use super::{Error, Result, Rkey};
 
 /// Memory of a peer: address, key and length.
 ///
-/// The peer makes it with [`MemoryRegion::remote`](super::MemoryRegion::remote) and sends it as
-/// [`RemoteMemory::to_bytes`]. Requests that reach beyond it are refused when they are posted. The peer checks key,
+/// The peer creates it with [`MemoryRegion::remote`](super::MemoryRegion::remote) and sends it as
+/// [`RemoteMemory::to_bytes`]. Requests that extend beyond it are refused when they are posted. The peer checks key,
 /// bounds and access flags when the request arrives.
 ///
 /// ```
@@ -32,8 +32,8 @@ impl RemoteMemory {
     /// Size of [`RemoteMemory::to_bytes`], in bytes.
     pub const ENCODED_BYTES: usize = 20;
 
-    /// Describes `len` bytes from `addr`, in the region or window that `rkey` names. Programs that know only address
-    /// and key can pass `u64::MAX - addr` as the length and leave the check to the peer.
+    /// Describes `len` bytes from `addr`, in the region or window that `rkey` identifies. Programs that know only
+    /// address and key can pass `u64::MAX - addr` as the length and leave the check to the peer.
     pub const fn new(addr: u64, rkey: Rkey, len: u64) -> Self {
         Self { addr, rkey, len }
     }
@@ -58,10 +58,10 @@ impl RemoteMemory {
         self.len == 0
     }
 
-    /// Returns a part of it. The range counts bytes from its start.
+    /// Returns part of the memory. `range` counts bytes from its start.
     ///
     /// # Errors
-    /// The range does not lie within it, or its address exceeds 2^64.
+    /// The range does not lie within the memory, or its address exceeds 2^64.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let (offset, len) = resolve("slice", &range, usize::try_from(self.len).unwrap_or(usize::MAX))?;
         let addr = self.addr.checked_add(offset as u64).ok_or_else(|| {
@@ -80,7 +80,8 @@ impl RemoteMemory {
         bytes
     }
 
-    /// Decodes [`RemoteMemory::to_bytes`]. It accepts every value; the peer checks it when a request uses it.
+    /// Decodes the result of [`RemoteMemory::to_bytes`]. Every value is accepted; the peer checks it when a request
+    /// uses it.
     pub fn from_bytes(bytes: [u8; Self::ENCODED_BYTES]) -> Self {
         let word = |from: usize| u64::from_be_bytes(std::array::from_fn(|index| bytes[from + index]));
         let rkey = u32::from_be_bytes(std::array::from_fn(|index| bytes[8 + index]));

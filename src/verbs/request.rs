@@ -9,7 +9,7 @@ use crate::types::{FlushFlags, Operation, SendFlags};
 
 /// Ranges of registered memory that a message is gathered from or scattered to, in order.
 ///
-/// Made from a whole region, a [`RegionRange`], or a slice or array of ranges.
+/// Created from a whole region, a [`RegionRange`], or a slice or array of ranges.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionList<'a>(pub(super) Regions<'a>);
 
@@ -61,7 +61,7 @@ impl<'a, const N: usize> From<&'a [RegionRange<'a>; N]> for RegionList<'a> {
     }
 }
 
-/// The payload of a SEND or WRITE: registered memory, or inline bytes that are copied while posting.
+/// The payload of a SEND or WRITE: registered memory, or inline bytes that are copied when posted.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a>(pub(super) Bytes<'a>);
 
@@ -75,7 +75,7 @@ impl<'a> Payload<'a> {
     /// The empty payload.
     pub const EMPTY: Payload<'static> = Payload(Bytes::Regions(RegionList::EMPTY));
 
-    /// Returns a payload of bytes that are copied into the send queue while posting, at most the queue pair's
+    /// Returns a payload of bytes that are copied into the send queue when posted, at most the queue pair's
     /// `max_inline_data`. They need not be registered and may be changed as soon as the post returns.
     pub const fn inline(bytes: &'a [u8]) -> Self {
         Self(Bytes::Inline(bytes))
@@ -193,23 +193,23 @@ impl<'a> SendRequest<'a> {
         Self::new(Operation::Send, data.into(), u64::MAX)
     }
 
-    /// Returns a SEND with immediate: also delivers `immediate` in the receive's completion.
+    /// Returns a SEND with immediate, which also delivers `immediate` in the receive's completion.
     pub fn send_with_immediate(data: impl Into<Payload<'a>>, immediate: u32) -> Self {
         Self::new(Operation::SendWithImmediate(immediate), data.into(), u64::MAX)
     }
 
-    /// Returns a SEND with invalidate: also invalidates the peer's key `rkey`, if the peer allows that.
+    /// Returns a SEND with invalidate, which also invalidates the peer's key `rkey`, if the peer allows it.
     pub fn send_with_invalidate(data: impl Into<Payload<'a>>, rkey: Rkey) -> Self {
         Self::new(Operation::SendWithInvalidate(rkey), data.into(), u64::MAX)
     }
 
-    /// Returns a SEND of a datagram to queue pair `remote_qpn` at the address of `handle`: at most the port's
-    /// `active_mtu` long. It arrives behind 40 bytes of route header, or not at all.
+    /// Returns a SEND of a datagram, at most the port's `active_mtu` long, to queue pair `remote_qpn` at the address of
+    /// `handle`. It arrives preceded by a 40-byte global route header, or not at all.
     ///
     /// `remote_qkey` must be the receiver's; if its highest bit is set, the sending queue pair's own Q_Key is sent
     /// instead.
     ///
-    /// [`AddressHandle`] has an example.
+    /// See [`AddressHandle`] for an example.
     pub fn send_to(
         data: impl Into<Payload<'a>>,
         handle: &'a AddressHandle,
@@ -220,7 +220,7 @@ impl<'a> SendRequest<'a> {
         Self { target, ..Self::send(data) }
     }
 
-    /// Returns a request as [`SendRequest::send_to`] that also delivers `immediate` in the receive's completion.
+    /// Returns a request like [`SendRequest::send_to`] that also delivers `immediate` in the receive's completion.
     pub fn send_to_with_immediate(
         data: impl Into<Payload<'a>>,
         handle: &'a AddressHandle,
@@ -232,7 +232,8 @@ impl<'a> SendRequest<'a> {
         Self { target, ..Self::send_with_immediate(data, immediate) }
     }
 
-    /// Returns a WRITE: copies `data` to the start of the peer's memory `remote`. The peer's program is not notified.
+    /// Returns a WRITE: copies `data` to the start of the peer's memory `remote`. The peer's application is not
+    /// notified.
     ///
     /// Bytes are placed in ascending address order, the last ones last. Once the completion is polled, the peer's
     /// memory holds them.
@@ -241,8 +242,8 @@ impl<'a> SendRequest<'a> {
         Self::new(operation, data.into(), remote.len())
     }
 
-    /// Returns a WRITE with immediate: copies as [`SendRequest::write`], then completes the peer's next posted receive
-    /// with `immediate`, without writing to that receive's memory.
+    /// Returns a WRITE with immediate: copies like [`SendRequest::write`], then completes the peer's next posted
+    /// receive with `immediate`, without writing to that receive's memory.
     pub fn write_with_immediate(data: impl Into<Payload<'a>>, remote: RemoteMemory, immediate: u32) -> Self {
         let (remote_addr, rkey) = (remote.addr(), remote.rkey());
         let operation = Operation::WriteWithImmediate { remote_addr, rkey, immediate };
@@ -256,8 +257,8 @@ impl<'a> SendRequest<'a> {
         Self::new(operation, Payload(Bytes::Regions(into.into())), remote.len())
     }
 
-    /// Returns a compare-and-swap: replaces the first eight bytes of `remote` with `swap` if they are `compare`. The
-    /// previous value goes to `result`, 8 bytes, in this host's byte order; the word was replaced if that is `compare`.
+    /// Returns a compare-and-swap: replaces the first eight bytes of `remote` with `swap` if they equal `compare`. The
+    /// previous value goes to `result` (8 bytes), in host byte order; the word was replaced if that equals `compare`.
     /// `remote` must be aligned to 8 bytes. `compare` and `swap` are numbers: the peer applies its own byte order.
     pub fn compare_and_swap(result: impl Into<RegionRange<'a>>, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
         let (remote_addr, rkey) = (remote.addr(), remote.rkey());
@@ -296,9 +297,9 @@ impl<'a> SendRequest<'a> {
     }
 
     /// Returns a FLUSH: completes when all earlier writes to `remote`, from any source, are globally visible at the
-    /// peer ([`FlushFlags::GLOBAL`]) or survive a loss of power ([`FlushFlags::PERSISTENT`]). With
-    /// [`FlushFlags::WHOLE_REGION`] the region or window of `remote`'s key is flushed as a whole. The peer's region and
-    /// queue pair must grant it: [`AccessFlags::FLUSH_GLOBAL`](super::AccessFlags::FLUSH_GLOBAL),
+    /// peer ([`FlushFlags::GLOBAL`]) or survive power loss ([`FlushFlags::PERSISTENT`]). With
+    /// [`FlushFlags::WHOLE_REGION`], the region or window of `remote`'s key is flushed as a whole. The peer's region
+    /// and queue pair must grant it: [`AccessFlags::FLUSH_GLOBAL`](super::AccessFlags::FLUSH_GLOBAL),
     /// [`AccessFlags::FLUSH_PERSISTENT`](super::AccessFlags::FLUSH_PERSISTENT).
     ///
     /// ```
@@ -323,7 +324,7 @@ impl<'a> SendRequest<'a> {
         Self::new(operation, Payload::EMPTY, u64::MAX)
     }
 
-    /// Returns a local invalidate: invalidates a key of this host, of a region registered as invalidatable or of a
+    /// Returns a local invalidate, which invalidates a local key: that of a region registered as invalidatable, or of a
     /// bound type 2 window. It begins when all earlier requests of this queue pair are complete; later ones begin after
     /// it.
     ///
@@ -350,16 +351,16 @@ impl<'a> SendRequest<'a> {
         Self { wr_id: 0, operation, flags, data, room, target, remote_srq, window, bound_region }
     }
 
-    /// Sets a number of the caller's choice, which the completion returns; 0 by default.
+    /// Sets a caller-defined number that the completion returns; 0 by default.
     pub fn wr_id(mut self, wr_id: u64) -> Self {
         self.wr_id = wr_id;
         self
     }
 
-    /// Requests a completion on success too. Failures always complete.
+    /// Requests a completion also on success. Failures always generate one.
     ///
     /// A slot of the send queue becomes free when the completion of its request, or of a later signaled one, is polled.
-    /// A program that never signals fills the queue.
+    /// A program that never signals eventually fills the queue.
     pub fn signaled(mut self) -> Self {
         self.flags |= SendFlags::SIGNALED;
         self
@@ -379,9 +380,9 @@ impl<'a> SendRequest<'a> {
     }
 
     /// Sets the peer's shared receive queue that the request is for, by its number. All requests of an XRC initiator
-    /// must set it, READ, WRITE and atomics included; requests of other queue pairs must not.
+    /// must set it, including READ, WRITE and atomics; requests of other queue pairs must not.
     ///
-    /// [`XrcDomain`](super::XrcDomain) has an example.
+    /// See [`XrcDomain`](super::XrcDomain) for an example.
     pub fn remote_srq(mut self, number: SharedReceiveQueueNumber) -> Self {
         self.remote_srq = Some(number);
         self
@@ -424,7 +425,7 @@ impl<'a> ReceiveRequest<'a> {
         Self { wr_id: 0, data: data.into() }
     }
 
-    /// Sets a number of the caller's choice, which the completion returns; 0 by default.
+    /// Sets a caller-defined number that the completion returns; 0 by default.
     pub fn wr_id(mut self, wr_id: u64) -> Self {
         self.wr_id = wr_id;
         self

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{AccessFlags, Error, Memory, MemoryRegion, ProtectionDomain, RefusedMemory};
 use crate::provider;
 
-/// The changes of [`MemoryRegion::rereg`] (the flags of `ibv_rereg_mr`). Everything else stays.
+/// The changes of [`MemoryRegion::rereg`] (the flags of `ibv_rereg_mr`). Everything else stays the same.
 #[derive(Debug, Default)]
 pub struct Reregistration<'a> {
     domain: Option<&'a ProtectionDomain>,
@@ -26,8 +26,8 @@ impl<'a> Reregistration<'a> {
         self
     }
 
-    /// Changes the address by which requests name the first byte. By default unchanged memory keeps its address, and
-    /// new memory has its host address.
+    /// Changes the address that requests use for the first byte. By default, unchanged memory keeps its address, and
+    /// new memory uses its host address.
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self
@@ -50,7 +50,7 @@ impl<'a> Reregistration<'a> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RefusedChange {
-    /// Why it was refused.
+    /// Reason for the refusal.
     pub error: Error,
     /// The region, unchanged.
     pub region: MemoryRegion,
@@ -74,13 +74,13 @@ impl MemoryRegion {
     /// Re-registers the region with other memory, access flags or protection domain (`ibv_rereg_mr`), in one step.
     /// Returns the new region, and the old memory if it was replaced.
     ///
-    /// The region gets new keys. Once it returns, nothing accesses memory under the old keys: requests that still name
-    /// them fail, those of this host with a local protection error, those of peers with a remote access error.
+    /// The region gets new keys. Once this returns, nothing accesses memory under the old keys: requests that still use
+    /// them fail, local ones with a local protection error, those of peers with a remote access error.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`]; [`ErrorKind::Busy`](super::ErrorKind::Busy) while memory windows are bound to
-    /// it, [`ErrorKind::InvalidState`](super::ErrorKind::InvalidState) after [`MemoryRegion::revoke`] or for a domain
-    /// of another device. The error returns the region unchanged.
+    /// As for [`ProtectionDomain::reg_mr`]; [`ErrorKind::Busy`](super::ErrorKind::Busy) while memory windows are bound
+    /// to it, [`ErrorKind::InvalidState`](super::ErrorKind::InvalidState) after [`MemoryRegion::revoke`] or for a
+    /// domain of another device. The error returns the region unchanged.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, Reregistration};

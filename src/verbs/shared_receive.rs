@@ -13,7 +13,7 @@ use crate::provider;
 use crate::types::{self, BatchEnd};
 
 /// Options for creating a shared receive queue with [`ProtectionDomain::create_srq_with`]. They hold handles of the
-/// objects that they name.
+/// objects that they refer to.
 #[derive(Clone, Debug, Default)]
 #[must_use = "options do nothing by themselves"]
 pub struct SharedReceiveQueueOptions {
@@ -22,15 +22,15 @@ pub struct SharedReceiveQueueOptions {
 }
 
 impl SharedReceiveQueueOptions {
-    /// Arms the limit event from the beginning: it is raised once, when a receive is consumed and fewer than
-    /// `srq_limit` are left. By default no event is raised until [`SharedReceiveQueue::modify`] arms it.
+    /// Arms the limit event at creation: it is raised once, when a receive is consumed and fewer than `srq_limit` are
+    /// left. By default no event is raised until [`SharedReceiveQueue::modify`] arms it.
     pub fn srq_limit(mut self, srq_limit: u32) -> Self {
         self.srq_limit = srq_limit;
         self
     }
 
-    /// Makes it a queue for extended reliable connections: XRC targets of this domain use it when a message names its
-    /// number. Its receives complete on `cq`.
+    /// Makes it a queue for extended reliable connections: XRC targets of this domain use it when a message specifies
+    /// its number. Its receives complete on `cq`.
     pub fn xrc(mut self, domain: &XrcDomain, cq: &CompletionQueue) -> Self {
         self.xrc = Some((domain.clone(), cq.clone()));
         self
@@ -46,16 +46,16 @@ impl ProtectionDomain {
     /// [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_srq`;
     /// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no shared receive queues.
     ///
-    /// [`SharedReceiveQueue`] has an example.
+    /// See [`SharedReceiveQueue`] for an example.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue> {
         self.create_srq_with(max_wr, max_sge, &SharedReceiveQueueOptions::default())
     }
 
-    /// Creates a shared receive queue as [`ProtectionDomain::create_srq`], with options (`ibv_create_srq_ex`).
+    /// Creates a shared receive queue like [`ProtectionDomain::create_srq`], with options (`ibv_create_srq_ex`).
     ///
     /// # Errors
-    /// As [`ProtectionDomain::create_srq`]; also if `srq_limit` is more than `max_wr`, or an object in `options`
-    /// belongs to another opening of a device.
+    /// As for [`ProtectionDomain::create_srq`]; also if `srq_limit` is more than `max_wr`, or an object in `options`
+    /// belongs to another device context.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, ErrorKind, SharedReceiveQueueOptions};
@@ -102,16 +102,16 @@ impl ProtectionDomain {
 /// receive when a message of its peer begins.
 ///
 /// [`QueuePairOptions::srq`](super::QueuePairOptions::srq) attaches queue pairs to it. Completions appear on the queue
-/// pair's completion queue and name the queue pair; they need not appear in the order in which the receives were
-/// posted, because messages end in any order. A queue pair that finds the queue empty makes its peer retry (RNR NAK); a
-/// reliable connection loses no message. Messages of unreliable connections and datagrams are dropped silently. A
-/// datagram that does not fit the oldest receive is dropped as well, and the receive stays (`drop_receive_too_small`).
+/// pair's completion queue and identify the queue pair; they need not appear in posting order, because messages end in
+/// any order. A queue pair that finds the queue empty makes its peer retry (RNR NAK); a reliable connection loses no
+/// message. Messages of unreliable connections and datagrams are dropped silently. A datagram that does not fit the
+/// oldest receive is dropped as well, and the receive stays (`drop_receive_too_small`).
 ///
 /// The receives belong to the queue, not to queue pairs: they stay when a queue pair goes to the error state or RESET,
 /// or is destroyed. Only a receive that a message has begun to fill ends with its queue pair.
 ///
-/// A handle: clones name the same queue. It is destroyed when the last handle and every queue pair that uses it are
-/// dropped; receives still posted then are discarded without completions.
+/// This is a handle: clones refer to the same queue. It is destroyed when the last handle and every queue pair that
+/// uses it are dropped; receives still posted then are discarded without completions.
 ///
 /// The owned tier has [shared receive queues](crate::owned::SharedReceiveQueue) of its own.
 ///
@@ -154,7 +154,7 @@ struct Shared {
 }
 
 impl SharedReceiveQueue {
-    /// Returns the queue's number, by which requests of extended reliable connections name it.
+    /// Returns the queue's number, by which requests of extended reliable connections identify it.
     pub fn number(&self) -> SharedReceiveQueueNumber {
         self.shared.inner.number()
     }
@@ -170,7 +170,7 @@ impl SharedReceiveQueue {
         self.shared.domain.context()
     }
 
-    /// Changes its size, arms the limit event, or both, all or nothing (`ibv_modify_srq`).
+    /// Changes the queue's size, arms the limit event, or both, all or nothing (`ibv_modify_srq`).
     ///
     /// A limit of n raises [`AsyncEvent::SharedReceiveQueueLimitReached`](super::AsyncEvent) once, when fewer than n
     /// receives are posted: immediately, if that is already so. The limit is then 0 until it is armed again. Posted
@@ -201,16 +201,16 @@ impl SharedReceiveQueue {
     /// Returns the queue's sizes and the armed limit (`ibv_query_srq`).
     ///
     /// # Errors
-    /// Any error of the provider.
+    /// Any provider error.
     pub fn query(&self) -> Result<SharedReceiveQueueStatus> {
         self.shared.inner.query()
     }
 
-    /// Posts receives, all or none (`ibv_post_srq_recv`). Allocates nothing.
+    /// Posts receives, all or nothing (`ibv_post_srq_recv`). Allocates nothing.
     ///
     /// # Errors
-    /// As [`QueuePair::post_recv`](super::QueuePair::post_recv); the regions must belong to the protection domain of
-    /// this queue.
+    /// As for [`QueuePair::post_recv`](super::QueuePair::post_recv); the regions must belong to the protection domain
+    /// of this queue.
     pub fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<()> {
         let mut batch = self.recv_batch()?;
         for request in requests {
@@ -220,11 +220,11 @@ impl SharedReceiveQueue {
     }
 
     /// Opens a batch of receives. Until the batch is posted, this thread holds the queue for posting; other threads
-    /// that post wait. Meanwhile queue pairs still take receives posted before.
+    /// that post wait. Meanwhile, queue pairs still take receives posted before.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidState`](super::ErrorKind::InvalidState) if this thread has an open batch of this queue
-    /// already.
+    /// [`ErrorKind::InvalidState`](super::ErrorKind::InvalidState) if this thread already has an open batch of this
+    /// queue.
     pub fn recv_batch(&self) -> Result<SharedReceiveBatch<'_>> {
         self.shared.poster.enter("post_srq_recv", || self.shared.inner.recv_begin())?;
         Ok(SharedReceiveBatch { queue: self, len: 0, open: true, thread_bound: PhantomData })
@@ -247,7 +247,7 @@ impl fmt::Debug for SharedReceiveQueue {
     }
 }
 
-/// An open batch of receives for a shared receive queue; as [`ReceiveBatch`](super::ReceiveBatch) for a queue pair's.
+/// An open batch of receives for a shared receive queue: the counterpart of [`ReceiveBatch`](super::ReceiveBatch).
 ///
 /// ```
 /// # use rdma_verbs::verbs::{self, AccessFlags, ReceiveRequest};
@@ -274,7 +274,7 @@ impl SharedReceiveBatch<'_> {
     /// Adds a receive.
     ///
     /// # Errors
-    /// As [`SharedReceiveQueue::post_recv`]. The batch stays open and may be posted without the receive.
+    /// As for [`SharedReceiveQueue::post_recv`]. The batch stays open and may be posted without the receive.
     pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<&mut Self> {
         let shared = &self.queue.shared;
         let check = RangeCheck { verb: "post_srq_recv", domain: &shared.domain, need: AccessFlags::LOCAL_WRITE };
@@ -297,7 +297,7 @@ impl SharedReceiveBatch<'_> {
     /// Posts all receives, in order.
     ///
     /// # Errors
-    /// As [`SharedReceiveQueue::post_recv`]; on failure nothing is posted.
+    /// As for [`SharedReceiveQueue::post_recv`]; on failure nothing is posted.
     pub fn post(mut self) -> Result<()> {
         self.end(BatchEnd::Publish)
     }

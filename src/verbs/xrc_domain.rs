@@ -9,15 +9,15 @@ use crate::provider;
 /// A domain of extended reliable connections (`ibv_xrcd`).
 ///
 /// With an extended reliable connection, one queue pair on each side serves many receivers of a process: each request
-/// names the shared receive queue that it is for. The sending end, the *initiator*
+/// specifies the shared receive queue that it is for. The sending end, the *initiator*
 /// ([`QueuePairType::XrcSend`](super::QueuePairType::XrcSend)), has no receive queue; the receiving end, the *target*
 /// ([`QueuePairType::XrcReceive`](super::QueuePairType::XrcReceive)), has no queues and only passes messages on to the
 /// shared receive queues of its domain. Those are created with
 /// [`SharedReceiveQueueOptions::xrc`](super::SharedReceiveQueueOptions::xrc) and have their own completion queues. The
-/// protection domain of the queue that a request names decides which memory it may access at the target.
+/// protection domain of the queue that a request specifies determines which memory it may access at the target.
 ///
-/// A handle: clones name the same domain. It is closed when the last handle and everything made in it are dropped. It
-/// belongs to this opening of the device; [`Context::open_xrcd_shared`] says why.
+/// This is a handle: clones refer to the same domain. It is closed when the last handle and everything created in it
+/// are dropped. It belongs to this device context; [`Context::open_xrcd_shared`] explains why.
 ///
 /// ```
 /// use std::time::Duration;
@@ -71,14 +71,14 @@ impl Context {
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the device has no extended reliable connections.
     ///
-    /// [`XrcDomain`] has an example.
+    /// See [`XrcDomain`] for an example.
     pub fn open_xrcd(&self) -> Result<XrcDomain> {
         Ok(XrcDomain { context: self.clone(), inner: self.inner().open_xrcd()? })
     }
 
-    /// Refuses to open a domain that processes share by the file behind a descriptor (`ibv_open_xrcd` with `fd`). No
-    /// provider of this crate supports it: queue pairs and shared receive queues live in the process that made them,
-    /// and a message cannot notify another process.
+    /// Refuses to open a domain that processes share through the file behind a descriptor (`ibv_open_xrcd` with `fd`).
+    /// No provider of this crate supports it: queue pairs and shared receive queues live in the process that created
+    /// them, and a message cannot notify another process.
     ///
     /// # Errors
     /// Always [`ErrorKind::Unsupported`].
