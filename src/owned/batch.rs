@@ -30,14 +30,14 @@ impl From<PartlyPosted> for Error {
 }
 
 impl QueuePair {
-    /// Posts requests to the send queue in order and with one doorbell, so that equal small ones share system calls;
-    /// see [`verbs::SendBatch`](crate::verbs::SendBatch). No other thread's requests come between them.
+    /// Posts requests to the send queue in order and with one doorbell, so that equal small requests share system
+    /// calls; see [`verbs::SendBatch`](crate::verbs::SendBatch). No other thread's requests are interleaved.
     ///
-    /// The posted requests are taken out of `requests`. It stops at the first request that is refused, for instance
-    /// because the queue is full: that one and those behind it stay in `requests`, with their buffers.
+    /// The posted requests are removed from `requests`. Posting stops at the first request that is refused, for
+    /// instance because the queue is full: that one and those after it stay in `requests`, with their buffers.
     ///
     /// # Errors
-    /// As [`QueuePair::post_send`], for the first refused request, with the number of those that were posted.
+    /// As for [`QueuePair::post_send`], for the first refused request, with the number of those that were posted.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -12,8 +12,8 @@ use crate::verbs::{AccessFlags, Error, Memory, MemoryRegion, ProtectionDomain, R
 /// Registered memory with one owner: the application, or a request that it moved into.
 ///
 /// A buffer has a fixed capacity, and a length like a `Vec`: the number of filled bytes. It dereferences to a slice of
-/// this length: while the application holds it, nothing else can access it. It comes from a
-/// [`BufferPool`](super::BufferPool), or from memory that moves in and can be taken out again.
+/// this length; nothing else can access it while the application holds it. It comes from a
+/// [`BufferPool`](super::BufferPool), or from memory that is moved in and can be taken out again.
 ///
 /// ```
 /// # use rdma_verbs::verbs;
@@ -92,8 +92,8 @@ impl Buffer {
     /// Registers a vector's bytes. Its spare capacity is kept, but is not part of the buffer.
     ///
     /// # Errors
-    /// The vector is empty; the device is of a provider outside this crate; otherwise as
-    /// [`ProtectionDomain::reg_mr`]. The vector comes back.
+    /// The vector is empty; the device belongs to a provider outside this crate; otherwise, as for
+    /// [`ProtectionDomain::reg_mr`]. The error returns the vector.
     pub fn from_vec(domain: &ProtectionDomain, bytes: Vec<u8>) -> Result<Self, Refused<Vec<u8>>> {
         match Exclusive::from_vec(domain, bytes) {
             Ok(bytes) => Ok(Self { len: bytes.len(), storage: Storage::Moved(bytes) }),
@@ -104,7 +104,7 @@ impl Buffer {
     /// Registers a boxed slice; see [`Buffer::from_vec`].
     ///
     /// # Errors
-    /// As [`Buffer::from_vec`].
+    /// As for [`Buffer::from_vec`].
     ///
     /// ```
     /// # use rdma_verbs::{owned::Buffer, verbs};
@@ -118,10 +118,10 @@ impl Buffer {
             .map_err(|Refused { error, given }| Refused::new(error, given.into_boxed_slice()))
     }
 
-    /// Registers the bytes of a `BytesMut` (feature `bytes`). If it shares its allocation with others, they are copied.
+    /// Registers the bytes of a `BytesMut` (feature `bytes`). The bytes are copied if the allocation is shared.
     ///
     /// # Errors
-    /// As [`Buffer::from_vec`].
+    /// As for [`Buffer::from_vec`].
     ///
     /// ```
     /// # use rdma_verbs::{owned::Buffer, verbs};
@@ -134,16 +134,16 @@ impl Buffer {
     /// ```
     #[cfg(feature = "bytes")]
     pub fn from_bytes_mut(domain: &ProtectionDomain, bytes: bytes::BytesMut) -> Result<Self, Refused<bytes::BytesMut>> {
-        // The conversion takes the allocation over where it can.
+        // The conversion reuses the allocation where possible.
         Self::from_vec(domain, bytes.into())
             .map_err(|Refused { error, given }| Refused::new(error, bytes::Bytes::from(given).into()))
     }
 
-    /// Returns the bytes as a vector, truncated to the buffer's length. Memory that moved in is deregistered and comes
-    /// back without a copy; a pool's buffer is copied, and returns to its pool.
+    /// Returns the bytes as a vector, truncated to the buffer's length. Memory that was moved in is deregistered and
+    /// returned without a copy; a pool's buffer is copied, and returns to its pool.
     ///
     /// # Errors
-    /// Deregistration failed; a soft device never fails.
+    /// Deregistration fails; on a soft device it never does.
     pub fn into_vec(self) -> Result<Vec<u8>> {
         match self.storage {
             Storage::Pooled(pooled) => Ok(pooled.bytes().as_slice()[..self.len].to_vec()),
@@ -209,7 +209,7 @@ impl Buffer {
         Some(u64::from_ne_bytes(*self.first_chunk()?))
     }
 
-    /// Returns the domain that it is registered in.
+    /// Returns the protection domain that the buffer is registered in.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         self.storage.bytes().domain()
     }
@@ -251,8 +251,8 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A registered part of a file that has one owner. Other processes may change or truncate the file, so there is no
-/// slice of it: bytes are copied in and out.
+/// A registered part of a file, with one owner. Other processes may change or truncate the file, so it is never exposed
+/// as a slice: bytes are copied in and out.
 ///
 /// ```
 /// # use rdma_verbs::verbs;
@@ -274,11 +274,11 @@ pub struct FileBuffer {
 }
 
 impl FileBuffer {
-    /// Maps and registers `len` bytes of `file` from `offset` on. Without `writable`, the memory can be sent, but not
-    /// used for receives or READs.
+    /// Maps and registers `len` bytes of `file`, starting at `offset`. Without `writable`, the memory can be sent, but
+    /// not used for receives or READs.
     ///
     /// # Errors
-    /// As [`Memory::file`] and [`ProtectionDomain::reg_mr`].
+    /// As for [`Memory::file`] and [`ProtectionDomain::reg_mr`].
     pub fn map(domain: &ProtectionDomain, file: &File, offset: u64, len: usize, writable: bool) -> Result<Self> {
         check_device(domain)?;
         let access = if writable { AccessFlags::LOCAL_WRITE } else { AccessFlags::empty() };
@@ -322,7 +322,7 @@ impl FileBuffer {
     /// Copies bytes in; see [`MemoryRegion::write_at`].
     ///
     /// # Errors
-    /// As [`FileBuffer::read_at`], or the file is mapped read-only.
+    /// As for [`FileBuffer::read_at`], or the file is mapped read-only.
     pub fn write_at(&mut self, offset: usize, data: &[u8]) -> Result<()> {
         self.region.write_at(offset, data)
     }

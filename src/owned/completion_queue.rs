@@ -17,10 +17,10 @@ use crate::verbs::{
 /// Number of completions taken from the device at a time.
 const BATCH: usize = 16;
 
-/// A completion queue that returns the memory of finished requests. Clones are the same queue.
+/// A completion queue that returns the memory of finished requests. Clones refer to the same queue.
 ///
 /// It serves any number of [`QueuePair`](super::QueuePair)s of this tier. Requests of one queue come back in posting
-/// order, whatever their result.
+/// order, regardless of their result.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -138,10 +138,10 @@ impl State {
 }
 
 impl CompletionQueue {
-    /// Creates a queue of `cqe` completions, to be polled.
+    /// Creates a queue for at least `cqe` completions.
     ///
     /// # Errors
-    /// As [`Context::create_cq`].
+    /// As for [`Context::create_cq`].
     pub fn new(context: &Context, cqe: u32) -> Result<Self> {
         Self::with_options(context, cqe, &CompletionQueueOptions::default())
     }
@@ -149,7 +149,7 @@ impl CompletionQueue {
     /// Creates a queue with options, for example the channel that it notifies.
     ///
     /// # Errors
-    /// As [`Context::create_cq_with`].
+    /// As for [`Context::create_cq_with`].
     ///
     /// ```
     /// # use rdma_verbs::{owned::CompletionQueue, verbs};
@@ -172,11 +172,12 @@ impl CompletionQueue {
         Self { shared: Arc::new(Shared { queue, state: Mutex::new(state) }) }
     }
 
-    /// Returns the oldest finished request; `None` if there is none yet. Drives the transport if no completion waits.
+    /// Returns the oldest finished request; `None` if there is none yet. Drives the transport if no completion is
+    /// queued.
     ///
     /// # Errors
-    /// The queue overflowed: completions were lost, and its queue pairs are in error. Buffers in flight come back when
-    /// they are reset or destroyed.
+    /// The queue overflowed: completions were lost, and its queue pairs are in the error state. Buffers in flight come
+    /// back when the queue pairs are reset or destroyed.
     pub fn poll(&self) -> Result<Option<Finished>> {
         self.context().check_process("poll_cq")?;
         let mut state = self.state();
@@ -219,7 +220,7 @@ impl CompletionQueue {
     /// Waits up to `timeout` for the oldest finished request and returns it; see [`verbs::CompletionQueue::wait`].
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`]; [`ErrorKind::TimedOut`](verbs::ErrorKind::TimedOut) if no request finished in
+    /// As for [`CompletionQueue::poll`]; [`ErrorKind::TimedOut`](verbs::ErrorKind::TimedOut) if no request finished in
     /// time.
     pub fn wait(&self, timeout: Duration) -> Result<Finished> {
         poll_until(timeout, || self.poll())
@@ -234,7 +235,7 @@ impl CompletionQueue {
         self.shared.queue.req_notify(notify)
     }
 
-    /// Returns the open device that the queue belongs to.
+    /// Returns the device that the queue belongs to.
     pub fn context(&self) -> &Context {
         self.shared.queue.context()
     }
@@ -244,26 +245,25 @@ impl CompletionQueue {
         self.shared.queue.cqe()
     }
 
-    /// Returns the number by which asynchronous events name the queue.
+    /// Returns the number by which asynchronous events identify the queue.
     pub fn number(&self) -> CompletionQueueNumber {
         self.shared.queue.number()
     }
 
-    /// Changes the number of completions that fit; see
+    /// Changes the capacity in completions; see
     /// [`verbs::CompletionQueue::resize`](crate::verbs::CompletionQueue::resize).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::CompletionQueue::resize`](crate::verbs::CompletionQueue::resize).
     pub fn resize(&self, cqe: u32) -> Result<()> {
         self.shared.queue.resize(cqe)
     }
 
-    /// Delays the event on the channel until `cq_count` completions were added, or `cq_period` has passed; see
-    /// [`verbs::CompletionQueue::moderate`](crate::verbs::CompletionQueue::moderate). Polling is
-    /// unaffected.
+    /// Delays the event on the channel until `cq_count` completions have been added, or `cq_period` has passed; see
+    /// [`verbs::CompletionQueue::moderate`](crate::verbs::CompletionQueue::moderate). Polling is unaffected.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::CompletionQueue::moderate`](crate::verbs::CompletionQueue::moderate).
     pub fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {
         self.shared.queue.moderate(cq_count, cq_period)
     }

@@ -7,21 +7,21 @@ use super::request::RequestBuffer;
 use crate::verbs::{Gid, GlobalRouteHeader, Qpn, Result};
 
 impl QueuePair {
-    /// Takes a datagram queue pair to RTS; see [`verbs::QueuePair::bring_up_ud`](crate::verbs::QueuePair::bring_up_ud).
+    /// Moves a datagram queue pair to RTS; see [`verbs::QueuePair::bring_up_ud`](crate::verbs::QueuePair::bring_up_ud).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::QueuePair::bring_up_ud`](crate::verbs::QueuePair::bring_up_ud).
     ///
-    /// [`Request::send_to`](super::Request::send_to) has an example.
+    /// See [`Request::send_to`](super::Request::send_to) for an example.
     pub fn bring_up_ud(&self) -> Result<()> {
         self.posted().qp().bring_up_ud()
     }
 
-    /// Attaches this datagram queue pair to a multicast group, whose messages it then receives: a copy in a buffer of
-    /// its own; see [`verbs::QueuePair::attach_mcast`](crate::verbs::QueuePair::attach_mcast).
+    /// Attaches this datagram queue pair to a multicast group, whose messages it then receives, each as a copy in one
+    /// of its own buffers; see [`verbs::QueuePair::attach_mcast`](crate::verbs::QueuePair::attach_mcast).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::QueuePair::attach_mcast`](crate::verbs::QueuePair::attach_mcast).
     ///
     /// ```
     /// # use std::net::Ipv4Addr;
@@ -58,8 +58,8 @@ impl QueuePair {
 }
 
 impl Finished {
-    /// Returns the queue pair that sent the message; `None` unless a message was received. Adapters say it of datagrams
-    /// only.
+    /// Returns the queue pair that sent the message; `None` unless a message was received. Adapters report it only for
+    /// datagrams.
     pub fn source_qpn(&self) -> Option<Qpn> {
         let success = self.result().ok()??;
         self.is_receive().then_some(success.source_qpn)
@@ -68,16 +68,16 @@ impl Finished {
     /// Returns the route header of a received datagram, the first 40 bytes of its buffer, for
     /// [`ProtectionDomain::create_ah_from_success`](crate::verbs::ProtectionDomain::create_ah_from_success).
     ///
-    /// `None` if no datagram was received into a [`Buffer`](super::Buffer), or it came without a route header, as in a
-    /// subnet of InfiniBand; the 40 bytes are then unspecified.
+    /// `None` if no datagram was received into a [`Buffer`](super::Buffer), or it came without a route header, as in an
+    /// InfiniBand subnet; the 40 bytes are then unspecified.
     pub fn route_header(&self) -> Option<&[u8; GlobalRouteHeader::BYTES]> {
         let success = self.result().ok()??;
         let RequestBuffer::Buffer(buffer) = &self.buffer else { return None };
         route_header(buffer, self.is_datagram && success.global_route_header)
     }
 
-    /// Returns the filled bytes of its [`Buffer`](super::Buffer), without the 40 bytes in front of a received datagram;
-    /// `None` if its memory is no buffer.
+    /// Returns the filled bytes of its [`Buffer`](super::Buffer), without the leading 40 bytes of a received datagram;
+    /// `None` if its memory is not a buffer.
     pub fn payload(&self) -> Option<&[u8]> {
         match &self.buffer {
             RequestBuffer::Buffer(buffer) => Some(payload(buffer, self.is_datagram)),

@@ -7,7 +7,8 @@ use crate::verbs::{Completion, CompletionError, Qpn, Success};
 
 /// A finished request, with its memory.
 ///
-/// An unsignaled request that succeeded has no completion of its own: it comes back with the next one of its queue.
+/// An unsignaled request that succeeded has no completion of its own: it comes back with the next completion of its
+/// queue.
 #[derive(Debug)]
 pub struct Finished {
     side: Side,
@@ -44,8 +45,8 @@ impl Finished {
         self.side == Side::Receive
     }
 
-    /// Returns its own completion; `None` for an unsignaled request, which succeeded. After RESET and destruction, a
-    /// flush with the cause [`Cause::Destroyed`](crate::verbs::Cause::Destroyed).
+    /// Returns the request's own completion; `None` for an unsignaled request that succeeded. After RESET or
+    /// destruction, this is a flush with the cause [`Cause::Destroyed`](crate::verbs::Cause::Destroyed).
     pub fn completion(&self) -> Option<&Completion> {
         self.completion.as_ref()
     }
@@ -63,7 +64,7 @@ impl Finished {
         &self.buffer
     }
 
-    /// Returns the memory by value.
+    /// Consumes the finished request and returns its memory.
     pub fn into_request_buffer(self) -> RequestBuffer {
         self.buffer
     }
@@ -93,7 +94,7 @@ pub enum NoBuffer {
     /// Its memory is part of a file.
     #[error("the request's memory is part of a file; take it with into_request_buffer")]
     File,
-    /// It has no memory, like a FLUSH.
+    /// It has no memory, as for a FLUSH.
     #[error("the request has no memory")]
     None,
 }

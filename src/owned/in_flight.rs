@@ -369,7 +369,7 @@ impl PostedReceives {
     }
 
     /// Takes the receive that `completion`, just polled from the device, finishes. Its source must be the receive queue
-    /// of a queue pair that takes its receives from here; `is_datagram` says of which kind.
+    /// of a queue pair that takes its receives from here; `is_datagram` specifies whether it receives datagrams.
     pub(super) fn finish(&self, completion: &Completion, is_datagram: bool) -> Option<Finished> {
         let entry = lock(&self.ledger).take(completion.wr_id())?;
         let own = completion.renumbered(entry.wr_id);

@@ -10,11 +10,11 @@ impl QueuePair {
     /// a [`MemoryRegion`](crate::verbs::MemoryRegion), because peers never reach a buffer. It comes back from the
     /// completion queue in order, with [`RequestBuffer::None`](super::RequestBuffer::None) and the `wr_id` of `bind`.
     ///
-    /// Window and region are borrowed for the call only. Dropping the window later invalidates its key, and dropping
-    /// the region invalidates its windows.
+    /// The window and the region are borrowed only for the call. Dropping the window later invalidates its key, and
+    /// dropping the region invalidates its windows.
     ///
     /// # Errors
-    /// The window is of type 2; otherwise as [`QueuePair::post_send`].
+    /// The window is of type 2; otherwise, as for [`QueuePair::post_send`].
     ///
     /// ```
     /// # use std::time::Duration;
@@ -42,12 +42,12 @@ impl QueuePair {
         self.posted().bind_mw(window, None, bind)
     }
 
-    /// Posts a bind of a window of type 2, as [`QueuePair::bind_mw`] for type 1. Its new key is
+    /// Posts a bind of a window of type 2, like [`QueuePair::bind_mw`] for type 1. Its new key is
     /// [`MemoryWindow::rkey_with`] `tag`. Before the window can be bound again, its key must be invalidated:
     /// [`Request::local_invalidate`](super::Request::local_invalidate).
     ///
     /// # Errors
-    /// The window is of type 1; otherwise as [`QueuePair::post_send`].
+    /// The window is of type 1; otherwise, as for [`QueuePair::post_send`].
     ///
     /// ```
     /// # use std::time::Duration;

@@ -7,7 +7,7 @@
 //! | | |
 //! |---|---|
 //! | [`BufferPool`] | registered buffers in size classes; dropped buffers return to it |
-//! | [`Buffer`] | one of them, or a `Vec<u8>`, `Box<[u8]>` or `BytesMut` that moved in |
+//! | [`Buffer`] | one of them, or a `Vec<u8>`, `Box<[u8]>` or `BytesMut` that was moved in |
 //! | [`FileBuffer`] | part of a file; bytes are copied in and out |
 //! | [`Request`] | an operation and its buffer, if it needs one |
 //! | [`QueuePair`] | posts requests and receives |

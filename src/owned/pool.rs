@@ -14,11 +14,11 @@ const CLASSES: usize = 26;
 /// Small buffers are registered this many bytes at a time.
 const SLAB_BYTES: usize = 64 * 1024;
 
-/// A pool of registered buffers, in sizes that are powers of two from 64 bytes to 2 GiB.
+/// A pool of registered buffers, whose sizes are powers of two from 64 bytes to 2 GiB.
 ///
-/// Memory is registered when it is needed, small buffers many at a time, and stays registered; a dropped buffer returns
-/// to the pool. The pool never registers more than its limit: when that is reached, it first releases idle buffers of
-/// other sizes, then refuses. Clones are the same pool.
+/// Memory is registered on demand (small buffers many at a time) and stays registered; a dropped buffer returns to the
+/// pool. The pool never registers more than its limit: when that is reached, it first releases idle buffers of other
+/// sizes, then refuses. Clones refer to the same pool.
 ///
 /// ```
 /// # use rdma_verbs::verbs;
@@ -52,7 +52,7 @@ pub struct PoolStats {
     pub outstanding: usize,
     /// Number of buffers taken since the pool was created.
     pub taken: u64,
-    /// Number of buffers returned since then.
+    /// Number of buffers returned since the pool was created.
     pub returned: u64,
 }
 
@@ -78,7 +78,7 @@ impl BufferPool {
     /// Creates a pool that registers up to `max_bytes` in `domain`. Nothing is registered yet.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the device is of a provider outside this crate.
+    /// [`ErrorKind::Unsupported`] if the device belongs to a provider outside this crate.
     pub fn new(domain: &ProtectionDomain, max_bytes: usize) -> Result<Self> {
         check_device(domain)?;
         let shared = Pool { domain: domain.clone(), max_bytes, state: Mutex::default() };
@@ -89,7 +89,7 @@ impl BufferPool {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if `len` exceeds the longest message; [`ErrorKind::ResourceLimit`] if the buffer
-    /// would need more memory than the pool may register; otherwise as [`ProtectionDomain::alloc_mr`].
+    /// would need more memory than the pool may register; otherwise, as for [`ProtectionDomain::alloc_mr`].
     pub fn take(&self, len: usize) -> Result<Buffer> {
         self.shared.check_process("take")?;
         let class = class_of(len)?;
@@ -104,7 +104,7 @@ impl BufferPool {
     /// Takes a buffer and fills it with a copy of `bytes`.
     ///
     /// # Errors
-    /// As [`BufferPool::take`].
+    /// As for [`BufferPool::take`].
     ///
     /// ```
     /// # use rdma_verbs::{owned::BufferPool, verbs};
@@ -134,7 +134,7 @@ impl BufferPool {
         }
     }
 
-    /// Returns the domain that its buffers are registered in.
+    /// Returns the protection domain that its buffers are registered in.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.shared.domain
     }
@@ -161,7 +161,8 @@ fn class_of_exact(bytes: usize) -> usize {
 }
 
 impl Pool {
-    /// To be called before locking: in a forked child, the lock may be held by a thread that exists only in the parent.
+    /// Must be called before locking: in a forked child, the lock may be held by a thread that exists only in the
+    /// parent.
     fn check_process(&self, verb: &'static str) -> Result<()> {
         self.domain.context().check_process(verb)
     }

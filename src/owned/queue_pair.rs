@@ -16,7 +16,7 @@ use crate::verbs::{
     Result,
 };
 
-/// Options of a [`QueuePair`], whose shared receive queue is one of this tier.
+/// Options of a [`QueuePair`], whose shared receive queue belongs to this tier.
 pub type QueuePairOptions = crate::verbs::QueuePairOptions<SharedReceiveQueue>;
 
 /// A queue pair whose requests own their memory.
@@ -53,7 +53,7 @@ impl QueuePair {
     /// Creates a queue pair with default options.
     ///
     /// # Errors
-    /// As [`verbs::ProtectionDomain::create_qp`](crate::verbs::ProtectionDomain::create_qp).
+    /// As for [`verbs::ProtectionDomain::create_qp`](crate::verbs::ProtectionDomain::create_qp).
     pub fn new(domain: &ProtectionDomain, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Result<Self> {
         Self::with_options(domain, send_cq, recv_cq, &QueuePairOptions::default())
     }
@@ -64,7 +64,7 @@ impl QueuePair {
     /// With a [`SharedReceiveQueue`], receives are posted to that queue; their buffers come back from `recv_cq`.
     ///
     /// # Errors
-    /// As [`verbs::ProtectionDomain::create_qp_with`](crate::verbs::ProtectionDomain::create_qp_with).
+    /// As for [`verbs::ProtectionDomain::create_qp_with`](crate::verbs::ProtectionDomain::create_qp_with).
     pub fn with_options(
         domain: &ProtectionDomain,
         send_cq: &CompletionQueue,
@@ -91,17 +91,17 @@ impl QueuePair {
     /// Posts a request to the send queue.
     ///
     /// # Errors
-    /// As [`verbs::QueuePair::post_send`](crate::verbs::QueuePair::post_send), with the request.
+    /// As for [`verbs::QueuePair::post_send`](crate::verbs::QueuePair::post_send), with the request.
     /// [`ErrorKind::QueueFull`] if as many requests are in flight as the queue has slots.
     #[expect(clippy::result_large_err, reason = "the request comes back by value, as it went in")]
     pub fn post_send(&self, request: Request) -> Result<(), Refused<Request>> {
         self.posted.post_send(request)
     }
 
-    /// Posts memory for one arriving message, which may use its whole capacity. `wr_id` comes back with it.
+    /// Posts memory for one arriving message, which may use its whole capacity. `wr_id` is returned with it.
     ///
     /// # Errors
-    /// As [`verbs::QueuePair::post_recv`](crate::verbs::QueuePair::post_recv), with the memory.
+    /// As for [`verbs::QueuePair::post_recv`](crate::verbs::QueuePair::post_recv), with the memory.
     /// [`ErrorKind::QueueFull`] if as many buffers are posted, or filled and not polled, as the queue has slots;
     /// [`ErrorKind::InvalidArgument`] if receives come from a shared queue.
     pub fn post_recv(&self, buffer: impl Into<RequestBuffer>, wr_id: u64) -> Result<(), Refused<RequestBuffer>> {
@@ -120,13 +120,14 @@ impl QueuePair {
     }
 
     /// Returns the number of buffers in flight in the send queue and in the receive queue. Requests without a buffer
-    /// count too.
+    /// are counted as well.
     pub fn buffers_in_flight(&self) -> (usize, usize) {
         (self.posted.in_flight(Side::Send), self.posted.in_flight(Side::Receive))
     }
 
     /// Moves to the RESET state; see [`verbs::QueuePair::reset`](crate::verbs::QueuePair::reset). Returns the buffers
-    /// in flight, in order, sends first; of a shared receive queue only the buffer that a message had begun to fill.
+    /// in flight, in order, sends first; for receives from a shared receive queue, only the buffer that a message had
+    /// begun to fill.
     ///
     /// # Errors
     /// The queue pair is destroyed.
@@ -149,10 +150,11 @@ impl QueuePair {
         self.posted.reset(|| self.keep_completions())
     }
 
-    /// Destroys the queue pair in the device. Returns the buffers in flight, as [`QueuePair::reset`].
+    /// Destroys the queue pair in the device. Returns the buffers in flight, like [`QueuePair::reset`].
     ///
     /// # Errors
-    /// The device refuses, for the reason in [`verbs::Error`](crate::verbs::Error); a soft device never does.
+    /// The device refuses, for the reason that the [`verbs::Error`](crate::verbs::Error) states; a soft device never
+    /// does.
     pub fn destroy(self) -> Result<Vec<Finished>> {
         self.end()
     }
@@ -182,7 +184,8 @@ impl QueuePair {
     /// Changes state and attributes; see [`verbs::QueuePair::modify`](crate::verbs::QueuePair::modify).
     ///
     /// # Errors
-    /// As there; RESET is refused, because it returns buffers: call [`QueuePair::reset`].
+    /// As for [`verbs::QueuePair::modify`](crate::verbs::QueuePair::modify); RESET is refused, because it returns
+    /// buffers: call [`QueuePair::reset`].
     pub fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
         if attributes.qp_state == Some(QueuePairState::Reset) {
             let message = "qp_state is RESET, which returns buffers; call reset() instead";
@@ -191,10 +194,10 @@ impl QueuePair {
         self.posted.qp().modify(attributes)
     }
 
-    /// Limits the rate at which it sends; see [`verbs::QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
+    /// Limits the queue pair's send rate; see [`verbs::QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
     pub fn limit_rate(&self, limit: &RateLimit) -> Result<()> {
         self.posted.qp().limit_rate(limit)
     }
@@ -202,7 +205,7 @@ impl QueuePair {
     /// Moves to the INIT state; see [`verbs::QueuePair::init`](crate::verbs::QueuePair::init).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::QueuePair::init`](crate::verbs::QueuePair::init).
     pub fn init(&self) -> Result<()> {
         self.posted.qp().init()
     }
@@ -211,7 +214,7 @@ impl QueuePair {
     /// [`verbs::QueuePair::connection_info`](crate::verbs::QueuePair::connection_info).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::QueuePair::connection_info`](crate::verbs::QueuePair::connection_info).
     pub fn connection_info(&self) -> Result<ConnectionInfo> {
         self.posted.qp().connection_info()
     }
@@ -219,15 +222,15 @@ impl QueuePair {
     /// Connects to the peer; see [`verbs::QueuePair::connect`](crate::verbs::QueuePair::connect).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::QueuePair::connect`](crate::verbs::QueuePair::connect).
     pub fn connect(&self, remote: &ConnectionInfo) -> Result<()> {
         self.posted.qp().connect(remote)
     }
 
-    /// As [`QueuePair::connect`], with options.
+    /// Connects like [`QueuePair::connect`], with options.
     ///
     /// # Errors
-    /// As [`QueuePair::connect`].
+    /// As for [`QueuePair::connect`].
     pub fn connect_with(&self, remote: &ConnectionInfo, options: &ConnectOptions) -> Result<()> {
         self.posted.qp().connect_with(remote, options)
     }
@@ -243,12 +246,12 @@ impl QueuePair {
     /// Returns the current state.
     ///
     /// # Errors
-    /// As [`QueuePair::query`].
+    /// As for [`QueuePair::query`].
     pub fn state(&self) -> Result<QueuePairState> {
         self.posted.qp().state()
     }
 
-    /// Returns its number.
+    /// Returns the queue pair's number.
     pub fn qpn(&self) -> Qpn {
         self.posted.qp().qpn()
     }
@@ -258,22 +261,22 @@ impl QueuePair {
         self.posted.qp().cap()
     }
 
-    /// Returns its protection domain, in which buffers must be registered.
+    /// Returns the queue pair's protection domain, in which buffers must be registered.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         self.posted.qp().protection_domain()
     }
 
-    /// Returns the open device that it belongs to.
+    /// Returns the device that the queue pair belongs to.
     pub fn context(&self) -> &Context {
         self.posted.qp().context()
     }
 
-    /// Returns its counters.
+    /// Returns the queue pair's counters.
     pub fn counters(&self) -> Counters {
         self.posted.qp().counters()
     }
 
-    /// Returns what it recorded about itself and its peer since it was connected; see
+    /// Returns what the queue pair has recorded about itself and its peer since it was connected; see
     /// [`verbs::QueuePair::report`](crate::verbs::QueuePair::report).
     ///
     /// # Errors

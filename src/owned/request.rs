@@ -19,7 +19,7 @@ pub enum RequestBuffer {
 }
 
 impl RequestBuffer {
-    /// Returns the buffer, if it is one.
+    /// Returns the buffer, if the memory is one.
     pub fn into_buffer(self) -> Option<Buffer> {
         match self {
             RequestBuffer::Buffer(buffer) => Some(buffer),
@@ -27,7 +27,7 @@ impl RequestBuffer {
         }
     }
 
-    /// Returns the part of a file, if it is one.
+    /// Returns the part of a file, if the memory is one.
     pub fn into_file(self) -> Option<FileBuffer> {
         match self {
             RequestBuffer::File(file) => Some(file),
@@ -186,22 +186,23 @@ impl Request {
         Self::new(Operation::Send, buffer)
     }
 
-    /// As [`Request::send`], and delivers four bytes of immediate data with the peer's completion.
+    /// Creates a SEND like [`Request::send`] that also delivers four bytes of immediate data with the peer's
+    /// completion.
     pub fn send_with_immediate(buffer: impl Into<RequestBuffer>, immediate: u32) -> Self {
         Self::new(Operation::SendWithImmediate(immediate), buffer)
     }
 
-    /// As [`Request::send`], and invalidates a key at the peer.
+    /// Creates a SEND like [`Request::send`] that also invalidates a key at the peer.
     pub fn send_with_invalidate(buffer: impl Into<RequestBuffer>, rkey: Rkey) -> Self {
         Self::new(Operation::SendWithInvalidate(rkey), buffer)
     }
 
-    /// Creates a SEND of a datagram to queue pair `remote_qpn` at the address of `handle`: at most the port's
-    /// `active_mtu` long. It arrives behind 40 bytes of route header, or not at all. `remote_qkey` is the receiver's;
+    /// Creates a SEND of a datagram, at most the port's `active_mtu` long, to queue pair `remote_qpn` at the address of
+    /// `handle`. It arrives preceded by a 40-byte global route header, or not at all. `remote_qkey` is the receiver's;
     /// see [`verbs::SendRequest::send_to`]. The request shares `handle`.
     ///
     /// A receive buffer for datagrams needs room for the route header; [`Finished::payload`](super::Finished::payload)
-    /// and [`Finished::route_header`](super::Finished::route_header) tell the parts apart.
+    /// and [`Finished::route_header`](super::Finished::route_header) return the two parts.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -239,7 +240,8 @@ impl Request {
         Self::new(Operation::SendTo(destination, None), buffer)
     }
 
-    /// As [`Request::send_to`], and delivers four bytes of immediate data with the receiver's completion.
+    /// Creates a SEND like [`Request::send_to`] that also delivers four bytes of immediate data with the receiver's
+    /// completion.
     pub fn send_to_with_immediate(
         buffer: impl Into<RequestBuffer>,
         handle: &AddressHandle,
@@ -256,7 +258,8 @@ impl Request {
         Self::new(Operation::Write(remote), buffer)
     }
 
-    /// As [`Request::write`], then completes the peer's next posted receive with four bytes of immediate data.
+    /// Creates a WRITE like [`Request::write`] that then completes the peer's next posted receive with four bytes of
+    /// immediate data.
     pub fn write_with_immediate(buffer: impl Into<RequestBuffer>, remote: RemoteMemory, immediate: u32) -> Self {
         Self::new(Operation::WriteWithImmediate(remote, immediate), buffer)
     }
@@ -266,13 +269,13 @@ impl Request {
         Self::new(Operation::Read(remote), buffer)
     }
 
-    /// Creates a compare-and-swap; see [`verbs::SendRequest::compare_and_swap`]. The original value goes into the
+    /// Creates a compare-and-swap; see [`verbs::SendRequest::compare_and_swap`]. The original value is placed in the
     /// buffer; [`Buffer::to_u64`] reads it.
     pub fn compare_and_swap(buffer: impl Into<RequestBuffer>, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
         Self::new(Operation::CompareAndSwap(remote, compare, swap), buffer)
     }
 
-    /// Creates a fetch-and-add; see [`verbs::SendRequest::fetch_and_add`]. The original value goes into the buffer.
+    /// Creates a fetch-and-add; see [`verbs::SendRequest::fetch_and_add`]. The original value is placed in the buffer.
     pub fn fetch_and_add(buffer: impl Into<RequestBuffer>, remote: RemoteMemory, add: u64) -> Self {
         Self::new(Operation::FetchAndAdd(remote, add), buffer)
     }
@@ -303,8 +306,8 @@ impl Request {
     }
 
     /// Creates a FLUSH, which has no memory of its own. It completes when all earlier writes to `remote`, from any
-    /// source, are globally visible at the peer or persistent, as `flags` say. See [`verbs::SendRequest::flush`] for
-    /// the access flags that the peer needs.
+    /// source, are globally visible at the peer or persistent, as `flags` specifies. See [`verbs::SendRequest::flush`]
+    /// for the access flags that the peer needs.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -330,7 +333,7 @@ impl Request {
         Self::new(Operation::Flush(remote, flags), RequestBuffer::None)
     }
 
-    /// Creates a local invalidate, which has no memory of its own: it invalidates a key of this host, for instance of a
+    /// Creates a local invalidate, which has no memory of its own: it invalidates a local key, for instance that of a
     /// bound window of type 2 before it is bound again. It begins when all earlier requests of this queue pair are
     /// complete; later ones begin after it. Buffers have no key that can be invalidated. See
     /// [`verbs::SendRequest::local_invalidate`].
@@ -343,14 +346,14 @@ impl Request {
         Self { buffer: buffer.into(), settings }
     }
 
-    /// Sets a number of the caller's choice, which comes back with the buffer.
+    /// Sets a caller-defined number that is returned with the buffer.
     pub fn wr_id(mut self, wr_id: u64) -> Self {
         self.settings.wr_id = wr_id;
         self
     }
 
-    /// Requests a completion on success too. The buffers of earlier requests come back with it. Without any signaled
-    /// request, none comes back before a failure, RESET or the end of the queue pair.
+    /// Requests a completion also on success. The buffers of earlier requests come back with it. Without any signaled
+    /// request, no buffer comes back before a failure, RESET or the destruction of the queue pair.
     pub fn signaled(mut self) -> Self {
         self.settings.signaled = true;
         self
@@ -362,7 +365,8 @@ impl Request {
         self
     }
 
-    /// Wakes the peer if its completion queue is armed for solicited events only.
+    /// Marks the message as solicited: it notifies the peer even if its completion queue is armed for solicited events
+    /// only.
     pub fn solicited(mut self) -> Self {
         self.settings.solicited = true;
         self

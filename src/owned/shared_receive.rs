@@ -20,7 +20,7 @@ pub struct SharedReceiveQueueOptions {
 }
 
 impl SharedReceiveQueueOptions {
-    /// Arms the limit event from the beginning; see
+    /// Arms the limit event at creation; see
     /// [`verbs::SharedReceiveQueueOptions::srq_limit`](crate::verbs::SharedReceiveQueueOptions::srq_limit).
     pub fn srq_limit(mut self, srq_limit: u32) -> Self {
         self.srq_limit = srq_limit;
@@ -32,13 +32,13 @@ impl SharedReceiveQueueOptions {
 /// [`QueuePair`](super::QueuePair)s, whose [options](super::QueuePairOptions) name it.
 ///
 /// A posted buffer moves into the queue. It comes back from the receive completion queue of the queue pair that took it
-/// for a message, which [`Finished::qpn`] names. Buffers do not come back in posting order, because messages end in any
-/// order. A queue pair that is reset or destroyed returns the buffer that a message had begun to fill (on adapters the
-/// shared queue keeps it until it is destroyed); waiting buffers stay for the others.
+/// for a message, which [`Finished::qpn`] reports. Buffers do not come back in posting order, because messages end in
+/// any order. A queue pair that is reset or destroyed returns the buffer that a message had begun to fill (on adapters
+/// the shared queue keeps it until it is destroyed); waiting buffers stay for the other queue pairs.
 /// [`SharedReceiveQueue::destroy`] returns the remaining buffers. Dropping the last handle and the last queue pair that
 /// uses it returns them to their pools.
 ///
-/// Clones are the same queue. Posting allocates nothing.
+/// Clones refer to the same queue. Posting allocates nothing.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -77,27 +77,27 @@ impl SharedReceiveQueue {
     /// Creates a queue that holds at most `max_wr` buffers.
     ///
     /// # Errors
-    /// As [`verbs::ProtectionDomain::create_srq`](crate::verbs::ProtectionDomain::create_srq); the device is of a
-    /// provider outside this crate.
+    /// As for [`verbs::ProtectionDomain::create_srq`](crate::verbs::ProtectionDomain::create_srq); the device belongs
+    /// to a provider outside this crate.
     pub fn new(domain: &ProtectionDomain, max_wr: u32) -> Result<Self> {
         Self::with_options(domain, max_wr, &SharedReceiveQueueOptions::default())
     }
 
-    /// As [`SharedReceiveQueue::new`], with options.
+    /// Creates a queue like [`SharedReceiveQueue::new`], with options.
     ///
     /// # Errors
-    /// As [`verbs::ProtectionDomain::create_srq_with`](crate::verbs::ProtectionDomain::create_srq_with); the device is
-    /// of a provider outside this crate.
+    /// As for [`verbs::ProtectionDomain::create_srq_with`](crate::verbs::ProtectionDomain::create_srq_with); the device
+    /// belongs to a provider outside this crate.
     pub fn with_options(domain: &ProtectionDomain, max_wr: u32, options: &SharedReceiveQueueOptions) -> Result<Self> {
         super::exclusive::check_device(domain)?;
         let lowered = verbs::SharedReceiveQueueOptions::default().srq_limit(options.srq_limit);
         Ok(Self { posted: Arc::new(PostedReceives::new(domain, max_wr, &lowered)?) })
     }
 
-    /// Posts memory for one arriving message, which may use its whole capacity. `wr_id` comes back with it.
+    /// Posts memory for one arriving message, which may use its whole capacity. `wr_id` is returned with it.
     ///
     /// # Errors
-    /// As [`verbs::SharedReceiveQueue::post_recv`](crate::verbs::SharedReceiveQueue::post_recv), with the memory.
+    /// As for [`verbs::SharedReceiveQueue::post_recv`](crate::verbs::SharedReceiveQueue::post_recv), with the memory.
     /// [`ErrorKind::QueueFull`](crate::verbs::ErrorKind::QueueFull) if as many buffers are posted, or taken and not
     /// polled, as the queue holds.
     pub fn post_recv(&self, buffer: impl Into<RequestBuffer>, wr_id: u64) -> Result<(), Refused<RequestBuffer>> {
@@ -109,11 +109,11 @@ impl SharedReceiveQueue {
         self.posted.in_flight()
     }
 
-    /// Changes its size, arms the limit event, or both; see
+    /// Changes the queue's size, arms the limit event, or both; see
     /// [`verbs::SharedReceiveQueue::modify`](crate::verbs::SharedReceiveQueue::modify). Buffers in flight stay.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::SharedReceiveQueue::modify`](crate::verbs::SharedReceiveQueue::modify).
     pub fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()> {
         self.posted.modify(attributes)
     }
@@ -129,25 +129,25 @@ impl SharedReceiveQueue {
         self.posted.destroy()
     }
 
-    /// Returns its sizes and the armed limit.
+    /// Returns the queue's sizes and the armed limit.
     ///
     /// # Errors
-    /// It is destroyed.
+    /// The queue is destroyed.
     pub fn query(&self) -> Result<SharedReceiveQueueStatus> {
         self.posted.queue().query()
     }
 
-    /// Returns its number, by which events name it.
+    /// Returns the queue's number, by which events identify it.
     pub fn number(&self) -> SharedReceiveQueueNumber {
         self.posted.queue().number()
     }
 
-    /// Returns its protection domain, in which buffers must be registered.
+    /// Returns the queue's protection domain, in which buffers must be registered.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         self.posted.queue().protection_domain()
     }
 
-    /// Returns the open device that it belongs to.
+    /// Returns the device that the queue belongs to.
     pub fn context(&self) -> &Context {
         self.posted.queue().context()
     }
