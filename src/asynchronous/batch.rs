@@ -9,11 +9,11 @@ use crate::owned::{PartlyPosted, Request, RequestBuffer};
 use crate::verbs::{Error, ErrorKind, Result, Success};
 
 impl QueuePair {
-    /// Executes requests in order, as [`QueuePair::execute`] one of them, and posts them with one doorbell: as many as
-    /// the queue has room for, the next ones when all of these are finished. Returns the results with the memory, in
-    /// order.
+    /// Executes requests in order, as [`QueuePair::execute`] does a single one, and posts them with one doorbell: as
+    /// many as the queue has room for, then the next ones when all of these are finished. Returns the results with the
+    /// memory, in order.
     ///
-    /// A request that is refused ends the posting: those behind it are refused as well, with the kind
+    /// A refused request ends the posting: those after it are refused as well, with the kind
     /// [`ErrorKind::InvalidState`]. If the future is dropped, posted requests continue, and the others are dropped.
     ///
     /// ```
@@ -64,7 +64,7 @@ impl QueuePair {
     async fn post_some(&self, requests: &mut VecDeque<Request>) -> (Vec<Ticket>, Option<Error>) {
         let first = self.claim_send().await;
         let more = std::iter::from_fn(|| self.try_claim_send()).take(requests.len() - 1);
-        // Nothing waits from here on, so that slots are never held for requests that are not posted.
+        // Nothing awaits from here on, so slots are never held for requests that are not posted.
         let (mut tickets, wr_ids): (Vec<_>, Vec<_>) = std::iter::once(first).chain(more).unzip();
         let numbered =
             requests.drain(..wr_ids.len()).zip(wr_ids).map(|(request, wr_id)| request.wr_id(wr_id).signaled());

@@ -39,13 +39,13 @@ pub struct CompletionBatches {
 }
 
 impl CompletionBatches {
-    /// Creates a queue of `cqe` completions, on a channel of its own. Must be called within a runtime.
+    /// Creates a queue for at least `cqe` completions, with its own channel. Must be called within a runtime.
     ///
     /// # Errors
-    /// As [`Context::create_comp_channel`] and [`Context::create_cq`].
+    /// As for [`Context::create_comp_channel`] and [`Context::create_cq`].
     ///
     /// # Panics
-    /// Outside a tokio runtime, or in one without I/O.
+    /// If called outside a tokio runtime, or in one without I/O.
     pub fn new(context: &Context, cqe: u32) -> Result<Self> {
         let notifier = Notifier::new(context)?;
         let options = CompletionQueueOptions::default().channel(notifier.channel(), 0);
@@ -58,10 +58,10 @@ impl CompletionBatches {
     }
 
     /// Waits for completions and takes as many as are available and fit into `out`. Returns their number, at least 1
-    /// unless `out` is empty. Dropping the future takes none.
+    /// unless `out` is empty. Dropping the future consumes none.
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`].
+    /// As for [`CompletionQueue::poll`].
     pub async fn next(&mut self, out: &mut [Completion]) -> Result<usize> {
         if out.is_empty() {
             return Ok(0);

@@ -1,8 +1,8 @@
 //! Cells in which futures wait: one for each request that a queue can hold, created with the queue pair.
 //!
 //! A cell is claimed before its request is posted, and is free again when the request is finished *and* its future has
-//! taken the result or was dropped. So there are never more requests in flight than cells. A buffer whose future is
-//! gone is dropped when its request is finished: it returns to its pool.
+//! taken the result or was dropped. There are therefore never more requests in flight than cells. A buffer whose future
+//! is gone is dropped when its request is finished: it returns to its pool.
 
 use std::future::Future;
 use std::pin::Pin;

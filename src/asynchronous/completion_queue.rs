@@ -19,9 +19,9 @@ const POLLS: usize = 8;
 /// Number of requests delivered before other tasks run.
 const BUDGET: usize = 64;
 
-/// A completion queue for asynchronous [`QueuePair`](super::QueuePair)s. Clones are the same queue.
+/// A completion queue for asynchronous [`QueuePair`](super::QueuePair)s. Clones refer to the same queue.
 ///
-/// A task of its own polls it and wakes the futures of finished requests. The task ends when the queue, its queue pairs
+/// A dedicated task polls it and wakes the futures of finished requests. The task ends when the queue, its queue pairs
 /// and its shared receive queues are dropped. If it ends earlier, with the runtime or because of an overflow, these are
 /// destroyed: their requests fail, and their buffers come back.
 ///
@@ -84,13 +84,13 @@ enum Owner {
 }
 
 impl CompletionQueue {
-    /// Creates a queue of `cqe` completions. Must be called within a runtime, where its task will run.
+    /// Creates a queue for at least `cqe` completions. Must be called within a runtime, in which its task runs.
     ///
     /// # Errors
-    /// As [`Context::create_comp_channel`] and [`Context::create_cq`].
+    /// As for [`Context::create_comp_channel`] and [`Context::create_cq`].
     ///
     /// # Panics
-    /// Outside a tokio runtime, or in one without I/O.
+    /// If called outside a tokio runtime, or in one without I/O.
     pub fn new(context: &Context, cqe: u32) -> Result<Self> {
         let notifier = Notifier::new(context)?;
         let options = CompletionQueueOptions::default().channel(notifier.channel(), 0);
@@ -102,7 +102,7 @@ impl CompletionQueue {
         Ok(Self { handle: Arc::new(Handle { core, dispatcher }) })
     }
 
-    /// Returns the open device that it belongs to.
+    /// Returns the device that the queue belongs to.
     pub fn context(&self) -> &Context {
         self.handle.core.cq.context()
     }
@@ -112,26 +112,26 @@ impl CompletionQueue {
         self.handle.core.cq.cqe()
     }
 
-    /// Returns the number by which asynchronous events name the queue.
+    /// Returns the number by which asynchronous events identify the queue.
     pub fn number(&self) -> CompletionQueueNumber {
         self.handle.core.cq.number()
     }
 
-    /// Changes the number of completions that fit; see
+    /// Changes the capacity in completions; see
     /// [`verbs::CompletionQueue::resize`](crate::verbs::CompletionQueue::resize).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::CompletionQueue::resize`](crate::verbs::CompletionQueue::resize).
     pub fn resize(&self, cqe: u32) -> Result<()> {
         self.handle.core.cq.resize(cqe)
     }
 
-    /// Delays the event on the channel until `cq_count` completions were added, or `cq_period` has passed; see
-    /// [`verbs::CompletionQueue::moderate`](crate::verbs::CompletionQueue::moderate). While its task sleeps,
-    /// it is woken that late.
+    /// Delays the event on the channel until `cq_count` completions have been added, or `cq_period` has passed; see
+    /// [`verbs::CompletionQueue::moderate`](crate::verbs::CompletionQueue::moderate). While the queue's task sleeps,
+    /// its wake-up is delayed accordingly.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::CompletionQueue::moderate`](crate::verbs::CompletionQueue::moderate).
     pub fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {
         self.handle.core.cq.moderate(cq_count, cq_period)
     }

@@ -7,7 +7,7 @@ use crate::verbs::{AddressHandle, Gid, GlobalRouteHeader, Qkey, Qpn, Result, Suc
 
 impl QueuePair {
     /// Sends the buffer's filled part as a datagram to queue pair `remote_qpn` at the address of `handle`; see
-    /// [`Request::send_to`]. Success means that it was sent, not that it arrived.
+    /// [`Request::send_to`]. Success means that the datagram was sent, not that it arrived.
     ///
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -46,10 +46,10 @@ impl QueuePair {
         self.typed(Request::send_to(buffer, handle, remote_qpn, remote_qkey)).await
     }
 
-    /// Takes a datagram queue pair to RTS; see [`verbs::QueuePair::bring_up_ud`](crate::verbs::QueuePair::bring_up_ud).
+    /// Moves a datagram queue pair to RTS; see [`verbs::QueuePair::bring_up_ud`](crate::verbs::QueuePair::bring_up_ud).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::QueuePair::bring_up_ud`](crate::verbs::QueuePair::bring_up_ud).
     pub fn bring_up_ud(&self) -> Result<()> {
         self.owned().bring_up_ud()
     }
@@ -58,7 +58,7 @@ impl QueuePair {
     /// [`verbs::QueuePair::attach_mcast`](crate::verbs::QueuePair::attach_mcast).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::QueuePair::attach_mcast`](crate::verbs::QueuePair::attach_mcast).
     pub fn attach_mcast(&self, gid: Gid) -> Result<()> {
         self.owned().attach_mcast(gid)
     }
@@ -73,7 +73,7 @@ impl QueuePair {
 }
 
 impl Message {
-    /// Returns its bytes, without the 40 bytes in front of a datagram.
+    /// Returns the bytes of the message, without the leading 40 bytes of a datagram.
     pub fn payload(&self) -> &[u8] {
         owned::payload(&self.buffer, self.is_datagram)
     }

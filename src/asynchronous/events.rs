@@ -12,8 +12,8 @@ use tokio::io::unix::AsyncFd;
 use super::notifier::{failed, watch};
 use crate::verbs::{AsyncEvent, Context, Result};
 
-/// The asynchronous events of an open device, as a stream. Each event goes to one consumer and is acknowledged at once.
-/// Changes to interfaces and addresses wake it as well.
+/// The asynchronous events of an open device, as a stream. Each event goes to one consumer and is acknowledged
+/// immediately. Changes to interfaces and addresses wake the stream as well.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -37,15 +37,15 @@ impl AsyncEvents {
     /// Creates the stream of the events of `context`. Must be called within a runtime.
     ///
     /// # Errors
-    /// No file descriptors are left.
+    /// No file descriptor is available.
     ///
     /// # Panics
-    /// Outside a tokio runtime, or in one without I/O.
+    /// If called outside a tokio runtime, or in one without I/O.
     pub fn new(context: &Context) -> Result<Self> {
         Ok(Self { descriptor: watch(context.as_fd(), "get_async_event")?, context: context.clone() })
     }
 
-    /// Waits for the next event. Dropping the future takes none.
+    /// Waits for the next event. Dropping the future consumes none.
     ///
     /// # Errors
     /// The runtime is shutting down.

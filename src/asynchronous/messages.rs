@@ -20,7 +20,7 @@ use crate::verbs::{Error, ErrorKind, Result, Success};
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Message {
-    /// Its bytes.
+    /// Bytes of the message.
     pub buffer: Buffer,
     /// Its immediate data and the other details of its completion.
     pub success: Success,
@@ -28,14 +28,14 @@ pub struct Message {
     pub(super) is_datagram: bool,
 }
 
-/// The messages that arrive on a queue pair, in order, or on the queue pairs of a shared receive queue; made by
+/// The messages that arrive on a queue pair, in order, or on the queue pairs of a shared receive queue; created by
 /// [`QueuePair::messages`] and [`SharedReceiveQueue::messages`].
 ///
 /// A bounded number of receives is posted, each with a buffer of the pool; each message that is taken is replaced by
 /// another receive. If the pool is exhausted, or other receives fill the queue, fewer are posted until buffers or slots
-/// come back. The stream of a queue pair ends after the first failure, such as the flush when it goes to the error
-/// state; that of a shared queue when the queue is destroyed, because each queue pair fails alone. When the stream is
-/// dropped, posted receives stay posted until they are filled or flushed.
+/// become available. The stream of a queue pair ends after the first failure, such as the flush when it goes to the
+/// error state; that of a shared queue when the queue is destroyed, because each queue pair fails alone. When the
+/// stream is dropped, posted receives stay posted until they are filled or flushed.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

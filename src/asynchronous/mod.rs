@@ -9,13 +9,13 @@
 //! | [`AsyncEvents`] | a device's asynchronous events, as a stream |
 //! | [`CompletionBatches`] | completions of the [verbs tier](crate::verbs), a batch at a time |
 //!
-//! Buffers are those of the [owned tier](crate::owned). Whatever is dropped or cancelled, a buffer is returned or freed
-//! only when the device has finished with it. The module works on current-thread and multi-thread runtimes; several
-//! tasks may share a queue pair, and a task may use several.
+//! Buffers are those of the [owned tier](crate::owned). Regardless of what is dropped or cancelled, a buffer is
+//! returned or freed only when the device has finished with it. The module works on current-thread and multi-thread
+//! runtimes; several tasks may share a queue pair, and a task may use several.
 //!
-//! A runtime does not survive a `fork`: its threads, and so the tasks that wake these futures, exist only in the
+//! A runtime does not survive a `fork`: its threads, and therefore the tasks that wake these futures, exist only in the
 //! parent. A child may create a runtime and open devices itself; it must neither use nor drop inherited objects of this
-//! module, like those of tokio.
+//! module, as with those of tokio.
 //!
 //! ```
 //! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -17,8 +17,8 @@ impl QueuePair {
     }
 
     /// Waits until all earlier writes to `remote`, from any source, are globally visible at the peer or persistent, as
-    /// `flags` say; see [`Request::flush`]. "Earlier" means posted before: a request is posted when its future is first
-    /// polled.
+    /// `flags` specifies; see [`Request::flush`]. "Earlier" means posted before: a request is posted when its future is
+    /// first polled.
     ///
     /// # Errors
     /// The request was refused or failed: see [`RequestError`].
@@ -61,7 +61,7 @@ impl QueuePair {
     }
 
     /// Binds a window of type 1 and returns its new key; see [`owned::QueuePair::bind_mw`]. The `wr_id` of `bind` is
-    /// replaced, and it is signaled. A bind whose future is dropped after it was posted is executed nevertheless.
+    /// replaced, and the request is signaled. A bind whose future is dropped after it was posted is still executed.
     ///
     /// # Errors
     /// The window is of type 2; the request was refused or failed: see [`RequestError`].
@@ -92,7 +92,7 @@ impl QueuePair {
         self.bind(bind, |qp, bind| qp.bind_mw(window, bind)).await
     }
 
-    /// Binds a window of type 2 and returns its new key, [`MemoryWindow::rkey_with`] `tag`; otherwise as
+    /// Binds a window of type 2 and returns its new key, [`MemoryWindow::rkey_with`] `tag`; otherwise like
     /// [`QueuePair::bind_mw`].
     ///
     /// # Errors

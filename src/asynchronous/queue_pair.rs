@@ -14,21 +14,22 @@ use crate::verbs::{
     RemoteMemory, Result, Success,
 };
 
-/// Options of a [`QueuePair`], whose shared receive queue is one of this tier.
+/// Options of a [`QueuePair`], whose shared receive queue belongs to this tier.
 pub type QueuePairOptions = crate::verbs::QueuePairOptions<SharedReceiveQueue>;
 
 /// A queue pair whose requests are futures: a buffer goes in, and comes back with the result.
 ///
-/// Clones are the same queue pair, so that several tasks can use it; it is destroyed with the last clone.
+/// Clones refer to the same queue pair, so that several tasks can use it; it is destroyed when the last clone is
+/// dropped.
 ///
 /// A request is posted when its future is first polled. If the queue is full, it waits for a free slot, in order.
 ///
 /// # Cancellation
 ///
-/// A future may be dropped at any time. If its request was not posted yet, nothing happens, and the buffer is dropped.
-/// If it was, the request continues; its buffer stays with the queue pair until the request is finished or flushed,
-/// then returns to its pool and is counted ([`QueuePair::abandoned`]). A message that arrives in an abandoned receive
-/// is lost.
+/// A future may be dropped at any time. If its request was not posted yet, it never is, and the buffer is dropped. If
+/// it was, the request continues; its buffer stays with the queue pair until the request is finished or flushed, then
+/// returns to its pool and is counted ([`QueuePair::abandoned`]). A message that arrives in an abandoned receive is
+/// lost.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -132,7 +133,7 @@ impl QueuePair {
     /// Creates a queue pair with default options.
     ///
     /// # Errors
-    /// As [`verbs::ProtectionDomain::create_qp`](crate::verbs::ProtectionDomain::create_qp); the queue's task has
+    /// As for [`verbs::ProtectionDomain::create_qp`](crate::verbs::ProtectionDomain::create_qp); the queue's task has
     /// ended.
     pub fn new(domain: &ProtectionDomain, cq: &CompletionQueue) -> Result<Self> {
         Self::with_options(domain, cq, &QueuePairOptions::default())
@@ -143,7 +144,7 @@ impl QueuePair {
     /// With a [`SharedReceiveQueue`], receives are requested from that queue, whose completion queue must be `cq`.
     ///
     /// # Errors
-    /// As [`verbs::ProtectionDomain::create_qp_with`](crate::verbs::ProtectionDomain::create_qp_with); the shared
+    /// As for [`verbs::ProtectionDomain::create_qp_with`](crate::verbs::ProtectionDomain::create_qp_with); the shared
     /// receive queue uses another completion queue; the queue's task has ended.
     pub fn with_options(domain: &ProtectionDomain, cq: &CompletionQueue, options: &QueuePairOptions) -> Result<Self> {
         let srq = options.wanted_srq();
@@ -168,9 +169,8 @@ impl QueuePair {
         self.typed(Request::send(buffer)).await
     }
 
-    /// Receives the next message into the buffer, whose length becomes the message's; a datagram begins with the 40
-    /// bytes of its route header. Refused if receives come from a
-    /// shared queue: see [`SharedReceiveQueue::recv`].
+    /// Receives the next message into the buffer, whose length becomes the message's; a datagram begins with its
+    /// 40-byte route header. Refused if receives come from a shared queue: see [`SharedReceiveQueue::recv`].
     pub async fn recv<B: IntoRequestBuffer>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
         let posted = match &self.shared.srq {
             Some(srq) => Err(Refused::new(srq.refusal("post_recv", self.qpn()), buffer.into())),
@@ -204,7 +204,7 @@ impl QueuePair {
         self.typed(Request::read(buffer, remote)).await
     }
 
-    /// Executes a compare-and-swap on the peer's memory; the original value goes into the buffer.
+    /// Executes a compare-and-swap on the peer's memory; the original value is placed in the buffer.
     pub async fn compare_and_swap<B: IntoRequestBuffer>(
         &self,
         buffer: B,
@@ -215,7 +215,7 @@ impl QueuePair {
         self.typed(Request::compare_and_swap(buffer, remote, compare, swap)).await
     }
 
-    /// Executes a fetch-and-add on the peer's memory; the original value goes into the buffer.
+    /// Executes a fetch-and-add on the peer's memory; the original value is placed in the buffer.
     pub async fn fetch_and_add<B: IntoRequestBuffer>(
         &self,
         buffer: B,
@@ -225,8 +225,8 @@ impl QueuePair {
         self.typed(Request::fetch_and_add(buffer, remote, add)).await
     }
 
-    /// Executes any request of the owned tier, for instance with immediate data, fenced or solicited. Its `wr_id` is
-    /// replaced, and it is signaled.
+    /// Executes any request of the owned tier, for instance with immediate data, fenced or solicited. The request's
+    /// `wr_id` is replaced, and it is signaled.
     pub async fn execute(&self, request: Request) -> (Result<Success, RequestError>, RequestBuffer) {
         let (ticket, wr_id) = self.claim_send().await;
         match self.shared.qp.post_send(request.wr_id(wr_id).signaled()) {
@@ -264,7 +264,7 @@ impl QueuePair {
     /// datagrams, `len` includes the 40 bytes of the route header.
     ///
     /// # Errors
-    /// As [`owned::QueuePair::post_recv`] and [`BufferPool::take`]. Receives come from a shared queue: see
+    /// As for [`owned::QueuePair::post_recv`] and [`BufferPool::take`]. Receives come from a shared queue: see
     /// [`SharedReceiveQueue::messages`].
     pub fn messages(&self, pool: &BufferPool, len: usize, depth: usize) -> Result<Messages> {
         match &self.shared.srq {
@@ -289,7 +289,7 @@ impl QueuePair {
     }
 
     /// Returns the number of buffers in flight in the send queue and in the receive queue. Requests without a buffer
-    /// count too.
+    /// are counted as well.
     pub fn buffers_in_flight(&self) -> (usize, usize) {
         self.shared.qp.buffers_in_flight()
     }
@@ -307,15 +307,15 @@ impl QueuePair {
     /// Changes state and attributes; see [`owned::QueuePair::modify`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`owned::QueuePair::modify`].
     pub fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
         self.shared.qp.modify(attributes)
     }
 
-    /// Limits the rate at which it sends; see [`verbs::QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
+    /// Limits the queue pair's send rate; see [`verbs::QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
     pub fn limit_rate(&self, limit: &RateLimit) -> Result<()> {
         self.shared.qp.limit_rate(limit)
     }
@@ -323,7 +323,7 @@ impl QueuePair {
     /// Moves to the INIT state, in which receives can be posted before the peer is known.
     ///
     /// # Errors
-    /// As [`verbs::QueuePair::init`](crate::verbs::QueuePair::init).
+    /// As for [`verbs::QueuePair::init`](crate::verbs::QueuePair::init).
     pub fn init(&self) -> Result<()> {
         self.shared.qp.init()
     }
@@ -332,7 +332,7 @@ impl QueuePair {
     /// [`verbs::QueuePair::connection_info`](crate::verbs::QueuePair::connection_info).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::QueuePair::connection_info`](crate::verbs::QueuePair::connection_info).
     pub fn connection_info(&self) -> Result<ConnectionInfo> {
         self.shared.qp.connection_info()
     }
@@ -340,15 +340,15 @@ impl QueuePair {
     /// Connects to the peer; see [`verbs::QueuePair::connect`](crate::verbs::QueuePair::connect).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::QueuePair::connect`](crate::verbs::QueuePair::connect).
     pub fn connect(&self, remote: &ConnectionInfo) -> Result<()> {
         self.shared.qp.connect(remote)
     }
 
-    /// As [`QueuePair::connect`], with options.
+    /// Connects like [`QueuePair::connect`], with options.
     ///
     /// # Errors
-    /// As [`QueuePair::connect`].
+    /// As for [`QueuePair::connect`].
     pub fn connect_with(&self, remote: &ConnectionInfo, options: &ConnectOptions) -> Result<()> {
         self.shared.qp.connect_with(remote, options)
     }
@@ -364,12 +364,12 @@ impl QueuePair {
     /// Returns the current state.
     ///
     /// # Errors
-    /// As [`QueuePair::query`].
+    /// As for [`QueuePair::query`].
     pub fn state(&self) -> Result<QueuePairState> {
         self.shared.qp.state()
     }
 
-    /// Returns its number.
+    /// Returns the queue pair's number.
     pub fn qpn(&self) -> Qpn {
         self.shared.qp.qpn()
     }
@@ -379,17 +379,17 @@ impl QueuePair {
         self.shared.qp.cap()
     }
 
-    /// Returns its protection domain, in which buffers must be registered.
+    /// Returns the queue pair's protection domain, in which buffers must be registered.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         self.shared.qp.protection_domain()
     }
 
-    /// Returns its counters.
+    /// Returns the queue pair's counters.
     pub fn counters(&self) -> Counters {
         self.shared.qp.counters()
     }
 
-    /// Returns what it recorded about itself and its peer since it was connected; see
+    /// Returns what the queue pair has recorded about itself and its peer since it was connected; see
     /// [`verbs::QueuePair::report`](crate::verbs::QueuePair::report).
     ///
     /// # Errors

@@ -19,13 +19,13 @@ use crate::verbs::{
 ///
 /// It belongs to a [`CompletionQueue`], which its queue pairs use as well. [`Success::qpn`] names the queue pair that
 /// took a receive for a message. Messages of one queue pair take receives in the order in which these were posted;
-/// those of different queue pairs finish in any order. Futures may be dropped as those of a
+/// those of different queue pairs finish in any order. Futures may be dropped like those of a
 /// [`QueuePair`](super::QueuePair).
 ///
 /// On adapters, a receive that a message has begun to fill when its queue pair is reset or destroyed is finished only
 /// when the shared queue is destroyed.
 ///
-/// Clones are the same queue. It is destroyed with its last clone and its last queue pair.
+/// Clones refer to the same queue. It is destroyed when its last clone and its last queue pair are dropped.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -143,7 +143,7 @@ impl SharedReceiveQueue {
     /// Creates a queue that holds at most `max_wr` buffers, for queue pairs that use `cq`.
     ///
     /// # Errors
-    /// As [`owned::SharedReceiveQueue::new`]; the task of `cq` has ended.
+    /// As for [`owned::SharedReceiveQueue::new`]; the task of `cq` has ended.
     pub fn new(domain: &ProtectionDomain, cq: &CompletionQueue, max_wr: u32) -> Result<Self> {
         let srq = owned::SharedReceiveQueue::new(domain, max_wr)?;
         let (max_wr, [route, _]) = (srq.query()?.max_wr, cq.reserve_routes()?);
@@ -154,8 +154,8 @@ impl SharedReceiveQueue {
     }
 
     /// Receives a message of any of its queue pairs into the buffer, whose length becomes the message's; a datagram
-    /// begins with the 40 bytes of its route header. [`Success::qpn`] names the queue pair. If
-    /// the queue is full, it waits for a free slot, in order.
+    /// begins with its 40-byte route header. [`Success::qpn`] names the queue pair. If the queue is full, the request
+    /// waits for a free slot, in order.
     pub async fn recv<B: IntoRequestBuffer>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
         let ticket = self.shared.cells.claim().await;
         let (result, buffer) = match self.shared.post(ticket, buffer.into()) {
@@ -169,7 +169,7 @@ impl SharedReceiveQueue {
     /// pairs: those of each queue pair in order.
     ///
     /// # Errors
-    /// As [`owned::SharedReceiveQueue::post_recv`] and [`BufferPool::take`].
+    /// As for [`owned::SharedReceiveQueue::post_recv`] and [`BufferPool::take`].
     pub fn messages(&self, pool: &BufferPool, len: usize, depth: usize) -> Result<Messages> {
         Messages::new(self.clone().into(), pool.clone(), len, depth)
     }
@@ -198,30 +198,30 @@ impl SharedReceiveQueue {
     /// futures wait for its slots.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`verbs::SharedReceiveQueue::modify`](crate::verbs::SharedReceiveQueue::modify).
     pub fn arm_limit(&self, srq_limit: u32) -> Result<()> {
         self.shared.srq.modify(&SharedReceiveQueueAttributes { max_wr: None, srq_limit: Some(srq_limit) })
     }
 
-    /// Returns its sizes and the armed limit.
+    /// Returns the queue's sizes and the armed limit.
     ///
     /// # Errors
-    /// It is destroyed.
+    /// The queue is destroyed.
     pub fn query(&self) -> Result<SharedReceiveQueueStatus> {
         self.shared.srq.query()
     }
 
-    /// Returns its number, by which events name it.
+    /// Returns the queue's number, by which events identify it.
     pub fn number(&self) -> SharedReceiveQueueNumber {
         self.shared.srq.number()
     }
 
-    /// Returns its protection domain, in which buffers must be registered.
+    /// Returns the queue's protection domain, in which buffers must be registered.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         self.shared.srq.protection_domain()
     }
 
-    /// Returns the open device that it belongs to.
+    /// Returns the device that the queue belongs to.
     pub fn context(&self) -> &Context {
         self.shared.srq.context()
     }
