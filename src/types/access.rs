@@ -4,17 +4,17 @@ bitflags::bitflags! {
     /// Access flags of a memory region, a memory window or a queue pair. The bits are those of `ibv_access_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct AccessFlags: u32 {
-        /// Local receives and READ responses may be written there.
+        /// Local receives and READ responses may write to it.
         const LOCAL_WRITE = 1;
-        /// A peer's WRITE requests may change it. Needs [`AccessFlags::LOCAL_WRITE`] on a region.
+        /// A peer's WRITE requests may write to it. Requires [`AccessFlags::LOCAL_WRITE`] on a region.
         const REMOTE_WRITE = 1 << 1;
-        /// A peer's READ requests may fetch it.
+        /// A peer's READ requests may read it.
         const REMOTE_READ = 1 << 2;
-        /// A peer's atomics may change it. Needs [`AccessFlags::LOCAL_WRITE`] on a region.
+        /// A peer's atomics may modify it. Requires [`AccessFlags::LOCAL_WRITE`] on a region.
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to it.
         const MEMORY_WINDOW_BIND = 1 << 4;
-        /// Addresses in requests count from the region's start instead of being virtual addresses.
+        /// Addresses in requests are offsets from the region's start instead of virtual addresses.
         const ZERO_BASED = 1 << 5;
         /// Pages are looked up when they are accessed, not when the region is registered.
         const ON_DEMAND = 1 << 6;

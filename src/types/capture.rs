@@ -6,9 +6,9 @@ use super::Qpn;
 
 /// Options of a packet capture: which packets, and which file.
 ///
-/// The path may contain `%d` for the name of the device, `%p` for the process ID, and `%%` for a percent sign. If it
-/// names a directory, the file in it is called `rdma-verbs-%d-%p.pcapng`. An existing file is overwritten, unless
-/// another capture is writing it: then a number is appended to the name (`file-2.pcapng`).
+/// The path may contain `%d` for the name of the device, `%p` for the process ID, and `%%` for a percent sign. If it is
+/// a directory, the file in it is named `rdma-verbs-%d-%p.pcapng`. An existing file is overwritten, unless another
+/// capture is writing it: in that case, a number is appended to the name (`file-2.pcapng`).
 ///
 /// ```
 /// use rdma_verbs::types::{CaptureOptions, Qpn};

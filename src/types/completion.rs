@@ -2,12 +2,12 @@
 
 use super::Qpn;
 
-/// How a work request ended (IBTA 11.6.2). The numbers are those of `ibv_wc_status`.
+/// Status of a completed work request (IBTA 11.6.2). The numbers are those of `ibv_wc_status`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum CompletionStatus {
-    /// Done.
+    /// The request succeeded.
     #[default]
     Success = 0,
     /// A receive was too small for the message, or a request longer than allowed.
@@ -97,7 +97,7 @@ bitflags::bitflags! {
 #[repr(u8)]
 #[non_exhaustive]
 pub enum Cause {
-    /// It did not fail.
+    /// The request did not fail.
     #[default]
     None,
     /// The queue pair was already in the error state.
@@ -122,7 +122,7 @@ pub enum Cause {
     LocalKeyWrongDomain,
     /// A scatter-gather entry reaches beyond its region.
     LocalOutOfBounds,
-    /// The region may not be written.
+    /// The region is not writable.
     LocalNotWritable,
     /// The memory behind the region is gone (unmapped, or the file shrank).
     LocalMemoryFault,
@@ -144,8 +144,8 @@ pub enum Cause {
     WindowUnknown,
     /// The type 2 memory window is already bound; invalidate its key first.
     WindowBound,
-    /// The memory window cannot be bound with these arguments: an access flag that windows do not have, or a type 2
-    /// window without a byte.
+    /// The memory window cannot be bound with these arguments: an access flag that windows do not support, or a type 2
+    /// window of length 0.
     WindowArguments,
     /// The memory region lacks the access flag to bind windows to it, or one that the window needs.
     RegionNotBindable,
@@ -153,16 +153,16 @@ pub enum Cause {
     Panic,
 }
 
-/// The work queue that added a completion to its completion queue. The provider assigns the name, unlike `wr_id`, which
-/// the poster of a request chooses.
+/// The work queue that added a completion to its completion queue. The provider assigns it, unlike `wr_id`, which the
+/// poster of a request chooses.
 ///
-/// A completion queue never reuses the name of a work queue for another, even after the first is destroyed, unless both
-/// take their receives from the same shared queue. Names of different completion queues are not comparable.
+/// A completion queue never reuses the source of a work queue for another, even after the first is destroyed, unless
+/// both take their receives from the same shared queue. Sources of different completion queues are not comparable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CompletionSource(u64);
 
 impl CompletionSource {
-    /// No work queue. A provider that does not name its work queues gives all completions this source.
+    /// No work queue. A provider that does not identify its work queues gives all completions this source.
     pub const NONE: Self = Self(0);
 
     /// Creates the source with this number; 0 is [`CompletionSource::NONE`].
@@ -170,7 +170,7 @@ impl CompletionSource {
         Self(number)
     }
 
-    /// Returns its number.
+    /// Returns the source's number.
     pub const fn number(self) -> u64 {
         self.0
     }
@@ -204,16 +204,16 @@ pub struct RawCompletion {
     /// nothing accesses their memory any more. Indices count the posted requests from 0 at the creation of the queue
     /// pair; RESET does not restart them.
     pub retired: u32,
-    /// The sender's LID (datagrams in a subnet of InfiniBand only).
+    /// The sender's LID (datagrams in an InfiniBand subnet only).
     pub source_lid: u16,
-    /// Service level of the message. A RoCEv2 datagram has none; the field then gives the type of its network header
-    /// (IBTA A17.4.5.1), as adapters number it: 10 for IPv4, 9 for IPv6.
+    /// Service level of the message. A RoCEv2 datagram has none; the field then holds the type of its network header
+    /// (IBTA A17.4.5.1), as numbered by adapters: 10 for IPv4, 9 for IPv6.
     pub sl: u8,
-    /// Time when it was added to the queue, in nanoseconds of the device's clock; 0 if the queue was created without
-    /// timestamps.
+    /// Time when the completion was added to the queue, in nanoseconds of the device's clock; 0 if the queue was
+    /// created without timestamps.
     pub timestamp: u64,
-    /// The work queue that added it, as
-    /// [`QueuePair::completion_sources`](crate::provider::QueuePair::completion_sources) names it.
+    /// The work queue that added the completion, as reported by
+    /// [`QueuePair::completion_sources`](crate::provider::QueuePair::completion_sources).
     pub source: CompletionSource,
 }
 

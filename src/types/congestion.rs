@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// Algorithm by which a software device determines its sending rate to another host.
 ///
-/// Queue pairs of one device and one peer address share a window and a rate: together they are one flow, like a TCP
+/// Queue pairs of one device and one peer address share a window and a rate: together they form one flow, like a TCP
 /// connection. Traffic to addresses of the local host is never controlled.
 ///
 /// ```
@@ -17,8 +17,8 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum CongestionAlgorithm {
-    /// CUBIC (RFC 9438), as in TCP, with paced packets: takes its share of a link among other flows. Unlike TCP, it
-    /// does not slow down for packets lost by chance.
+    /// CUBIC (RFC 9438), as in TCP, with paced packets: shares a link with other flows. Unlike TCP, it does not slow
+    /// down for packets lost by chance.
     #[default]
     Cubic,
     /// A constant window, as large as the peer's socket allows; smaller after a loss towards a standard peer. For

@@ -1,4 +1,4 @@
-//! Counters of devices and queue pairs, with the names of rxe and mlx5 where they exist.
+//! Counters of devices and queue pairs, with the names that rxe and mlx5 use, where these exist.
 
 macro_rules! counters {
     ($(#[$doc:meta])* $name:ident { $($(#[$item_doc:meta])* $variant:ident = $label:literal,)* }) => {
@@ -31,7 +31,7 @@ counters! {
         ReceivedPackets = "rcvd_pkts",
         /// Bytes of those packets, from the base transport header to the ICRC.
         ReceivedBytes = "rcvd_bytes",
-        /// Request packets that were already executed.
+        /// Request packets that had already been executed.
         DuplicateRequest = "duplicate_request",
         /// Request packets that arrived out of order.
         OutOfSequenceRequest = "out_of_seq_request",
@@ -92,7 +92,7 @@ counters! {
         LostPackets = "lost_pkts",
         /// Packets retransmitted that were only late. A standard peer does not report them.
         SpuriousRetransmits = "spurious_retransmits",
-        /// Window reductions because a network is congested. Counted per device, because its queue pairs share windows.
+        /// Window reductions because of network congestion. Counted per device, because its queue pairs share windows.
         CongestionEvents = "congestion_events",
         /// Lost packets attributed to chance, so that no window was reduced. Counted per device.
         ChanceLosses = "chance_losses",
@@ -125,7 +125,7 @@ counters! {
         UnknownQueuePair = "drop_unknown_qpn",
         /// The queue pair is of another transport service.
         WrongService = "drop_wrong_service",
-        /// The queue pair is not in a state to take it.
+        /// The queue pair is not in a state in which it accepts the packet.
         WrongState = "drop_wrong_state",
         /// The addresses are not those of the connection.
         WrongAddress = "drop_wrong_address",
@@ -147,8 +147,8 @@ counters! {
         /// Arrived out of order, and the reorder buffers of the device are full or the queue pair waits for a receive.
         /// On an unreliable connection: an earlier packet of its message was lost.
         OutOfOrder = "drop_out_of_order",
-        /// Lies further ahead of the expected packet than the reorder window: 64 packets of a standard peer, 1 MiB of a
-        /// native peer, or 64 MiB if it has [`PeerCapabilities::GAP_RUNS`](super::PeerCapabilities::GAP_RUNS).
+        /// Lies further ahead of the expected packet than the reorder window: 64 packets for a standard peer, 1 MiB for
+        /// a native peer, or 64 MiB if that has [`PeerCapabilities::GAP_RUNS`](super::PeerCapabilities::GAP_RUNS).
         FarAhead = "drop_far_ahead",
         /// A READ or atomic response that arrived out of order.
         OutOfOrderResponse = "drop_out_of_order_response",

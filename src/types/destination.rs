@@ -14,7 +14,7 @@ pub struct Destination {
     pub source: IpAddr,
     /// UDP port of the sending socket.
     pub source_port: u16,
-    /// The receiver's address, or a group's.
+    /// Address of the receiver or the group.
     pub address: IpAddr,
     /// Type of service byte; a soft device ignores its lower two bits.
     pub traffic_class: u8,

@@ -27,7 +27,7 @@ pub enum AtomicCapability {
     None = 0,
     /// Atomic with respect to the atomics of this device.
     Device = 1,
-    /// Atomic with respect to every access, the processor's included.
+    /// Atomic with respect to every access, including the processor's.
     Global = 2,
 }
 
@@ -146,7 +146,7 @@ pub struct DeviceAttributes {
     pub packet_counters: bool,
     /// Whether failures carry a cause besides their status, and the events that led to them can be explained.
     pub failure_causes: bool,
-    /// Whether a region's iova may have another offset within its page than the memory.
+    /// Whether a region's iova may have a different page offset than the memory.
     pub any_iova: bool,
 }
 

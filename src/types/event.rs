@@ -37,7 +37,7 @@ pub enum AsyncEvent {
     PkeyChange(u8),
     /// Another subnet manager took over (InfiniBand).
     SubnetManagerChange(u8),
-    /// The subnet manager requests all registrations again (InfiniBand).
+    /// The subnet manager requests that clients register again (InfiniBand).
     ClientReregister(u8),
     /// The device failed because of an internal error. All its queue pairs are unusable.
     DeviceFatal,

@@ -108,13 +108,13 @@ impl fmt::Display for Psn {
     }
 }
 
-/// Number of a completion queue, unique among the live ones of its device. Events name the queue by it.
+/// Number of a completion queue, unique among the live ones of its device. Events identify the queue by it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 #[repr(transparent)]
 pub struct CompletionQueueNumber(u32);
 
 impl CompletionQueueNumber {
-    /// Creates the number of `value`; for providers.
+    /// Creates the number with this value; for providers.
     pub const fn new(value: u32) -> Self {
         Self(value)
     }
@@ -153,11 +153,11 @@ macro_rules! key {
 }
 
 key! {
-    /// Local key of a memory region: names it in the scatter-gather entries of this host's own requests.
+    /// Local key of a memory region: identifies it in the scatter-gather entries of local requests.
     Lkey
 }
 key! {
-    /// Remote key of a memory region or window: names it in the requests of a peer.
+    /// Remote key of a memory region or window: identifies it in the requests of a peer.
     Rkey
 }
 key! {
@@ -214,7 +214,7 @@ impl Gid {
         }
     }
 
-    /// Returns whether it names a multicast group: `ff00::/8`, or one of IPv4's (224.0.0.0/4) mapped.
+    /// Returns whether the GID is that of a multicast group: `ff00::/8`, or a mapped IPv4 group (224.0.0.0/4).
     pub fn is_multicast(self) -> bool {
         self.to_ip().is_multicast()
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// One peer's contribution to the key of a connection: 128 random bits, disclosed to the other peer alone.
+/// One peer's contribution to the key of a connection: 128 random bits, disclosed only to the other peer.
 ///
 /// `Debug` does not show the bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -36,8 +36,8 @@ pub struct PeerKey {
     pub local: KeyShare,
     /// The other end's share.
     pub remote: KeyShare,
-    /// Whether the other end is known to have both shares. Then only keyed packets are accepted, from the first on.
-    /// Otherwise both ends start without the key, confirm to each other that they have it, and switch once.
+    /// Whether the other end is known to have both shares. If so, only keyed packets are accepted, from the first one
+    /// on. Otherwise both ends start without the key, confirm to each other that they have it, and switch once.
     pub is_agreed: bool,
 }
 

@@ -74,7 +74,7 @@ bitflags::bitflags! {
     /// Flags of an advice. The bits are those of `ib_uverbs_advise_mr_flag`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct AdviceFlags: u32 {
-        /// The verb returns only after the advice was followed.
+        /// The verb returns only after the advice has taken effect.
         const FLUSH = 1;
     }
 }

@@ -2,14 +2,14 @@
 
 use super::setters::setters;
 
-/// Capabilities of a peer. The default is a standard peer: exactly the standard, nothing more. Setters have the names
-/// of the fields.
+/// Capabilities of a peer. The default is a standard peer: exactly the standard and nothing more. Setters are named
+/// after the fields.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct PeerCapabilities {
     /// Version of this crate's extensions that the peer speaks; 0 for a standard peer.
     pub version: u8,
-    /// Whether the peer's sockets take segmented sends (UDP GSO, checksums on) and merge them again (UDP GRO).
+    /// Whether the peer's sockets accept segmented sends (UDP GSO, checksums on) and coalesce them again (UDP GRO).
     pub segmentation_offload: bool,
     /// Capacity in bytes of the peer's receive socket, as its kernel accounts for it; 0: unknown.
     pub receive_buffer_bytes: u32,
@@ -21,7 +21,7 @@ pub struct PeerCapabilities {
 impl PeerCapabilities {
     /// Version of the extensions that this crate speaks.
     pub const VERSION: u8 = 1;
-    /// Extension: a NAK for a sequence error may name all gaps, and the peer's reorder buffer reaches four windows
+    /// Extension: a NAK for a sequence error may list all gaps, and the peer's reorder buffer reaches four windows
     /// ahead.
     pub const GAP_RUNS: u32 = 1;
     /// Extension: the peer echoes ECN marks, so queues on the path may mark packets to it instead of dropping them.

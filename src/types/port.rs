@@ -7,11 +7,11 @@ use super::{Gid, Mtu};
 #[repr(u32)]
 #[non_exhaustive]
 pub enum PortState {
-    /// The device does not say.
+    /// The device does not report it.
     Unknown = 0,
     /// The interface is down.
     Down = 1,
-    /// The link is there; the subnet manager has not configured the port yet.
+    /// The link is up; the subnet manager has not configured the port yet.
     Initialize = 2,
     /// Configured, not yet active.
     Armed = 3,
@@ -73,23 +73,23 @@ impl LinkWidth {
 #[repr(u16)]
 #[non_exhaustive]
 pub enum LinkSpeed {
-    /// Single data rate: 2.5 Gb/s a lane.
+    /// Single data rate: 2.5 Gb/s per lane.
     Sdr = 1,
-    /// Double data rate: 5 Gb/s a lane.
+    /// Double data rate: 5 Gb/s per lane.
     Ddr = 2,
-    /// Quad data rate: 10 Gb/s a lane.
+    /// Quad data rate: 10 Gb/s per lane.
     Qdr = 4,
-    /// FDR10: 10 Gb/s a lane, with the better line code.
+    /// FDR10: 10 Gb/s per lane, with a more efficient line code.
     Fdr10 = 8,
-    /// Fourteen data rate: 14 Gb/s a lane.
+    /// Fourteen data rate: 14 Gb/s per lane.
     Fdr = 16,
-    /// Enhanced data rate: 25 Gb/s a lane.
+    /// Enhanced data rate: 25 Gb/s per lane.
     Edr = 32,
-    /// High data rate: 50 Gb/s a lane.
+    /// High data rate: 50 Gb/s per lane.
     Hdr = 64,
-    /// Next data rate: 100 Gb/s a lane.
+    /// Next data rate: 100 Gb/s per lane.
     Ndr = 128,
-    /// Extended data rate: 200 Gb/s a lane.
+    /// Extended data rate: 200 Gb/s per lane.
     Xdr = 256,
 }
 
@@ -118,7 +118,7 @@ impl LinkSpeed {
 #[repr(u8)]
 #[non_exhaustive]
 pub enum LinkLayer {
-    /// The device does not say.
+    /// The device does not report it.
     Unspecified = 0,
     /// A subnet with LIDs and a subnet manager.
     InfiniBand = 1,

@@ -42,12 +42,12 @@ impl QueuePairType {
         }
     }
 
-    /// Returns whether the queue pair has one peer. Datagrams each name their own.
+    /// Returns whether the queue pair has one peer. Each datagram specifies its own.
     pub const fn is_connected(self) -> bool {
         !matches!(self, Self::UnreliableDatagram)
     }
 
-    /// Returns whether the peer acknowledges and lost packets are retransmitted.
+    /// Returns whether the peer acknowledges packets, and lost ones are retransmitted.
     pub const fn is_reliable(self) -> bool {
         matches!(self, Self::ReliableConnection | Self::XrcSend | Self::XrcReceive)
     }
@@ -68,9 +68,9 @@ pub enum QueuePairState {
     ReadyToSend = 3,
     /// Send queue drained: requests that have started are finished, no new ones start.
     SendQueueDrained = 4,
-    /// Send queue error: a send failed, receives go on (unreliable services only).
+    /// Send queue error: a send failed, receives continue (unreliable services only).
     SendQueueError = 5,
-    /// Everything outstanding is flushed, new requests are flushed at once.
+    /// Everything outstanding is flushed, and new requests are flushed immediately.
     Error = 6,
 }
 
@@ -121,7 +121,8 @@ impl Default for QueuePairCapabilities {
     }
 }
 
-/// The path to a peer. [`AddressVector::new`] has defaults for all but the ends; setters have the names of the fields.
+/// The path to a peer. [`AddressVector::new`] has defaults for everything but the two ends; setters are named after the
+/// fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct AddressVector {
@@ -163,7 +164,7 @@ impl AddressVector {
 }
 
 /// Attributes for a state change (IBTA 11.2.5.2); those that are `None` are not given. Names and units are those of
-/// `ibv_qp_attr`. The default gives none; setters have the names of the fields.
+/// `ibv_qp_attr`. The default sets none; setters are named after the fields.
 ///
 /// ```
 /// use rdma_verbs::verbs::{QueuePairAttributes, QueuePairState};
@@ -188,7 +189,7 @@ pub struct QueuePairAttributes {
     pub qkey: Option<Qkey>,
     /// The path to the peer.
     pub ah_attr: Option<AddressVector>,
-    /// Payload of a full packet; both ends must use the same.
+    /// Payload of a full packet; both ends must use the same value.
     pub path_mtu: Option<Mtu>,
     /// Number of the peer's queue pair.
     pub dest_qp_num: Option<Qpn>,
@@ -205,7 +206,7 @@ pub struct QueuePairAttributes {
     /// Code (0 to 31) of the time to wait for a response: 4.096 µs × 2^timeout (IBTA 9.7.6.1.3), up to four times as
     /// long on a path whose round trip takes more than a sixth of it; 0: forever.
     pub timeout: Option<u8>,
-    /// Number of retries without a response, 0 to 7. 7 means seven.
+    /// Number of retries without a response, 0 to 7; 7 is not unlimited.
     pub retry_cnt: Option<u8>,
     /// Number of retries when the peer has no receive posted, 0 to 6; 7: unlimited.
     pub rnr_retry: Option<u8>,

@@ -6,7 +6,7 @@ use super::setters::setters;
 const BYTES_OF_A_KILOBIT: u64 = 125;
 
 /// Limit of a queue pair's sending rate. Names and units are those of `ibv_qp_rate_limit_attr`. The default is no
-/// limit; setters have the names of the fields.
+/// limit; setters are named after the fields.
 ///
 /// ```
 /// use rdma_verbs::types::RateLimit;
@@ -22,7 +22,7 @@ pub struct RateLimit {
     pub rate_limit: u32,
     /// Maximum burst in bytes, at least one packet; 0: the device decides.
     pub max_burst_sz: u32,
-    /// Typical packet size in bytes, from which the packets of a burst are counted; 0: the path MTU.
+    /// Typical packet size in bytes, used to count the packets of a burst; 0: the path MTU.
     pub typical_pkt_sz: u16,
 }
 

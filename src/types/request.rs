@@ -36,9 +36,9 @@ bitflags::bitflags! {
 pub enum Operation {
     /// Fills the peer's next posted receive.
     Send,
-    /// As `Send`, and delivers four bytes of immediate data with the peer's completion (IBTA 9.4.1).
+    /// Like `Send`, and also delivers four bytes of immediate data with the peer's completion (IBTA 9.4.1).
     SendWithImmediate(u32),
-    /// As `Send`, and invalidates a key at the peer.
+    /// Like `Send`, and also invalidates a key at the peer.
     SendWithInvalidate(Rkey),
     /// Writes the peer's memory.
     Write {
@@ -126,7 +126,7 @@ bitflags::bitflags! {
     pub struct FlushFlags: u8 {
         /// Makes earlier writes visible to every observer at the peer.
         const GLOBAL = 1;
-        /// Makes earlier writes survive a loss of power.
+        /// Makes earlier writes survive power loss.
         const PERSISTENT = 1 << 1;
         /// Flushes the whole region instead of a range.
         const WHOLE_REGION = 1 << 4;
@@ -195,14 +195,14 @@ impl Operation {
 pub enum Data<'a> {
     /// Ranges of registered memory, in order.
     Sges(&'a [Sge]),
-    /// Bytes that are copied while posting, concatenated in order. Not for READ and atomics.
+    /// Bytes that are copied when posted, concatenated in order. Not for READ and atomics.
     Inline(&'a [&'a [u8]]),
 }
 
 /// A request for the send queue.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
-    /// A number of the caller's choice, returned in the completion.
+    /// Caller-defined number, returned in the completion.
     pub wr_id: u64,
     /// Operation to execute.
     pub operation: Operation,
@@ -215,7 +215,7 @@ pub struct SendRequest<'a> {
 /// A request for the receive queue.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiveRequest<'a> {
-    /// A number of the caller's choice, returned in the completion.
+    /// Caller-defined number, returned in the completion.
     pub wr_id: u64,
     /// Memory for the message, filled in order.
     pub sges: &'a [Sge],

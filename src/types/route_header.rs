@@ -1,4 +1,4 @@
-//! The global route header in front of a received datagram: its source and its destination.
+//! The global route header that precedes a received datagram: its source and its destination.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -28,7 +28,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct GlobalRouteHeader {
     /// Address of the sender.
     pub source: IpAddr,
-    /// Destination address: a group's for a multicast.
+    /// Destination address; for a multicast, that of the group.
     pub destination: IpAddr,
     /// Type of service (IPv4) or traffic class.
     pub traffic_class: u8,

@@ -1,4 +1,4 @@
-//! Setters of types whose fields are public and that may grow: outside the crate they are built from a default.
+//! Setters for types with public fields to which more may be added: outside the crate, they are built from a default.
 
 /// Defines a setter for each field, with the field's name.
 macro_rules! setters {

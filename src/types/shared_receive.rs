@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// Number of a shared receive queue: 24 bits, unique in its device. The requests of extended reliable connections name
-/// their receive queue by it.
+/// Number of a shared receive queue: 24 bits, unique in its device. The requests of extended reliable connections
+/// identify their receive queue by it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[repr(transparent)]
 pub struct SharedReceiveQueueNumber(u32);
@@ -32,7 +32,7 @@ impl fmt::Display for SharedReceiveQueueNumber {
     }
 }
 
-/// Changes to a shared receive queue; attributes that are `None` stay. Names are those of `ibv_srq_attr`.
+/// Changes to a shared receive queue; attributes that are `None` stay unchanged. Names are those of `ibv_srq_attr`.
 ///
 /// ```
 /// use rdma_verbs::types::SharedReceiveQueueAttributes;
