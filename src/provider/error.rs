@@ -1,4 +1,4 @@
-//! Errors of verbs: which verb, what kind, what was asked and what is allowed.
+//! Errors of verbs: which verb, what kind, what was requested and what is allowed.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use super::{AttributeFault, InvalidAttribute};
 use crate::memory::{self, Backing};
 
-/// Kind of an error, for programs; the text of [`Error`] is for people.
+/// Kind of an error, for programs; the message of [`Error`] is for people.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -31,14 +31,14 @@ pub enum ErrorKind {
     Unsupported,
     /// The operating system failed.
     System,
-    /// Waiting took longer than allowed.
+    /// The wait exceeded its timeout.
     TimedOut,
     /// The other end violated the protocol of the exchange.
     Protocol,
 }
 
-/// The error of a failed verb: a text for people, and for programs the [verb](Error::verb), the
-/// [kind](Error::kind) and the [attributes](Error::attributes) that were refused.
+/// The error of a failed verb: a message for people, and for programs the [verb](Error::verb), the [kind](Error::kind)
+/// and the [attributes](Error::attributes) that were refused.
 ///
 /// ```
 /// use rdma_verbs::verbs::{self, AttributeFault};
@@ -69,7 +69,7 @@ struct Details {
 }
 
 impl Error {
-    /// Creates an error of `verb`; the message says what was asked, what is allowed and what to do.
+    /// Creates an error of `verb`; the message states what was requested, what is allowed and what to do.
     pub fn new(verb: &'static str, kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Self { verb, kind, message: message.into(), details: None }
     }
@@ -148,8 +148,8 @@ impl Error {
         self.kind
     }
 
-    /// Returns the attributes that were refused, as far as the failure is about attributes and the device says which.
-    /// The text names them, too.
+    /// Returns the attributes that were refused, if the failure concerns attributes and the device reports which. The
+    /// message also names them.
     pub fn attributes(&self) -> &[InvalidAttribute] {
         self.details.as_ref().map_or(&[], |details| &details.attributes)
     }
@@ -192,7 +192,7 @@ impl From<RefusedBacking> for Error {
 /// A refused re-registration, with the memory that was given.
 #[derive(Debug)]
 pub struct RefusedChange {
-    /// Why it was refused.
+    /// Reason for the refusal.
     pub error: Error,
     /// The memory, as it was given.
     pub backing: Option<Backing>,

@@ -16,9 +16,9 @@ pub struct InvalidAttribute {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum AttributeFault {
-    /// It is not given, and the verb needs it.
+    /// It is not given, but the verb requires it.
     Missing,
-    /// It is given, and the verb does not take it here.
+    /// It is given, but the verb does not accept it here.
     NotAllowed,
     /// Its value is out of range. Lengths are in bytes, `cq_period` is in microseconds, times of queue pairs are the
     /// standard's codes.
@@ -28,7 +28,7 @@ pub enum AttributeFault {
         /// The values allowed.
         allowed: RangeInclusive<u64>,
     },
-    /// It has a value that does not fit, or names an object that does not. The error's text says why.
+    /// Its value, or the object that it refers to, is unsuitable. The error's message states why.
     Unsuitable,
 }
 
@@ -38,8 +38,8 @@ impl InvalidAttribute {
         Self { name: name.into(), fault }
     }
 
-    /// Returns its name: that of the field, argument or setter. A field of the address vector in `ah_attr` is
-    /// `ah_attr.` and its name.
+    /// Returns its name: that of the field, argument or setter. A field of the address vector in `ah_attr` is named
+    /// `ah_attr.` followed by its own name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -49,7 +49,7 @@ impl InvalidAttribute {
         &self.fault
     }
 
-    /// Returns the attribute because of which a registration was refused, if it was one.
+    /// Returns the attribute that caused a registration to be refused, if any.
     pub(in crate::provider) fn of_registration(error: &RegisterError) -> Option<Self> {
         let (name, fault) = match error {
             RegisterError::UnsupportedAccess { .. }

@@ -39,7 +39,8 @@ pub struct DmaBufInit<'a> {
     pub offset: u64,
     /// Length in bytes.
     pub length: u64,
-    /// First address by which requests name them. `None`: the mapped address on software devices, `offset` on adapters.
+    /// Address that requests use for the first byte. `None`: the mapped address on software devices, `offset` on
+    /// adapters.
     pub iova: Option<u64>,
     /// Access flags.
     pub access: AccessFlags,

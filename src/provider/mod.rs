@@ -2,7 +2,7 @@
 //!
 //! This is the contract between devices and everything that uses them: the safe verbs of [`crate::verbs`], and C
 //! programs. Raw numbers pass through untouched and few guarantees are made; the safe tier adds safety. Memory is plain
-//! data here ([`Sge`]): a provider resolves keys when it *uses* them, so a wrong or stale key ends in an error
+//! data here ([`Sge`]): a provider resolves keys when it *uses* them, so a wrong or stale key results in an error
 //! completion and never in an access to unregistered memory.
 //!
 //! All verbs may be called from several threads at once. Objects are reference counted: a queue pair keeps its
@@ -65,7 +65,7 @@ pub trait Provider: Send + Sync {
         None
     }
 
-    /// Opens a device by name. [`ErrorKind::NotFound`] if this provider has none of that name.
+    /// Opens a device by name. [`ErrorKind::NotFound`] if this provider has no device of that name.
     fn open(&self, name: &str) -> Result<Arc<dyn Context>>;
 }
 
@@ -87,7 +87,7 @@ pub trait Context: Send + Sync {
     /// Returns the state and sizes of a port, numbered from 1.
     fn query_port(&self, port_num: u8) -> Result<PortAttributes>;
 
-    /// Returns an entry of the port's GID table; [`ErrorKind::NotFound`] if it is below the table's length and empty.
+    /// Returns an entry of the port's GID table; [`ErrorKind::NotFound`] if it lies within the table but is empty.
     fn query_gid(&self, port_num: u8, gid_index: u8) -> Result<GidEntry>;
 
     /// Returns an entry of the port's P_Key table, in host byte order.
@@ -158,9 +158,9 @@ pub trait Context: Send + Sync {
         let _ = event;
     }
 
-    /// Waits up to `timeout` (`None`: forever) until all events returned about an object are acknowledged;
-    /// [`ErrorKind::TimedOut`] if some are not. Destroying verbs do not wait; those of the C interface, which must,
-    /// destroy first and then wait here.
+    /// Waits up to `timeout` (`None`: forever) until all events returned about an object have been acknowledged;
+    /// [`ErrorKind::TimedOut`] if some have not been. Destroying verbs do not wait; those of the C interface, which
+    /// must, destroy first and then wait here.
     fn wait_events_acked(&self, object: EventObject, timeout: Option<Duration>) -> Result<()> {
         let _ = (object, timeout);
         Ok(())
@@ -355,8 +355,8 @@ pub trait MemoryRegion: Send + Sync {
     fn rkey(&self) -> Rkey;
 
     /// Invalidates the keys; nothing accesses the memory through this region after this returns. Requests that still
-    /// name it end in a protection error. Deregistering again does nothing. [`ErrorKind::Busy`], changing nothing,
-    /// while memory windows are bound to it.
+    /// refer to it complete with a protection error. Deregistering again does nothing. [`ErrorKind::Busy`], changing
+    /// nothing, while memory windows are bound to it.
     fn dereg(&self) -> Result<()>;
 
     /// Deregisters like [`MemoryRegion::dereg`], but also while windows are bound, which it invalidates.
@@ -391,8 +391,8 @@ pub trait CompletionChannel: Send + Sync {
         self.fd()
     }
 
-    /// Returns the next event: the `cq_context` of a queue that was armed and got a completion, or `None` if there is
-    /// none yet. Drives the device. Never blocks.
+    /// Returns the next event: the `cq_context` of a queue that was armed and received a completion, or `None` if there
+    /// is none yet. Drives the device. Never blocks.
     fn poll_event(&self) -> Option<u64>;
 
     /// Returns the next event like [`CompletionChannel::poll_event`], waiting up to `timeout` (`None`: forever);
@@ -429,11 +429,11 @@ pub trait CompletionQueue: Send + Sync {
     /// Returns the number of entries that fit.
     fn cqe(&self) -> u32;
 
-    /// Returns the number by which asynchronous events name the queue.
+    /// Returns the number by which asynchronous events identify the queue.
     fn number(&self) -> CompletionQueueNumber;
 
     /// Returns the number of channel events delivered for this queue, modulo 2^32. C programs acknowledge each of them
-    /// before the queue is destroyed; the safe tier need not, because its events are numbers.
+    /// before the queue is destroyed; the safe tier does not need to, because its events are numbers.
     fn comp_events_reported(&self) -> u32 {
         0
     }
@@ -442,7 +442,7 @@ pub trait CompletionQueue: Send + Sync {
     /// first of them; failed and solicited completions are not delayed. 0 or 1, or a zero period, disables it.
     fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()>;
 
-    /// Changes the number of entries; refused if more completions than that are waiting.
+    /// Changes the number of entries; refused if more completions than that are queued.
     fn resize(&self, cqe: u32) -> Result<()>;
 
     /// Returns the object for downcasting by the provider that created it.
@@ -529,7 +529,7 @@ pub trait QueuePair: Send + Sync {
         [CompletionSource::NONE; 2]
     }
 
-    /// Destroys the queue pair: nothing is sent or received for it any more, and its completions are removed from its
+    /// Destroys the queue pair: nothing is sent or received for it afterwards, and its completions are removed from its
     /// queues. Later verbs on it fail. Destroying again does nothing.
     fn destroy(&self) -> Result<()>;
 

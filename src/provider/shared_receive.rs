@@ -31,12 +31,12 @@ pub struct XrcReceives<'a> {
 
 /// A shared receive queue.
 ///
-/// Receives are posted in batches as to a queue pair; see [`QueuePair`](super::QueuePair).
+/// Receives are posted in batches, as for a queue pair; see [`QueuePair`](super::QueuePair).
 pub trait SharedReceiveQueue: Send + Sync {
     /// Returns the queue's number.
     fn number(&self) -> SharedReceiveQueueNumber;
 
-    /// Changes its size, its limit or both, all or nothing.
+    /// Changes the queue's size, its limit or both, all or nothing.
     fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()>;
 
     /// Returns the current sizes and limit.

@@ -33,11 +33,11 @@ pub trait SoftwareContext: Send + Sync {
 pub trait SoftwareQueuePair: Send + Sync {
     /// Stops taking receives from the shared queue, before a queue pair that uses one goes to RESET or is destroyed;
     /// completions that exist can be polled before they are removed. Returns the `wr_id` of the receive that a message
-    /// had begun to fill, if there is one: it will not complete, and nothing accesses its memory any more. Without this
+    /// had begun to fill, if there is one: it never completes, and nothing accesses its memory any more. Without this
     /// verb, the receive's memory stays in use until the shared queue is destroyed.
     fn stop_receiving(&self) -> Result<Option<u64>>;
 
-    /// Returns what the queue pair knows of itself and of its peer, for explanations.
+    /// Returns what the queue pair knows about itself and its peer, for explanations.
     fn report(&self) -> Result<QueuePairReport>;
 }
 
