@@ -171,7 +171,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Delivers to the cells of a shared receive queue from now on; as [`CompletionQueue::add_routes`].
+    /// Delivers to the cells of a shared receive queue from now on, like [`CompletionQueue::add_routes`].
     ///
     /// # Errors
     /// The task has ended.

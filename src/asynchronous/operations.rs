@@ -52,7 +52,7 @@ impl QueuePair {
         self.execute(Request::flush(remote, flags)).await.0
     }
 
-    /// Invalidates a key of this host; see [`Request::local_invalidate`].
+    /// Invalidates a local key; see [`Request::local_invalidate`].
     ///
     /// # Errors
     /// The request was refused or failed: see [`RequestError`].

@@ -122,7 +122,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // No future waits any more; buffers in flight come back from the queue pair itself.
+        // No future is waiting any longer; buffers in flight come back from the queue pair itself.
         for route in [self.sends.route, self.receives.route] {
             self.cq.remove_route(route);
         }

@@ -15,10 +15,10 @@ use crate::verbs::{
 };
 
 /// A shared receive queue whose receives are futures: buffers for the messages of several
-/// [`QueuePair`](super::QueuePair)s, whose [options](super::QueuePairOptions) name it.
+/// [`QueuePair`](super::QueuePair)s, whose [options](super::QueuePairOptions) refer to it.
 ///
-/// It belongs to a [`CompletionQueue`], which its queue pairs use as well. [`Success::qpn`] names the queue pair that
-/// took a receive for a message. Messages of one queue pair take receives in the order in which these were posted;
+/// It belongs to a [`CompletionQueue`], which its queue pairs use as well. [`Success::qpn`] identifies the queue pair
+/// that took a receive for a message. Messages of one queue pair take receives in the order in which these were posted;
 /// those of different queue pairs finish in any order. Futures may be dropped like those of a
 /// [`QueuePair`](super::QueuePair).
 ///
@@ -110,7 +110,7 @@ impl SharedReceives {
 
 impl Drop for SharedReceives {
     fn drop(&mut self) {
-        // No future waits any more; buffers in flight come back from the owned queue itself.
+        // No future is waiting any longer; buffers in flight come back from the owned queue itself.
         self.cq.remove_route(self.route);
     }
 }
@@ -154,8 +154,8 @@ impl SharedReceiveQueue {
     }
 
     /// Receives a message of any of its queue pairs into the buffer, whose length becomes the message's; a datagram
-    /// begins with its 40-byte route header. [`Success::qpn`] names the queue pair. If the queue is full, the request
-    /// waits for a free slot, in order.
+    /// begins with its 40-byte route header. [`Success::qpn`] identifies the queue pair. If the queue is full, the
+    /// request waits for a free slot, in order.
     pub async fn recv<B: IntoRequestBuffer>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
         let ticket = self.shared.cells.claim().await;
         let (result, buffer) = match self.shared.post(ticket, buffer.into()) {

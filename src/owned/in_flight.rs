@@ -7,11 +7,11 @@
 //!
 //! * a completion reports that the request is finished ([`Posted::finish_one`]). It must come from this work queue: it
 //!   carries the source that the device assigned to the queue, which no other queue of the completion queue ever has,
-//!   so completions of other queue pairs match nothing, whatever `wr_id` their owners choose. It must name a request in
-//!   flight: requests have the numbers by which the device counts them (from 0, continuing across RESET), and a
-//!   completion's `retired` gives the number below which all are finished. A provider of this crate does not access the
-//!   memory of requests that it reports as finished: its endpoints retire a request before they complete it, and cannot
-//!   name a retired request's memory;
+//!   so completions of other queue pairs match nothing, whatever `wr_id` their owners choose. It must identify a
+//!   request in flight: requests have the numbers by which the device counts them (from 0, continuing across RESET),
+//!   and a completion's `retired` gives the number below which all are finished. A provider of this crate does not
+//!   access the memory of requests that it reports as finished: its endpoints retire a request before they complete it,
+//!   and cannot name a retired request's memory;
 //! * RESET or destruction has returned ([`Posted::reset`], [`Posted::destroy`]): the device waits for the pass in
 //!   progress, forgets everything posted, and continues to count;
 //! * posting failed: the device then has nothing.
@@ -200,7 +200,7 @@ impl Posted {
         Ok(key)
     }
 
-    /// Posts a receive, as [`Posted::post_send`].
+    /// Posts a receive, like [`Posted::post_send`].
     pub(super) fn post_recv(&self, buffer: RequestBuffer, wr_id: u64) -> Result<(), Refused<RequestBuffer>> {
         let memory = InFlight::new(buffer);
         let opened = (|| {
@@ -340,7 +340,7 @@ impl PostedReceives {
         &self.srq
     }
 
-    /// Posts a receive, as [`Posted::post_recv`].
+    /// Posts a receive, like [`Posted::post_recv`].
     pub(super) fn post(&self, buffer: RequestBuffer, wr_id: u64) -> Result<(), Refused<RequestBuffer>> {
         let memory = InFlight::new(buffer);
         let opened = (|| {
@@ -474,7 +474,7 @@ fn enter_then_post(
 }
 
 /// Adds a request to an open batch, and its memory to the ledger, which stays locked until the batch is posted or its
-/// memory withdrawn; [`enter_then_post`] says what a panic means.
+/// memory withdrawn; [`enter_then_post`] describes the effect of a panic.
 fn push_and_enter(
     batch: &mut SendBatch<'_>,
     ledger: &mut OrderedLedger<Entry>,

@@ -175,7 +175,7 @@ impl QueuePair {
         self.recv_cq.keep_completions(ending);
     }
 
-    /// As [`QueuePair::destroy`], while others still use the queue pair: their later calls fail.
+    /// Destroys the queue pair like [`QueuePair::destroy`], while others still use it: their later calls fail.
     #[cfg(all(feature = "tokio", not(loom)))]
     pub(crate) fn shut_down(&self) -> Result<Vec<Finished>> {
         self.end()

@@ -419,7 +419,7 @@ impl Settings {
         Ok(request)
     }
 
-    /// Returns the number of bytes that the request names.
+    /// Returns the number of bytes that the request refers to.
     fn bytes_of(&self, buffer: &RequestBuffer) -> usize {
         match self.operation {
             Operation::Read(remote) => usize::try_from(remote.len()).unwrap_or(usize::MAX),

@@ -29,7 +29,7 @@ impl SharedReceiveQueueOptions {
 }
 
 /// A shared receive queue whose receives own their memory: buffers for the messages of several
-/// [`QueuePair`](super::QueuePair)s, whose [options](super::QueuePairOptions) name it.
+/// [`QueuePair`](super::QueuePair)s, whose [options](super::QueuePairOptions) refer to it.
 ///
 /// A posted buffer moves into the queue. It comes back from the receive completion queue of the queue pair that took it
 /// for a message, which [`Finished::qpn`] reports. Buffers do not come back in posting order, because messages end in

@@ -1,7 +1,7 @@
 //! Forged completions from other users of a completion queue.
 //!
-//! No safe program outside this crate can make a queue pair on a completion queue of this tier. These tests can, and
-//! show that nothing is gained by it: completions of another queue pair return no memory, whatever their `wr_id`.
+//! No safe program outside this crate can create a queue pair on a completion queue of this tier. These tests can, and
+//! show that this gains nothing: completions of another queue pair return no memory, whatever their `wr_id`.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;

@@ -95,7 +95,7 @@ impl Error {
         Self::new(verb, ErrorKind::InvalidArgument, message).with_attributes([attribute])
     }
 
-    /// Creates the error of an attribute whose value does not fit, as the message says.
+    /// Creates the error of an attribute whose value does not fit, as the message states.
     pub(crate) fn unsuitable(
         verb: &'static str,
         name: impl Into<Cow<'static, str>>,
@@ -104,7 +104,7 @@ impl Error {
         Self::of_attribute(verb, name, AttributeFault::Unsuitable, message)
     }
 
-    /// Creates the error of an attribute whose value is out of range, as the message says.
+    /// Creates the error of an attribute whose value is out of range, as the message states.
     pub(crate) fn out_of_range(
         verb: &'static str,
         name: impl Into<Cow<'static, str>>,
@@ -115,7 +115,7 @@ impl Error {
         Self::of_attribute(verb, name, AttributeFault::OutOfRange { given: given.into(), allowed }, message)
     }
 
-    /// Creates an error from the operating system's `source`, which occurred while doing what `message` says.
+    /// Creates an error from the operating system's `source`, which occurred during the step that `message` states.
     pub fn from_io(verb: &'static str, message: impl Into<Cow<'static, str>>, source: std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::AddrInUse => ErrorKind::AddressInUse,

@@ -204,7 +204,7 @@ pub struct QueuePairInit<'a> {
     pub recv_cq: &'a Arc<dyn CompletionQueue>,
     /// Shared receive queue that supplies its receives, in place of a receive queue of its own.
     pub srq: Option<&'a Arc<dyn SharedReceiveQueue>>,
-    /// For an XRC target: the domain whose shared receive queues its messages may name.
+    /// For an XRC target: the domain whose shared receive queues its messages may use.
     pub xrc_domain: Option<&'a Arc<dyn XrcDomain>>,
     /// Transport service.
     pub qp_type: QueuePairType,
@@ -265,8 +265,8 @@ pub trait ProtectionDomain: Send + Sync {
         Err(Error::new("reg_dmabuf_mr", ErrorKind::Unsupported, message))
     }
 
-    /// Advises the device about ranges of on-demand regions. A failure names the range. [`ErrorKind::Unsupported`] if
-    /// the device takes no advice.
+    /// Advises the device about ranges of on-demand regions. The error identifies the range. [`ErrorKind::Unsupported`]
+    /// if the device takes no advice.
     fn advise_mr(&self, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
         let message = format!("the device takes no advice; {advice:?}, {flags:?} for {} ranges given", sg_list.len());
         Err(Error::new("advise_mr", ErrorKind::Unsupported, message))
@@ -348,7 +348,7 @@ pub trait MemoryRegion: Send + Sync {
     /// Returns the registered memory and its access flags.
     fn region(&self) -> &Arc<Region>;
 
-    /// Returns the key for this host's scatter-gather entries.
+    /// Returns the key for local scatter-gather entries.
     fn lkey(&self) -> Lkey;
 
     /// Returns the key for peers.
@@ -417,7 +417,7 @@ pub trait CompletionQueue: Send + Sync {
         0
     }
 
-    /// Returns whether the queue is known to be empty; `false` also where only a poll can tell. Takes no lock.
+    /// Returns whether the queue is known to be empty; `false` also if only a poll can determine this. Takes no lock.
     fn is_known_empty(&self) -> bool {
         false
     }

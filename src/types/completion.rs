@@ -22,7 +22,7 @@ pub enum CompletionStatus {
     MemoryWindowBindError = 6,
     /// The peer's response violated the protocol.
     BadResponseError = 7,
-    /// The memory that an arriving WRITE with immediate data names failed the access check (IBTA 11.6.2).
+    /// The memory that an arriving WRITE with immediate data refers to failed the access check (IBTA 11.6.2).
     LocalAccessError = 8,
     /// The peer refused the request as invalid.
     RemoteInvalidRequestError = 9,
@@ -116,7 +116,7 @@ pub enum Cause {
     RefusedAccess,
     /// The peer sent a NAK: remote operational error.
     RefusedOperational,
-    /// The local key names no region.
+    /// No region has the local key.
     LocalKeyUnknown,
     /// The local key belongs to another protection domain.
     LocalKeyWrongDomain,

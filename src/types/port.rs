@@ -161,7 +161,7 @@ pub struct PortAttributes {
     pub active_width: LinkWidth,
     /// Current speed of each lane.
     pub active_speed: LinkSpeed,
-    /// LID mask control: the number of low LID bits that belong to the port itself.
+    /// LID mask control: the number of low LID bits that the port ignores. It has 2^lmc LIDs.
     pub lmc: u8,
     /// LID of the subnet manager.
     pub sm_lid: u16,

@@ -42,7 +42,8 @@ impl QueuePairType {
         }
     }
 
-    /// Returns whether the queue pair has one peer. Each datagram specifies its own.
+    /// Returns whether the queue pair has one peer. Datagram queue pairs have none: each datagram specifies its
+    /// destination.
     pub const fn is_connected(self) -> bool {
         !matches!(self, Self::UnreliableDatagram)
     }

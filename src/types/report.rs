@@ -78,7 +78,7 @@ pub enum PeerFault {
     MemoryFault,
     /// The message is longer than the receive that was posted for it.
     ReceiveTooSmall,
-    /// The posted receive names memory that cannot be written; the cause gives the reason.
+    /// The posted receive refers to memory that cannot be written; the cause gives the reason.
     ReceiveMemory(Cause),
     /// The key that the peer asked to invalidate cannot be invalidated.
     Invalidate,

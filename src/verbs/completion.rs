@@ -126,7 +126,7 @@ impl fmt::Debug for Completion {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Success {
-    /// The queue pair of this host.
+    /// Number of the local queue pair.
     pub qpn: Qpn,
     /// The completed operation.
     pub opcode: CompletionOpcode,
@@ -171,7 +171,7 @@ pub struct Success {
 pub struct CompletionError {
     /// `wr_id` of the request.
     pub wr_id: u64,
-    /// The queue pair of this host.
+    /// Number of the local queue pair.
     pub qpn: Qpn,
     /// Status, as defined by the standard.
     pub status: CompletionStatus,

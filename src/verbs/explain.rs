@@ -2,7 +2,7 @@
 //! what to try. If packets may have been lost on a path with a congestion controller, a third sentence assesses the
 //! path.
 //!
-//! All conclusions come from this end's records. If they cannot tell two causes apart, the text names both, the
+//! All conclusions come from this end's records. If they cannot distinguish two causes, the text names both, the
 //! likelier one first. `docs/explanations.md` has the table.
 
 mod local;

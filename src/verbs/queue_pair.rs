@@ -395,7 +395,7 @@ impl QueuePair {
     }
 
     /// Explains in two sentences why a request of this queue pair failed: what happened and most likely why; what was
-    /// last heard from the peer and when, and what to try. If this end cannot tell two causes apart, the text names
+    /// last heard from the peer and when, and what to try. If this end cannot distinguish two causes, the text names
     /// both, the likelier one first. If no response came, and packets may have been lost on a path to another host, a
     /// third sentence assesses the path. Call it before the queue pair is reset, which clears its records.
     ///
