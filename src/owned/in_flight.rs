@@ -187,16 +187,11 @@ impl Posted {
         batch.push(&request.wr_id(ledger.next_wr_id()))?;
         let memory = InFlight::new(RequestBuffer::None);
         let entry = Entry { memory, wr_id: bind.number(), outcome: CompletedLength::Unchanged };
-        let previous = window.rkey();
-        if tag.is_none() {
-            window.set_posted_key(key);
+        let post = || enter_then_post(ledger, entry, || batch.post()).map_err(|(error, _no_memory)| error);
+        match tag {
+            Some(_) => post()?,
+            None => window.post_bind_of_type1(key, post)?,
         }
-        enter_then_post(ledger, entry, || batch.post()).map_err(|(error, _no_memory)| {
-            if tag.is_none() {
-                window.take_back_posted_key(key, previous);
-            }
-            error
-        })?;
         Ok(key)
     }
 

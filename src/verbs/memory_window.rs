@@ -96,15 +96,14 @@ impl MemoryWindow {
         Rkey(self.key.load(Ordering::Acquire) & !0xff | u32::from(tag))
     }
 
-    /// Records the key of a bind of a window of type 1 that is about to be posted. The send queue is locked meanwhile,
-    /// so that the next bind there chooses another key.
-    pub(crate) fn set_posted_key(&self, key: Rkey) {
-        self.key.store(key.0, Ordering::Release);
-    }
-
-    /// Undoes [`MemoryWindow::set_posted_key`] for a bind that was not posted, unless another one followed.
-    pub(crate) fn take_back_posted_key(&self, key: Rkey, previous: Rkey) {
-        let _ = self.key.compare_exchange(key.0, previous.0, Ordering::AcqRel, Ordering::Relaxed);
+    /// Posts a bind that gives a window of type 1 this key. The caller has locked the send queue, and `post` unlocks it
+    /// after the key is recorded, so that the next bind there chooses another key. If the bind is not posted, the
+    /// window has its previous key again, unless another bind followed.
+    pub(crate) fn post_bind_of_type1(&self, key: Rkey, post: impl FnOnce() -> Result<()>) -> Result<()> {
+        let previous = self.key.swap(key.0, Ordering::AcqRel);
+        post().inspect_err(|_| {
+            let _ = self.key.compare_exchange(key.0, previous, Ordering::AcqRel, Ordering::Relaxed);
+        })
     }
 
     /// Deallocates the window, bound or not (`ibv_dealloc_mw`): once it returns, no peer accesses memory through it.
@@ -187,7 +186,7 @@ impl<'a> MemoryWindowBind<'a> {
     }
 
     /// Returns the request that binds a window of type 1, and the window's new key, for
-    /// [`MemoryWindow::set_posted_key`] before it is posted. `instead` binds windows of type 2.
+    /// [`MemoryWindow::post_bind_of_type1`]. `instead` binds windows of type 2.
     pub(crate) fn request_of_type1<'w>(
         &self,
         window: &'w MemoryWindow,
@@ -275,9 +274,7 @@ impl QueuePair {
         let mut batch = self.send_batch()?;
         let (request, key) = bind.request_of_type1(window, "SendRequest::bind_mw")?;
         batch.push(&request)?;
-        let previous = window.rkey();
-        window.set_posted_key(key);
-        batch.post().inspect_err(|_| window.take_back_posted_key(key, previous))?;
+        window.post_bind_of_type1(key, || batch.post())?;
         Ok(key)
     }
 }
