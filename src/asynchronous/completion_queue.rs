@@ -161,14 +161,7 @@ impl CompletionQueue {
     /// # Errors
     /// The task has ended.
     pub(super) fn add_routes(&self, queue_pair: &Arc<QueuePairShared>) -> Result<()> {
-        let mut routes = self.handle.core.routes();
-        if routes.is_closed {
-            return Err(closed());
-        }
-        for (route, cells) in queue_pair.routes() {
-            routes.cells.insert(route, (Arc::clone(cells), Owner::QueuePair(Arc::downgrade(queue_pair))));
-        }
-        Ok(())
+        self.add(&queue_pair.routes(), &Owner::QueuePair(Arc::downgrade(queue_pair)))
     }
 
     /// Delivers to the cells of a shared receive queue from now on, like [`CompletionQueue::add_routes`].
@@ -176,12 +169,15 @@ impl CompletionQueue {
     /// # Errors
     /// The task has ended.
     pub(super) fn add_shared(&self, receives: &Arc<SharedReceives>) -> Result<()> {
+        self.add(&[receives.route()], &Owner::Shared(Arc::downgrade(receives)))
+    }
+
+    fn add(&self, added: &[(u32, &Arc<Cells>)], owner: &Owner) -> Result<()> {
         let mut routes = self.handle.core.routes();
         if routes.is_closed {
             return Err(closed());
         }
-        let (route, cells) = receives.route();
-        routes.cells.insert(route, (Arc::clone(cells), Owner::Shared(Arc::downgrade(receives))));
+        routes.cells.extend(added.iter().map(|&(route, cells)| (route, (Arc::clone(cells), owner.clone()))));
         Ok(())
     }
 

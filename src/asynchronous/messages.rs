@@ -77,18 +77,6 @@ pub(super) enum Source {
     Shared(SharedReceiveQueue),
 }
 
-impl From<QueuePair> for Source {
-    fn from(qp: QueuePair) -> Self {
-        Source::QueuePair(qp)
-    }
-}
-
-impl From<SharedReceiveQueue> for Source {
-    fn from(srq: SharedReceiveQueue) -> Self {
-        Source::Shared(srq)
-    }
-}
-
 impl Source {
     /// Returns the name of its size, and its value.
     fn size(&self) -> (&'static str, u32) {

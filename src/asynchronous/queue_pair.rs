@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::cells::{Cells, Ticket};
 use super::completion_queue::CompletionQueue;
+use super::messages::Source;
 use super::shared_receive::{SharedReceiveQueue, SharedUse};
 use super::{IntoRequestBuffer, Messages, RequestError};
 use crate::owned::{self, BufferPool, Finished, Refused, Request, RequestBuffer};
@@ -269,7 +270,7 @@ impl QueuePair {
     pub fn messages(&self, pool: &BufferPool, len: usize, depth: usize) -> Result<Messages> {
         match &self.shared.srq {
             Some(srq) => Err(srq.refusal("messages", self.qpn())),
-            None => Messages::new(self.clone().into(), pool.clone(), len, depth),
+            None => Messages::new(Source::QueuePair(self.clone()), pool.clone(), len, depth),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::cells::{Cells, Ticket};
 use super::completion_queue::CompletionQueue;
+use super::messages::Source;
 use super::queue_pair::outcome;
 use super::{IntoRequestBuffer, Messages, RequestError};
 use crate::owned::{self, BufferPool, Refused, RequestBuffer};
@@ -171,7 +172,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// As for [`owned::SharedReceiveQueue::post_recv`] and [`BufferPool::take`].
     pub fn messages(&self, pool: &BufferPool, len: usize, depth: usize) -> Result<Messages> {
-        Messages::new(self.clone().into(), pool.clone(), len, depth)
+        Messages::new(Source::Shared(self.clone()), pool.clone(), len, depth)
     }
 
     /// Posts a receive for this ticket.
