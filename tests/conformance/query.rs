@@ -58,9 +58,9 @@ fn datagrams(world: &World) {
     end.qp.modify(&set(ReadyToReceive, &all, &[])).unwrap();
     end.qp.modify(&set(ReadyToSend, &all, &["sq_psn"])).unwrap();
     tells(&end.qp, &all, &["pkey_index", "port_num", "qkey", "sq_psn"]);
-    let anew = go(ReadyToSend).qkey(Qkey(0x7654_3210));
-    end.qp.modify(&anew).unwrap();
-    tells(&end.qp, &anew, &["qkey"]);
+    let changed = go(ReadyToSend).qkey(Qkey(0x7654_3210));
+    end.qp.modify(&changed).unwrap();
+    tells(&end.qp, &changed, &["qkey"]);
     // Attributes that datagrams lack are not reported as if they had been set.
     let told = query(&end).attributes;
     assert_eq!((told.ah_attr, told.dest_qp_num, told.rq_psn, told.path_mtu), (None, None, None, None));

@@ -186,9 +186,9 @@ fn everything_that_was_set(world: &World) {
             tells(&end.qp, &all, &told);
             assert_eq!(end.qp.query().unwrap().qp_state, to);
         }
-        let anew = go(ReadyToSend).qp_access_flags(AccessFlags::REMOTE_READ);
-        end.qp.modify(&anew).unwrap();
-        tells(&end.qp, &anew, &["qp_access_flags"]);
+        let changed = go(ReadyToSend).qp_access_flags(AccessFlags::REMOTE_READ);
+        end.qp.modify(&changed).unwrap();
+        tells(&end.qp, &changed, &["qp_access_flags"]);
         tells(&end.qp, &all, &["ah_attr", "path_mtu", "dest_qp_num", "rq_psn", "sq_psn"]);
     }
 }
@@ -400,8 +400,8 @@ fn serves_again(world: &World, qp_type: QueuePairType) {
 
 fn destroyed_with_work(world: &World, qp_type: QueuePairType) {
     let End { qp, region, cq, pd, context } = world.end(0, &shape(qp_type));
-    let nobody = qp.connection_info().unwrap().qpn(Qpn::new(0x1234));
-    qp.connect_with(&nobody, &ConnectOptions::default().timeout(0)).unwrap();
+    let absent = qp.connection_info().unwrap().qpn(Qpn::new(0x1234));
+    qp.connect_with(&absent, &ConnectOptions::default().timeout(0)).unwrap();
     qp.post_recv(&[ReceiveRequest::new(region.slice(..64).unwrap()).wr_id(1)]).unwrap();
     let requests: Vec<_> =
         (0..20).map(|wr_id| SendRequest::send(region.slice(64..).unwrap()).wr_id(wr_id).signaled()).collect();

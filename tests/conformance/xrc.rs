@@ -256,13 +256,7 @@ fn access_domain(world: &World) {
 
 fn two_connections(world: &World) {
     let ends = Extended::new(world);
-    let target = ends
-        .pd
-        .create_qp_with(&ends.cqs[0], &ends.cqs[0], &QueuePairOptions::default().xrc_target(&ends.domain))
-        .unwrap();
-    let options = QueuePairOptions::default().qp_type(QueuePairType::XrcSend);
-    let initiator = ends.sender_pd.create_qp_with(&ends.sender_cq, &ends.sender_cq, &options).unwrap();
-    connect(&target, &initiator, &ConnectOptions::default());
+    let (target, initiator) = ends.another_connection(&ends.sender_cq);
     ends.post(0, 1);
     ends.post(0, 2);
     let request = SendRequest::send(Payload::inline(b"through the second")).remote_srq(ends.queues[0].number());

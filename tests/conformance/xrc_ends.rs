@@ -52,6 +52,23 @@ impl Extended {
         Self { target, initiator, queues, cqs, inbox, outbox, sender_cq, pd, sender_pd, domain, context }
     }
 
+    /// Creates another target of the domain.
+    #[track_caller]
+    pub(crate) fn another_target(&self) -> QueuePair {
+        let options = QueuePairOptions::default().xrc_target(&self.domain);
+        self.pd.create_qp_with(&self.cqs[0], &self.cqs[0], &options).unwrap()
+    }
+
+    /// Creates another connection to the domain, whose initiator completes on `sender_cq`.
+    #[track_caller]
+    pub(crate) fn another_connection(&self, sender_cq: &CompletionQueue) -> (QueuePair, QueuePair) {
+        let target = self.another_target();
+        let options = QueuePairOptions::default().qp_type(QueuePairType::XrcSend);
+        let initiator = self.sender_pd.create_qp_with(sender_cq, sender_cq, &options).unwrap();
+        connect(&target, &initiator, &ConnectOptions::default());
+        (target, initiator)
+    }
+
     #[track_caller]
     pub(crate) fn post(&self, queue: usize, wr_id: u64) {
         let start = wr_id as usize * ROOM;

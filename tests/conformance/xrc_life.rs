@@ -5,13 +5,13 @@ use std::thread;
 
 use rdma_verbs::verbs::{
     AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, ErrorKind, Payload, QueuePair,
-    QueuePairAttributes, QueuePairOptions, QueuePairState, QueuePairType, ReceiveRequest, SendRequest,
-    SharedReceiveQueueAttributes, SharedReceiveQueueOptions,
+    QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueueAttributes,
+    SharedReceiveQueueOptions,
 };
 
 use super::bytes::{check, fill};
 use super::end::{SILENCE, next, patience, silent, way_to};
-use super::sharing::{MAX_SRQ, connect};
+use super::sharing::MAX_SRQ;
 use super::srq_partial::send_half;
 use super::suite::{Scenario, XRC};
 use super::world::World;
@@ -189,13 +189,7 @@ fn sends_are_flushed(world: &World) {
 /// Two connections to the same queues: the failure of one does not affect the other's use of the queues.
 fn other_target_goes_on(world: &World) {
     let ends = Extended::new(world);
-    let target = ends
-        .pd
-        .create_qp_with(&ends.cqs[0], &ends.cqs[0], &QueuePairOptions::default().xrc_target(&ends.domain))
-        .unwrap();
-    let options = QueuePairOptions::default().qp_type(QueuePairType::XrcSend);
-    let initiator = ends.sender_pd.create_qp_with(&ends.sender_cq, &ends.sender_cq, &options).unwrap();
-    connect(&target, &initiator, &ConnectOptions::default());
+    let (target, initiator) = ends.another_connection(&ends.sender_cq);
     ends.post(0, 1);
     ends.target.modify(&to(QueuePairState::Error)).unwrap();
     ends.silent();
@@ -222,10 +216,7 @@ fn drained(world: &World) {
 
 fn established(world: &World) {
     let ends = Extended::new(world);
-    let target = ends
-        .pd
-        .create_qp_with(&ends.cqs[0], &ends.cqs[0], &QueuePairOptions::default().xrc_target(&ends.domain))
-        .unwrap();
+    let target = ends.another_target();
     ends.initiator.reset().unwrap();
     to_rtr(&ends, &target);
     ends.post(0, 1);
@@ -254,10 +245,7 @@ fn to_rtr(ends: &Extended, target: &QueuePair) {
 
 fn target_in_rtr(world: &World) {
     let ends = Extended::new(world);
-    let target = ends
-        .pd
-        .create_qp_with(&ends.cqs[0], &ends.cqs[0], &QueuePairOptions::default().xrc_target(&ends.domain))
-        .unwrap();
+    let target = ends.another_target();
     ends.initiator.reset().unwrap();
     to_rtr(&ends, &target);
     ends.initiator.connect(&target.connection_info().unwrap()).unwrap();
@@ -300,15 +288,7 @@ fn limit_of_the_named_queue(world: &World) {
 /// Creates another connection to the domain, whose initiator has its own completion queue.
 #[track_caller]
 fn another(ends: &Extended) -> (QueuePair, QueuePair) {
-    let target = ends
-        .pd
-        .create_qp_with(&ends.cqs[0], &ends.cqs[0], &QueuePairOptions::default().xrc_target(&ends.domain))
-        .unwrap();
-    let cq = ends.sender_pd.context().create_cq(64).unwrap();
-    let options = QueuePairOptions::default().qp_type(QueuePairType::XrcSend).max_inline_data(64);
-    let initiator = ends.sender_pd.create_qp_with(&cq, &cq, &options).unwrap();
-    connect(&target, &initiator, &ConnectOptions::default());
-    (target, initiator)
+    ends.another_connection(&ends.sender_pd.context().create_cq(64).unwrap())
 }
 
 /// Takes `count` messages from a queue, posting each receive again.

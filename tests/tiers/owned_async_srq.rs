@@ -148,7 +148,7 @@ fn a_full_queue_makes_futures_wait_in_order_and_canceled_ones_leave_nothing() {
 
         assert!(give_up(srq.recv(sharing.pool().take(64).unwrap()), 1).await.is_none());
         assert_eq!((srq.buffers_in_flight(), srq.abandoned(), sharing.near.outstanding()), (1, 0, 1));
-        sharing.send(0, b"nobody waits").await;
+        sharing.send(0, b"no future waits").await;
         until(|| srq.abandoned() == 1).await;
         assert_eq!((srq.buffers_in_flight(), sharing.near.outstanding()), (0, 0));
     });
