@@ -18,16 +18,16 @@ pub enum Sending {
     First,
     /// Retransmitted: they were lost, or seem to be.
     Again,
-    /// The last packet is repeated to find out whether it arrived.
+    /// Repeated as a probe, to find out what has arrived.
     Probe,
 }
 
 /// Which packets of a burst request an acknowledgement. The first packet's own headers decide for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AckRequests {
-    /// Index of the first that does.
+    /// Index of the first packet that requests one.
     pub first: u32,
-    /// Distance between packets that do, from there on; 0: none does.
+    /// Distance between packets that request one, from there on; 0: none does.
     pub every: u32,
 }
 
@@ -84,7 +84,7 @@ impl<'a, P> Burst<'a, P> {
 
 /// Source of the payloads of a burst.
 pub trait PayloadSource {
-    /// Fills `out` with the next payload, and returns its checksum if that is nearly free.
+    /// Fills `out` with the next payload, and returns its checksum if computing it costs almost nothing.
     ///
     /// # Errors
     /// If the memory cannot be read.

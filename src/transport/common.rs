@@ -42,7 +42,7 @@ pub(super) struct Common {
     pub(super) history: History,
     pub(super) arrived_marks: ArrivedMarks,
     events: Arc<AsyncEventQueue>,
-    /// A completion was lost, and the queue pair is not in the error state yet.
+    /// Whether a completion was lost and [`Common::take_overflow`] has not reported it yet.
     overflowed: bool,
 }
 
@@ -121,7 +121,7 @@ impl Common {
         self.controlled_path().is_some_and(|path| path.traffic_class.get().marking() != Marking::Off)
     }
 
-    /// Returns the key of the queue pairs that share its window.
+    /// Returns the key that identifies the queue pairs that share its window.
     pub(super) fn path_key(&self) -> Option<PathKey> {
         self.path.as_ref().map(Path::key)
     }
@@ -152,7 +152,7 @@ impl Common {
         self.path.as_ref().is_some_and(|path| path.peer.is_native())
     }
 
-    /// Returns the multiple of the outstanding READs that is remembered.
+    /// Returns how many READs the responder records, as a multiple of the outstanding ones.
     pub(super) fn read_laps(&self) -> usize {
         self.path.as_ref().map_or(1, Path::read_laps)
     }
@@ -201,8 +201,8 @@ impl Common {
         }
     }
 
-    /// Adds a completion to a queue. If the queue is full, `settle` takes the queue pair to the error state (IBTA,
-    /// completion queue errors).
+    /// Adds a completion to a queue. If the queue is full, `QueuePair::settle` moves the queue pair to the error state
+    /// (IBTA, completion queue errors).
     #[inline]
     pub(super) fn complete(&mut self, (queue, token): &CompletionSink, completion: RawCompletion, solicited: bool) {
         if let Err(overflow) = queue.push(*token, completion, solicited) {

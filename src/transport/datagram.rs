@@ -55,7 +55,7 @@ pub struct DatagramOutcome {
     pub dropped: Option<DropReason>,
     /// Whether it belongs to a connection with a native peer.
     pub is_from_own_peer: bool,
-    /// It ended a WRITE without a completion: a thread that polls the memory may find its data.
+    /// Whether it ended a WRITE without a completion: a thread that polls the memory may find its data.
     pub ends_write: bool,
     /// The contents of its check field.
     pub check_field: CheckField,

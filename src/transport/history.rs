@@ -1,5 +1,5 @@
 //! The history of a queue pair, for explanations: the peer's last packets, the last successes, and the reason for the
-//! end.
+//! error state.
 //!
 //! Each packet costs one store of a few words; everything else happens on rare paths.
 

@@ -3,7 +3,7 @@
 
 const IS_CHECKED: bool = cfg!(debug_assertions);
 
-/// Counts the rounds of a loop. Free in builds without the check.
+/// Counts the rounds of a loop. Costs nothing in builds without the check.
 pub(super) struct LoopBound {
     name: &'static str,
     rounds_left: usize,

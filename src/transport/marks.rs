@@ -42,7 +42,7 @@ impl Datagram<'_> {
 pub(super) struct TrafficClass(u8);
 
 impl TrafficClass {
-    /// Keeps the DSCP, the upper six bits, and forbids marking.
+    /// Keeps the DSCP, the upper six bits, and turns marking off.
     pub(super) fn unmarked(traffic_class: u8) -> Self {
         Self(without_ecn(traffic_class))
     }
@@ -121,7 +121,7 @@ impl ArrivedMarks {
         self.is_due = true;
     }
 
-    /// Handles a marked packet of a standard peer: a CNP is due, unless one was sent just now.
+    /// Handles a marked packet of a standard peer: a CNP is due, unless one became due within `NOTIFICATION_INTERVAL`.
     pub(super) fn owe_notification(&mut self, now: Time) {
         if now >= self.next_notification {
             self.is_due = true;

@@ -10,11 +10,11 @@ const SECOND_NANOSECONDS: u64 = 1_000_000_000;
 /// a stream gets 0.73 of its fair share of a long queue with 250 µs, and 0.89 with 60 µs.
 pub(super) const BURST: Duration = Duration::from_micros(60);
 /// Maximum lateness that back-to-back sends make up for (31 kB at 1 Gbit/s together): a sleeping thread wakes up later
-/// than intended. With timers of 1 ms a stream gets 0.95 of the rate, and 0.25 without.
+/// than intended. With timers of 1 ms a stream gets 0.95 of the rate, and 0.25 without this.
 const MOST_MADE_UP: Duration = Duration::from_micros(250);
 /// Longest delay that counts as lateness; after a longer one there was nothing to send.
 const LONGEST_LATENESS: Duration = Duration::from_millis(20);
-/// Number of packets that a send may have at any rate.
+/// Number of packets that a send may have, however low the rate.
 const LEAST_BURST_PACKETS: u32 = 2;
 
 /// Returns the duration of `bytes` at the rate; a rate of 0 counts as 1.
@@ -32,18 +32,18 @@ pub(super) fn burst_packets(bytes_per_second: u64, packet_bytes: u64) -> u32 {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Account {
     paid_at: Time,
-    /// Something waits until all is paid for. If it leaves later than that, it was late, and further sends follow
-    /// without a pause.
+    /// Whether a sender waits until everything is paid for. If it then sends later than that, it is late, and further
+    /// sends follow without a pause.
     is_awaited: bool,
 }
 
 impl Account {
-    /// Returns when all is paid for.
+    /// Returns when everything is paid for.
     pub(super) fn paid_at(&self) -> Time {
         self.paid_at
     }
 
-    /// Charges a send of this duration. Time in which nothing waited accumulates no credit.
+    /// Charges a send of this duration. Time in which no sender waited accumulates no credit.
     pub(super) fn pay(&mut self, now: Time, cost: Duration) {
         let late = now.saturating_since(self.paid_at);
         let is_lateness = self.is_awaited && late <= LONGEST_LATENESS;
@@ -52,12 +52,12 @@ impl Account {
         self.is_awaited = is_lateness && self.paid_at < now;
     }
 
-    /// Notes that something waits. If all is paid for already, it waits for another reason.
+    /// Notes that a sender waits. If everything is paid for already, it waits for another reason, which does not count.
     pub(super) fn note_awaited(&mut self, now: Time) {
         self.is_awaited |= self.paid_at > now;
     }
 
-    /// Notes that nothing waits for the pace any more.
+    /// Notes that no sender waits for the pace any more.
     pub(super) fn forget_awaited(&mut self) {
         self.is_awaited = false;
     }

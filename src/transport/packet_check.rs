@@ -1,10 +1,11 @@
 //! The check field of a connection's packets: the standard's ICRC, or between native peers that share a key the ICRC
 //! under a mask ([`crate::wire::CheckMasks`]).
 //!
-//! Peers that agreed on the key when they connected use it from the first packet on. Peers that discovered each other's
-//! share do not know whether the other one discovered theirs. They begin with the ICRC and an *offer*, a reserved bit
-//! of the base transport header. An end that has the key and receives an offer sends with the key from then on. An end
-//! that receives a packet with the key accepts only such packets. A connection switches once and never back.
+//! Peers that agreed on the key when they connected use it from the first packet on. A peer that discovered the other
+//! one's key share does not know whether the other one discovered its own. Such peers begin with the ICRC and an
+//! *offer*, a reserved bit of the base transport header. An end that has the key and receives an offer sends with the
+//! key from then on. An end that receives a packet with the key accepts only such packets. A connection switches once
+//! and never back.
 
 use crate::types::{PeerKey, Psn, Qpn};
 use crate::wire::{CheckMasks, ICRC_BYTES, Opcode, PsnSequence};
@@ -21,11 +22,11 @@ const OFFER: u8 = 1;
 /// The key masks of one queue pair's connection, and the progress of the switch to them.
 #[derive(Clone, Copy, Default)]
 pub(super) struct PacketCheck {
-    /// Masks of own requests and their responses; known with the first PSN sent.
+    /// Masks of this end's requests and the responses to them; known once the first PSN to send is known.
     own: Option<CheckMasks>,
-    /// Masks of the peer's requests and the responses to them; known with the first PSN expected.
+    /// Masks of the peer's requests and the responses to them; known once the first expected PSN is known.
     peer: Option<CheckMasks>,
-    /// Packets are sent with the key: the peer is known to have it.
+    /// Whether packets are sent with the key, because the peer is known to have it.
     sends_keyed: bool,
     /// Packets without the key are dropped.
     requires_key: bool,
@@ -72,7 +73,7 @@ impl PacketCheck {
         if !self.sends_keyed {
             return Departing::Offer;
         }
-        // Requests leave only after the first PSN is known, and so the mask.
+        // Requests leave only after the first PSN, and thus the mask, is known.
         Departing::Masked {
             requests: self.own.map_or(0, |masks| masks.requests),
             responses: self.peer.map_or(0, |masks| masks.responses),

@@ -26,11 +26,11 @@ const STANDARD_REORDER_PACKETS: u32 = 64;
 const PACKET_CHARGE_BYTES: u32 = 832;
 /// Window of a native peer. More in flight would leave the cache without any gain.
 const NATIVE_WINDOW_BYTES: u32 = 1 << 20;
-/// Reorder window, in windows, for a native peer that gets reports of all gaps. It keeps sending while the first gap is
-/// repaired: with one window, two consecutive losses of the same packet would stop it for a round trip.
+/// Reorder window, in windows, for a native peer that gets reports of all gaps. The peer keeps sending while the first
+/// gap is repaired: with one window, two consecutive losses of the same packet would stop it for a round trip.
 const WINDOWS_AHEAD: u32 = 4;
-/// Multiple of the outstanding READs that the responder remembers. A READ request whose responses have all been sent
-/// makes room for another one, although some responses may be lost.
+/// Number of READs that the responder records, as a multiple of the outstanding ones. A READ request whose responses
+/// have all been sent makes room for another one, although some responses may be lost.
 pub(super) const READ_LAPS: usize = 4;
 /// Number of consecutive plausible packets with unusual hidden fields that are treated as damaged. A peer that really
 /// changes its identification sends more of them, and the next one is accepted.
@@ -114,9 +114,10 @@ pub(super) struct Path {
     pub(super) destination: Qpn,
     pub(super) mtu: Mtu,
     pub(super) peer: PeerCapabilities,
-    /// Whether the peer knows this end's capabilities, too. Peers that discover each other learn it from each other.
+    /// Whether the peer knows this end's capabilities, too. Between peers that discover each other, the first packet
+    /// with the key or with an offer of it shows this.
     pub(super) is_known_to_peer: bool,
-    /// Its ECN bits change with what is acknowledged.
+    /// The ECN bits change when packets are acknowledged or time out ([`Marking`]).
     pub(super) traffic_class: Cell<TrafficClass>,
     pub(super) hop_limit: u8,
     /// The peer's UDP port; learned from the first accepted packet of a native peer.
@@ -130,8 +131,9 @@ pub(super) struct Path {
     /// Whether a standard peer last accepted or sent a FLUSH with Linux's ICRC.
     pub(super) flush_as_linux: bool,
     /// Packets that may be in flight to the peer, for all queue pairs together: the capacity of its receive socket in
-    /// full packets. Small packets get no larger count, although there would be room: queue pairs that wait send fuller
-    /// bursts (8-byte WRITEs in batches of 16 go from 2.5 to 6.5 million a second).
+    /// full packets. The count is the same for small packets, although the socket would hold more of them: queue pairs
+    /// that wait for window space send fuller bursts (8-byte WRITEs in batches of 16 go from 2.5 to 6.5 million a
+    /// second).
     pub(super) socket_packets: u32,
     /// The window shared with the other queue pairs of this path.
     pub(super) window_share: Arc<WindowShare>,
@@ -149,7 +151,7 @@ impl Path {
         self.traffic_class.set(class.with(next(class.marking())));
     }
 
-    /// Returns the key of the queue pairs that share its window.
+    /// Returns the key that identifies the queue pairs that share its window.
     pub(super) fn key(&self) -> PathKey {
         PathKey::new(self.source.address, self.peer_address, self.traffic_class.get())
     }
@@ -170,8 +172,8 @@ impl Path {
         seed
     }
 
-    /// Returns the number with which a queue pair draws its order among those that wait for the pace; 0 if there are no
-    /// others.
+    /// Returns the number that determines the queue pair's order among those that wait for the pace
+    /// (`PathControl::turn`); 0 if there are no others.
     pub(super) fn lot(&self, qpn: Qpn) -> u32 {
         if self.is_shared() || self.window_share.carries_datagrams() { qpn.value() } else { 0 }
     }
@@ -216,7 +218,7 @@ impl Path {
         }
     }
 
-    /// Returns the multiple of the outstanding READs that is remembered.
+    /// Returns how many READs the responder records, as a multiple of the outstanding ones.
     pub(super) fn read_laps(&self) -> usize {
         if self.takes_gap_runs() { READ_LAPS } else { 1 }
     }
@@ -261,7 +263,7 @@ impl Path {
 }
 
 impl Path {
-    /// Verifies the ICRC of a packet whose identification is not the expected one. The second result says that Linux's
+    /// Verifies the ICRC of a packet whose identification is not the expected one. The second result is true if Linux's
     /// ICRC was tried.
     pub(super) fn verify(&mut self, datagram: &Datagram<'_>) -> (Match, bool) {
         let flow = datagram.flow();
@@ -277,7 +279,7 @@ impl Path {
 
 impl Path {
     /// Returns the difference between the check field of a packet and its ICRC with identification 0 and "don't
-    /// fragment", as all keyed packets have it: keyed peers do not check these two.
+    /// fragment", which is the one of all keyed packets: keyed peers do not check these two fields.
     #[inline]
     pub(super) fn icrc_difference(&mut self, datagram: &Datagram<'_>) -> Option<u32> {
         self.arriving_seed(datagram).difference(|| datagram.flow(), datagram.payload)

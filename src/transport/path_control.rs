@@ -12,20 +12,20 @@ use crate::types::{Counters, PathReport, Time};
 
 /// Time after READs of this end during which the controller's rate does not count as that of the direction to the peer.
 const READ_AGE: Duration = Duration::from_secs(1);
-/// READ responses wait for the pace no longer than this, and other packets no longer for them: meanwhile the peer's
-/// timer runs, which sends a probe after 2 ms. On a path that loses packets by chance it comes after 500 µs, which may
-/// be too early (`Requester`).
+/// READ responses wait at most this long for the pace, and other packets wait at most this long for READ responses,
+/// because the peer's probe timer, which expires after 2 ms, runs meanwhile. On a path with random losses the probe
+/// comes after 500 µs, which may be too early (`Requester`).
 pub(super) const LONGEST_DEBT: Duration = Duration::from_millis(2);
-/// Divisor of the latest send's cost, over which queue pairs that wait for the same time are spread.
+/// Queue pairs that wait for the same time are spread over the latest send's cost divided by this.
 const PARTS_OF_A_DRAW: u32 = 8;
 
-/// Time in which a native peer empties its full socket, so that as much may arrive again. A peer that takes longer
-/// loses packets, and gets fewer.
+/// Time in which a native peer is expected to empty its full socket, so that as much may arrive again. A slower peer
+/// loses packets, and is then sent fewer.
 const READ_TIME: Duration = Duration::from_millis(1);
 /// Maximum number of bytes in flight to a native peer, whose reorder buffer keeps four times as many behind a gap.
 pub(super) const MOST_IN_FLIGHT: u64 = 16 << 20;
 
-/// A reduction of a path's window: its number, among those of all its controllers.
+/// The number of a reduction of a path's window, counted over all controllers of the path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Reduction(u64);
 
@@ -34,7 +34,7 @@ pub(super) struct Reduction(u64);
 pub(super) enum Outcome {
     /// A reduction of the window.
     Reduced(Reduction),
-    /// No reduction: the controller takes the loss for chance.
+    /// No reduction: the controller considers the loss random.
     TakenForChance,
     /// No reduction: an earlier one covers it, or the window does not depend on it.
     Unchanged,
@@ -43,16 +43,16 @@ pub(super) enum Outcome {
 /// A path's controller with its pacing account and measurements.
 pub(super) struct PathControl {
     controller: Box<dyn CongestionControl>,
-    /// The path as the latest connected queue pair knows it.
+    /// The facts from the queue pair that connected last.
     facts: PathFacts,
     shortest: ShortestRoundTrip,
     account: Account,
-    /// Duration of the latest send at its rate.
+    /// Duration of the latest send at the pacing rate.
     cost: Duration,
     measures: PathMeasures,
     /// Reductions by the path's previous controllers.
     reductions_before: u64,
-    /// When SENDs or WRITEs of this end were last acknowledged; `reads_at`: READs.
+    /// When SENDs or WRITEs of this end were last acknowledged; `reads_at`: the same for READs.
     data_at: Option<Time>,
     reads_at: Option<Time>,
 }
@@ -73,8 +73,8 @@ impl PathControl {
         })
     }
 
-    /// Handles another queue pair on the path. Returns whether the controller goes on: not if the peer turns out to be
-    /// of another kind.
+    /// Handles another queue pair on the path. Returns whether the controller continues: it does not if the peer turns
+    /// out to be native instead of standard, or the reverse.
     pub(super) fn goes_on(&mut self, facts: &PathFacts) -> bool {
         let goes_on = facts.is_peer_native == self.facts.is_peer_native;
         if goes_on {
@@ -122,8 +122,8 @@ impl PathControl {
         }
     }
 
-    /// Charges sent READ responses. They leave after a while in any case; debt beyond that is forgiven, so that other
-    /// packets need not wait for it.
+    /// Charges sent READ responses. They leave after `LONGEST_DEBT` in any case; debt beyond that is forgiven, so that
+    /// other packets need not wait for it.
     pub(super) fn charge_responses(&mut self, now: Time, bytes: u64) {
         let most = self.account.paid_at().max(now + LONGEST_DEBT);
         self.charge(now, bytes);
@@ -184,8 +184,8 @@ impl PathControl {
         pacing::burst_packets(rate, self.facts.mtu.bytes().into()).min(self.window_packets())
     }
 
-    /// Returns when a queue pair with this lot may send the next packet. Queue pairs that wait for the same time draw
-    /// their order: otherwise the same one would always be first. Lot 0 adds no wait.
+    /// Returns when a queue pair with this lot may send the next packet. Lot and time give the queue pairs that wait
+    /// for the same time a pseudorandom order: otherwise the same one would always be first. Lot 0 adds no wait.
     pub(super) fn turn(&self, lot: u32) -> Time {
         let paid_at = self.account.paid_at();
         if lot == 0 {
@@ -202,7 +202,8 @@ impl PathControl {
         self.known_rate(now).map(|rate| (self.turn(lot), self.packets_in_a_burst(rate)))
     }
 
-    /// Returns until when a datagram waits, if it does: until all is paid for, once the debt exceeds one send's.
+    /// Returns the end of a datagram's wait, if it must wait: once the debt exceeds one send, until everything is paid
+    /// for.
     pub(super) fn datagram_waits_until(&mut self, now: Time, lot: u32) -> Option<Time> {
         let waits = self.known_rate(now).is_some() && self.account.paid_at() > now + BURST;
         waits.then(|| {
@@ -211,7 +212,7 @@ impl PathControl {
         })
     }
 
-    /// Notes that something waits until all is paid for.
+    /// Notes that a sender waits until everything is paid for.
     pub(super) fn note_awaited(&mut self, now: Time) {
         self.account.note_awaited(now);
     }
@@ -222,7 +223,8 @@ impl PathControl {
     /// Takes over the measurements of the path's previous controller.
     pub(super) fn after(mut self, before: Option<Self>) -> Self {
         if let Some(before) = before {
-            // Beyond the latest: its reduction is not this controller's.
+            // One more than the latest number, so that the previous controller's last reduction is not taken for this
+            // one's.
             self.reductions_before = before.latest_reduction().0 + 1;
             let Self { controller, measures, .. } = before;
             self.measures = measures;
@@ -231,7 +233,7 @@ impl PathControl {
         self
     }
 
-    /// Counts retransmitted packets that had only been late.
+    /// Counts packets that were retransmitted although they were only late.
     pub(super) fn note_spurious(&mut self, packets: u64) {
         self.measures.note_spurious(packets);
     }

@@ -31,7 +31,7 @@ pub(super) struct PathMeasures {
     period_began: Time,
     /// Congestion events of the controller already counted.
     counted_events: u64,
-    /// Whether the controller took the latest losses for random.
+    /// Whether the controller considered the latest losses random.
     is_chance: bool,
     pace_wait: Duration,
     /// End of the waits for the pace counted so far.
@@ -65,7 +65,7 @@ impl PathMeasures {
     }
 
     /// Counts a loss or a mark, given the controller's reports before and after it handled the event. Returns whether
-    /// the controller takes the loss for chance.
+    /// the controller considers the loss random.
     pub(super) fn note_congestion(
         &mut self,
         kind: CongestionKind,
@@ -103,7 +103,7 @@ impl PathMeasures {
         }
     }
 
-    /// Handles the replacement of its controller.
+    /// Handles the replacement of the path's controller.
     pub(super) fn end_controller(&mut self, control: &ControlReport) {
         self.count_events(control);
         self.counted_events = 0;

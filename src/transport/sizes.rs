@@ -43,7 +43,7 @@ fn hot_structures_stay_small() {
             RawCompletion: 64,
         }[..],
         // One for each queue pair, all in one allocation of 27 cache lines; counters are a fifth of it, the masks of
-        // its packets half a line. Connections that do nothing cost memory too: 10,000 of them 17 MB.
+        // its packets half a line. Idle connections cost memory too: 10,000 of them take 17 MB.
         &bounds! {
             Seed: 8,
             Path: 96,

@@ -522,7 +522,7 @@ fn a_crowd_of_duplicates_fills_no_queue() {
     let (sender, receiver) = (pair.ends[0].address, pair.ends[1].address);
     let flow = crate::wire::Flow { source: sender, destination: receiver, source_port: 50_000 };
     let end = &mut pair.ends[1];
-    // A duplicate wants an acknowledgement, a SEND without a receive an RNR NAK: neither merges with the other.
+    // A duplicate requires an acknowledgement, a SEND without a receive an RNR NAK: neither merges with the other.
     for turn in 0..10_000_u32 {
         let psn = Psn::new(0xff_fff0).minus(turn % 2);
         let bth = crate::wire::Bth {
@@ -605,7 +605,8 @@ fn unsignaled_requests_that_follow_closely_ask_seldom_and_the_probe_asks_for_the
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::LocalAckTimeout), 0);
 }
 
-/// Found by the simulator: only packets past the last acknowledgement request made one, so a full window was silent.
+/// Found by the simulator: only packets after the last acknowledgement request requested one, so a full window of
+/// retransmissions got no response.
 #[test]
 fn packets_that_are_sent_again_ask_for_acknowledgement() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
@@ -619,7 +620,8 @@ fn packets_that_are_sent_again_ask_for_acknowledgement() {
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::TailProbe), 0);
 }
 
-/// Found by the simulator: an acknowledgement that overtook the response before it was forgotten when that arrived.
+/// Found by the simulator: an acknowledgement overtook the response before it, and was forgotten when that response
+/// arrived.
 #[test]
 fn a_response_that_overtook_another_is_asked_for_again_soon() {
     let mut pair = Pair::new(NATIVE);
@@ -643,7 +645,7 @@ fn a_response_that_overtook_another_is_asked_for_again_soon() {
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::ReadRepair), 1);
 }
 
-/// Packets of an earlier connection of the same queue pair number, far ahead in the number space.
+/// Packets of an earlier connection with the same queue pair number, far ahead in the PSN space.
 #[test]
 fn packets_of_an_earlier_connection_are_not_kept() {
     let mut pair = Pair::new(NATIVE);
@@ -667,7 +669,7 @@ fn packets_of_an_earlier_connection_are_not_kept() {
     assert_eq!(naks, 1, "one packet was lost indeed");
 }
 
-/// Found by the simulator: the last packet before a drain requested no response, as another request was behind it.
+/// Found by the simulator: the last packet before a drain requested no response, because another request followed it.
 #[test]
 fn a_drain_does_not_wait_for_the_probe() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);

@@ -64,7 +64,7 @@ pub struct UdpWriter<'a> {
     segment: usize,
     repeats: Repeats,
     /// Size of the last datagram, and the checksum of its payload if the copy computed it. Its ICRC is appended later:
-    /// a processor stalls on reading what it has just stored in parts.
+    /// a processor stalls when it reads bytes that it has just stored in parts.
     last: Option<(usize, Option<Sum>)>,
 }
 

@@ -17,7 +17,7 @@ pub(super) struct WindowShare {
     waiters: AtomicU32,
     /// Packets in flight that the controller allows.
     window: AtomicU32,
-    /// Datagrams use the path too; they do not count in the window.
+    /// Whether datagrams use the path too; they do not count against the window.
     carries_datagrams: AtomicBool,
     control: Mutex<Option<PathControl>>,
 }
@@ -58,7 +58,8 @@ impl WindowShare {
         self.waiters.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns the packets that may be in flight, of all queue pairs together, as far as a controller bounds them.
+    /// Returns the packets that the controller allows in flight, of all queue pairs together; `u32::MAX` without a
+    /// controller.
     #[inline]
     pub(super) fn window(&self) -> u32 {
         self.window.load(Ordering::Relaxed)
@@ -76,8 +77,9 @@ impl WindowShare {
         self.controlled_window().is_some()
     }
 
-    /// Adds a queue pair to the path, with a new controller for the first one. If that got none, later ones get none,
-    /// although the factory may decide differently by now: either all report their packets to the controller, or none.
+    /// Adds a queue pair to the path, with a new controller for the first one. If the first one got none, later ones
+    /// get none, even if the factory decides differently by now: either all queue pairs report their packets to the
+    /// controller, or none does.
     pub(super) fn take_path(&self, facts: &PathFacts, factory: &dyn CongestionFactory, is_first: bool) {
         let mut control = self.lock();
         if control.is_none() && !is_first {
@@ -126,7 +128,7 @@ impl WindowShare {
         self.lock().iter().for_each(|control| control.add_to(counters));
     }
 
-    /// Returns until when a datagram waits, if it does.
+    /// Returns the end of a datagram's wait, if it must wait.
     #[cold]
     pub(super) fn datagram_waits_until(&self, now: Time, lot: u32) -> Option<Time> {
         self.carries_datagrams.store(true, Ordering::Relaxed);
