@@ -1,8 +1,10 @@
-//! Which packets belong to the connection, and the facts about the peer learned from them.
+//! Acceptance of packets: the checks that a packet belongs to the connection, and the facts about the peer that
+//! accepted packets show.
 //!
-//! Checks alone teach nothing: anyone who knows the addresses and the queue pair number can send a packet with any
-//! sequence number. The endpoint learns only from accepted packets: a request when it was executed in order, a response
-//! when it belongs to a packet in flight, a packet of an unreliable connection when it lies close ahead.
+//! A packet that passes the checks may still be forged: anyone who knows the addresses and the queue pair number can
+//! send a packet with any sequence number. The endpoint therefore learns only from accepted packets: a request when it
+//! was executed in order, a response when it belongs to a packet in flight, a packet of an unreliable connection when
+//! it lies close ahead.
 
 use super::QueuePair;
 use crate::transport::datagram::{CheckField, Datagram};
@@ -92,7 +94,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Learns from an accepted packet, which is the peer's.
+    /// Learns from an accepted packet, which the peer has sent.
     #[inline]
     pub(in crate::transport) fn learn(&mut self, evidence: Evidence) {
         let Some(path) = &mut self.common.path else { return };
@@ -108,8 +110,8 @@ impl QueuePair {
         }
     }
 
-    /// Whether a request with this PSN may be the peer's next one or closely follow it, or a response belongs to a
-    /// packet in flight.
+    /// Whether a packet with this PSN is due: a request that is the expected one or closely follows it, or a response
+    /// to a packet in flight.
     #[inline]
     pub(in crate::transport) fn is_due(&self, is_request: bool, psn: Psn) -> bool {
         match is_request {
@@ -149,7 +151,7 @@ impl QueuePair {
         (-near..ahead).contains(&psn.distance_from(self.requester.unacknowledged()))
     }
 
-    /// Returns the maximum number of packets in flight.
+    /// Returns the maximum distance of packets in flight: the reorder window.
     fn near(&self) -> i32 {
         self.common.path.as_ref().map_or(0, |path| path.reorder_window() as i32)
     }
@@ -160,7 +162,7 @@ impl QueuePair {
     pub(in crate::transport) fn check_packet_key(&mut self, datagram: &Datagram<'_>) -> Option<Result<(), DropReason>> {
         let opcode = Opcode(*datagram.payload.first()?);
         let Some(mask) = self.packet_check.arriving(opcode) else {
-            // A response before the first request.
+            // A response, although this end has not started sending yet.
             return self.packet_check.requires_key().then_some(Err(DropReason::WrongState));
         };
         let path = self.common.path.as_mut()?;
@@ -170,7 +172,7 @@ impl QueuePair {
             if !self.packet_check.requires_key() {
                 self.packet_check.note_keyed();
                 path.is_known_to_peer = true;
-                // The kept packets came without the key. The peer sends them again.
+                // The packets in the reorder buffer arrived without the key. The peer retransmits them.
                 self.responder.forget_early();
             }
             return Some(Ok(()));

@@ -29,7 +29,7 @@ impl HeaderTemplate {
         Some(Self { source, destination, source_port, length: payload.len(), header })
     }
 
-    /// Whether the datagram differs only in PSN, payload and acknowledgement request.
+    /// Whether the datagram differs from the template only in PSN, payload and acknowledgement request.
     #[inline]
     pub(in crate::transport) fn fits(&self, datagram: &Datagram<'_>) -> bool {
         datagram.payload.first_chunk() == Some(&self.header)
@@ -54,8 +54,8 @@ impl QueuePair {
         if is_between && is_plain && is_full { HeaderTemplate::of(datagram) } else { None }
     }
 
-    /// Takes a packet that fits the template. Returns `None` if it is not the expected one, or is invalid. Then the
-    /// general path takes it, and makes the same changes again.
+    /// Takes a packet that fits the template. Returns `None` if it is not the expected one, or is invalid. The general
+    /// path then takes it, and repeats the changes made here.
     #[inline]
     pub(in crate::transport) fn take_by_template(
         &mut self,

@@ -27,9 +27,9 @@ impl QueuePair {
             } else if opcode.is_request() && !peer.is_native() {
                 self.common.arrived_marks.owe_notification(now);
             }
-            // A marked acknowledgement is ignored: the peer's packets fill its queue.
+            // A marked acknowledgement is ignored: packets of the peer fill the queue that marked it.
         }
-        // Nothing may be in flight any more: the accepted response may have acknowledged the last packet.
+        // Packets in flight are no condition here: the accepted response may have acknowledged the last one.
         if becn && echoes && opcode.is_response() && self.common.is_markable() {
             self.requester.tell_marked(&self.common, now);
         }
@@ -63,7 +63,7 @@ impl QueuePair {
         self.common.arrived_marks.is_due() && !self.common.is_peer_native()
     }
 
-    /// Gives the sink a CNP.
+    /// Writes a CNP to the sink.
     #[cold]
     pub(super) fn fill_notification<S: BurstSink>(&mut self, sink: &mut S, mut envelope: Envelope) -> Filled {
         envelope.traffic_class = NOTIFICATION_CLASS;

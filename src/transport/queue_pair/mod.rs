@@ -58,7 +58,7 @@ pub(super) struct QueuePair {
     pub(super) held: bool,
     /// Alternates between responses and requests when both wait.
     pub(super) responses_first: bool,
-    /// A panic has ended it since its last RESET.
+    /// Whether a panic has ended it since its last RESET.
     has_panicked: bool,
 }
 
@@ -159,8 +159,8 @@ impl QueuePair {
         }
     }
 
-    /// Enters SQE: a local error of an unreliable service ends only the send queue. The rest of it is flushed, receives
-    /// go on (IBTA 10.3.1).
+    /// Enters SQE: a local error of an unreliable service ends only the send queue. The remaining sends are flushed,
+    /// and receives continue (IBTA 10.3.1).
     pub(super) fn enter_send_queue_error(&mut self) {
         self.common.state = QueuePairState::SendQueueError;
         self.requester.forget_all();
@@ -181,7 +181,8 @@ impl QueuePair {
         Time::earliest([self.requester.deadline(), self.responder.deadline()])
     }
 
-    /// Does the follow-up work of each input that no single step does. Returns whether a completion queue overflowed.
+    /// Does the work that follows every input: handles an overflow, reports the end of a drain, and updates the packets
+    /// in flight. Returns whether a completion queue overflowed.
     #[inline]
     pub(super) fn settle(&mut self) -> bool {
         let overflowed = self.end_by_overflow();
@@ -210,14 +211,14 @@ impl QueuePair {
         if matches!(self.common.state, QueuePairState::Reset | QueuePairState::Error) {
             return;
         }
-        // Before the events of the error state.
+        // This event comes before those of the error state.
         self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
         self.common.history.note_error_origin(ErrorOrigin::CompletionQueueOverflow);
         self.enter_error(Cause::CompletionQueueOverflow);
     }
 
     /// Ends the queue pair after a panic in its code: discards all state of its connection and flushes everything
-    /// posted. False if that was already done since the last RESET.
+    /// posted. Returns false if that was already done since the last RESET.
     pub(super) fn end_by_panic(&mut self) -> bool {
         if std::mem::replace(&mut self.has_panicked, true) {
             return false;
@@ -242,8 +243,8 @@ impl QueuePair {
         if !self.responder.has_shared_receives() || !self.common.takes_requests() {
             return None;
         }
-        // As in INIT, no packet of the peer is accepted, and nothing posted is sent or flushed: outstanding sends are
-        // returned without completions, for which their queue may have no room.
+        // In INIT no packet of the peer is accepted, and nothing posted is sent or flushed: outstanding sends are
+        // returned without completions, because their completion queue may have no room.
         self.common.state = QueuePairState::Init;
         self.requester.stop();
         self.responder.stop();

@@ -68,7 +68,7 @@ impl QueuePair {
             }
             (ReadyToReceive, ReadyToSend) => {
                 let first = self.common.attributes.sq_psn.unwrap_or_default();
-                // From here on the masks suffice.
+                // The key is not needed any more: from here on the masks suffice.
                 if let (Some(key), Some(path)) = (self.common.attributes.peer_key.take(), &self.common.path) {
                     self.packet_check.start_sending(&key, self.common.qpn, path.destination, first);
                 }
@@ -77,7 +77,7 @@ impl QueuePair {
             (SendQueueError, ReadyToSend) => self.common.history.forget_ending(),
             (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, window_share),
             (_, SendQueueDrained) => {
-                // Each transition requests it again.
+                // Each transition to SQD requests the event separately.
                 self.common.attributes.en_sqd_async_notify = Some(given.en_sqd_async_notify.unwrap_or(false));
                 self.requester.note_draining();
             }

@@ -1,5 +1,5 @@
-//! The receive path of a queue pair: the checks of every packet, then the half that takes it. A packet that fails a
-//! check is dropped without a response (IBTA 9.6; `rxe_recv.c`, `hdr_check`).
+//! The receive path of a queue pair: checks every packet, then passes it to the requester or the responder. A packet
+//! that fails a check is dropped without a response (IBTA 9.6; `rxe_recv.c`, `hdr_check`).
 
 use super::QueuePair;
 use crate::transport::common::Pass;
@@ -30,7 +30,7 @@ impl QueuePair {
         DatagramOutcome { dropped, is_from_own_peer, ends_write, check_field: self.check_field(dropped) }
     }
 
-    /// Checks a packet before it may change anything, then hands it to its half.
+    /// Checks a packet before it may change anything, then passes it to the requester or the responder.
     pub(in crate::transport) fn handle_packet(
         &mut self,
         pass: &Pass<'_>,
@@ -71,7 +71,7 @@ impl QueuePair {
         let taken = if !self.common.service.is_reliable() {
             self.handle_unreliable(pass, packet)
         } else if is_request {
-            // A packet in order is learned from before the kept packets are executed.
+            // `handle_request` learns from an in-order packet before it executes the kept packets.
             return self.handle_request(pass, packet, datagram.payload, evidence);
         } else {
             self.handle_response(pass, packet)
@@ -214,8 +214,8 @@ impl QueuePair {
         }
     }
 
-    /// Ends the connection because a request of the peer was invalid; the NAK is already due. Without the packet, an
-    /// earlier READ is refused, and a begun receive belongs to another message.
+    /// Ends the connection because a request of the peer was invalid; the NAK is already due. `packet` is `None` if an
+    /// earlier READ is refused: a begun receive then belongs to another message.
     pub(in crate::transport) fn refuse(&mut self, fault: PeerFault, packet: Option<&Packet<'_>>) {
         let (status, cause) = fault.receive_status();
         let wr_id = packet.and_then(|_| self.responder.begun_receive());

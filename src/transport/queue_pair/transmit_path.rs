@@ -64,8 +64,8 @@ impl QueuePair {
         }
         let mut writer = sink.open(&envelope);
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
-        // Each round adds a packet, unless its memory is gone: once for a request and once for its probe, which then
-        // end, and for READs, which are refused in the next round.
+        // Each round adds a packet, unless its memory is gone. That happens once for a request and once for its probe,
+        // which then end, and for READs, which are refused in the next round.
         let mut bound = LoopBound::new("fill", writer.capacity().saturating_mul(2).saturating_add(8));
         while !writer.is_full() {
             bound.step();
@@ -74,7 +74,7 @@ impl QueuePair {
                 if writer.packets() == 0 && self.run_local_request(pass) {
                     return Filled { is_exhausted: false, ..Filled::NOTHING };
                 }
-                // The packets added were posted before a local request.
+                // A local request that is due runs in the next call, after the packets added here.
                 is_exhausted = !self.requester.local_request_is_due(&self.common);
                 break;
             };
@@ -103,7 +103,7 @@ impl QueuePair {
         }
     }
 
-    /// Holds packets with payload back until all sent on the path is paid for.
+    /// Holds packets with payload back until everything sent on the path is paid for.
     #[inline]
     fn hold_back(&mut self, now: Time) {
         self.requester.hold_back(&self.common, now);
@@ -125,7 +125,7 @@ impl QueuePair {
         }
     }
 
-    /// Executes the next request if it is a local one and due. False if not.
+    /// Executes the next request if it is a local one and due. Returns false if it is not.
     fn run_local_request(&mut self, pass: &Pass<'_>) -> bool {
         let accessor = self.accessor();
         match self.requester.run_local_request(&mut self.common, pass, accessor) {
@@ -153,7 +153,7 @@ impl QueuePair {
         })
     }
 
-    /// Gives the sink the next datagram.
+    /// Writes the next datagram to the sink.
     fn fill_datagram<S: BurstSink>(&mut self, pass: &Pass<'_>, sink: &mut S, path: Option<&WindowShare>) -> Filled {
         let Some(request) = self.requester.next_datagram(&self.common) else { return Filled::NOTHING };
         if self.requester.holds_datagram_back(self.common.qpn, path, pass.now) {
@@ -170,7 +170,7 @@ impl QueuePair {
                 Filled { has_sent, is_exhausted: !self.requester.may_send_datagram(&self.common) }
             }
             Err(failure) => {
-                // It fails, those after it are flushed, receives go on.
+                // The datagram fails, those after it are flushed, and receives continue.
                 self.requester.fail_datagram(&mut self.common, failure);
                 self.enter_send_queue_error();
                 Filled::NOTHING
