@@ -9,7 +9,7 @@ use crate::types::{
     Cause, CompletionOpcode, CompletionStatus, Counter, ErrorOrigin, FailedRequest, Operation, RawCompletion, SendFlags,
 };
 
-/// The failure of the oldest request. The queue pair decides what that means for the others.
+/// The failure of the oldest request. The queue pair decides what happens to the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::transport) struct RequestFailure {
     pub(super) status: CompletionStatus,

@@ -16,8 +16,8 @@ use crate::transport::path_measures::Blocked;
 use crate::types::{Counter, Psn, QueuePairState, RateLimit, Time};
 
 impl Requester {
-    /// Restarts congestion control, except for the state that the path's queue pairs share: the path is another one, or
-    /// something else is known about the peer.
+    /// Restarts congestion control, except for the state that the path's queue pairs share: the path or the facts about
+    /// the peer have changed.
     pub(in crate::transport) fn take_path(&mut self, path: &Path, factory: Option<&dyn CongestionFactory>) {
         let facts = path.facts();
         self.window = ConnectionWindow::new(&facts);
@@ -38,7 +38,7 @@ impl Requester {
         common.is_controlled() || self.limiter.is_some()
     }
 
-    /// Returns the charge for the packet that leaves now. To be called before the packet is recorded.
+    /// Returns the charge for the packet that leaves now. Must be called before the packet is recorded.
     pub(super) fn left_of(&self, common: &Common, plan: &RequestPlan) -> Left {
         let response = if self.request(plan.index).is_read { plan.covers * common.mtu_bytes() } else { 0 };
         let bytes = plan.size as u64 + u64::from(response);
@@ -55,7 +55,7 @@ impl Requester {
         }
     }
 
-    /// Charges packets to the path. Returns when they are paid for. `None`: they have no rate.
+    /// Charges packets to the path. Returns when they are paid for, or `None` if they have no rate.
     fn pay_on(&self, common: &Common, path: &Path, now: Time, left: &Left) -> Option<Time> {
         let [bytes, lost] = [left.packets, left.lost].map(|packets| window_bytes(common, packets));
         let sent = Sent { now, bytes, lost, in_flight: self.in_flight_on(common, path) };
@@ -66,9 +66,9 @@ impl Requester {
         allowance_on(common, path, now).map(|(paid_at, _)| paid_at)
     }
 
-    /// Returns the packets of this plan that repeat lost ones. When going back, only the first one is known to be lost.
-    /// If a probe repeats READ requests of which nothing shows that they were executed, the oldest may be all that was
-    /// lost: the responses would seem too many for chance.
+    /// Returns how many packets of this plan repeat lost ones. When going back, only the first one is known to be lost.
+    /// If a probe repeats READ requests that no response shows to be executed, the oldest request may be the only loss:
+    /// counting all their responses would look like too many losses to be random.
     pub(super) fn lost_packets_of(&self, plan: &RequestPlan) -> u32 {
         let is_oldest = plan.psn == self.unacknowledged;
         match plan.turn {
@@ -108,7 +108,8 @@ impl Requester {
         path.window_share.tell(|control| control.note_acknowledged(&ack, is_read));
     }
 
-    /// Returns whether a packet requests a response in order to be measured: a small message, if no other one is.
+    /// Returns whether a packet requests a response in order to be measured, as a small message does: if no other
+    /// packet is measured.
     #[inline]
     pub(super) fn wants_delay(&self, common: &Common) -> bool {
         common.is_controlled() && self.delays.as_ref().is_none_or(|delays| delays.is_idle())
@@ -149,14 +150,14 @@ impl Requester {
         self.repair.as_ref().map_or(0, |repair| repair.arrived())
     }
 
-    /// Doubts the current samples, because something is sent again: a response may belong to either copy (Karn's
+    /// Doubts the current samples, because packets are retransmitted: a response may belong to either copy (Karn's
     /// algorithm: RFC 6298, section 3).
     pub(super) fn doubt_samples(&mut self) {
         self.round_trip.doubt_sample();
         self.delays = None;
     }
 
-    /// Reports that packets seem lost, and are about to be sent again. Returns the effect on the path's window.
+    /// Reports that packets seem lost, and are about to be retransmitted. Returns the effect on the path's window.
     #[cold]
     pub(super) fn tell_congestion(&mut self, common: &Common, now: Time, kind: CongestionKind) -> Option<Outcome> {
         let path = common.path.as_ref()?;
@@ -220,14 +221,14 @@ impl Requester {
         share.tell(|control| control.note_blocked(now, blocked));
     }
 
-    /// Returns whether packets wait that have not left yet, or are to leave again.
+    /// Returns whether packets wait to be sent or retransmitted.
     fn has_unsent(&self, common: &Common) -> bool {
         let has_new = self.next != self.send.published() && common.state == QueuePairState::ReadyToSend;
         self.cursor_request != self.next || has_new
     }
 
     /// Returns the bytes in flight on the path: of this queue pair everything that is not known to have arrived, of the
-    /// others what counts against the common window.
+    /// others the packets that count against the common window.
     fn in_flight_on(&self, common: &Common, path: &Path) -> u64 {
         let others = self.packets_of_others(&path.window_share);
         let own = self.packets_in_flight().saturating_sub(self.packets_arrived());
@@ -258,8 +259,8 @@ impl Requester {
         self.pace.forget_rate();
     }
 
-    /// Handles a clock, or the pause, that has run out while the pace holds packets back. Packets that are held back
-    /// have no response, so the clocks of the responses run from the end of the pause on, and spend nothing before.
+    /// Handles an expired clock, or the end of the pause, while the pace holds packets back. Packets that are held back
+    /// get no response, so the clocks of the responses run from the end of the pause on, and spend no tries before.
     pub(super) fn handle_pause(&mut self, common: &Common, now: Time) {
         let (paid_at, _) = self.allowance(common, now);
         let resume = self.pace.end_pause(now, paid_at);
@@ -269,7 +270,7 @@ impl Requester {
     }
 }
 
-/// Packets that leave.
+/// The charge for packets that leave.
 pub(super) struct Left {
     pub(super) packets: u32,
     /// Packets among them that were lost before.
@@ -278,7 +279,8 @@ pub(super) struct Left {
     pub(super) bytes: u64,
 }
 
-/// Returns when packets sent on the path are paid for, and how many may leave in one send. `None`: they have no rate.
+/// Returns when packets sent on the path are paid for, and how many may leave in one send, or `None` if they have no
+/// rate.
 fn allowance_on(common: &Common, path: &Path, now: Time) -> Option<(Time, u32)> {
     match common.service.is_reliable() {
         true => Some(path.window_share.allowance(path.lot(common.qpn))),

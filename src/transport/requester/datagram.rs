@@ -105,7 +105,7 @@ impl Requester {
         self.cursor = next;
         self.limit = next;
         self.unacknowledged = next;
-        // It has left the application's memory, and no response will ever report its fate.
+        // The datagram has left the application's memory, and no response will report whether it arrived.
         self.complete(common, *index, CompletionStatus::Success, Cause::None);
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! Round trips of several packets at a time, for the congestion controller of the path: the shortest one in each round
-//! shows whether there is a queue, while a single sample may have met a busy host.
+//! shows whether there is a queue, while a busy host may have delayed a single sample.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) struct Delays {
 }
 
 impl Delays {
-    /// Begins to measure a packet that is sent for the first time and that a response is due to.
+    /// Begins to measure a packet that is sent for the first time and requests a response.
     pub(super) fn begin(&mut self, psn: Psn, now: Time) {
         if self.samples.len() < MOST && self.samples.back().is_none_or(|(last, _)| last.is_before(psn)) {
             self.samples.push_back((psn, now));

@@ -1,16 +1,16 @@
-//! Knowledge about the packets behind the oldest unacknowledged number: which are missing, which of those were sent
-//! again, and how many are in no queue.
+//! The state of the packets from the oldest unacknowledged number on: which are missing, which of those were
+//! retransmitted, and how many are in no queue.
 //!
-//! A native peer reports it for requests ([`super::scoreboard`]). For responses, the requester sees itself which have
-//! arrived: they leave in order, so a response shows that everything before it was executed, and that the responses
-//! before it have left.
+//! For requests, a native peer reports this state ([`super::scoreboard`]). For responses, the requester derives it from
+//! those that have arrived: they leave in order, so a response shows that everything before it was executed, and that
+//! the responses before it have left.
 
 use std::time::Duration;
 
 use super::missing::{LossDetection, Missing, MissingPackets, NewLosses, Range, Repetition};
 use crate::types::{Psn, Time};
 
-/// The packets behind the oldest unacknowledged number, of requests or of responses.
+/// The packets from the oldest unacknowledged number on, of requests or of responses.
 #[derive(Debug)]
 pub(super) struct Gaps {
     missing: MissingPackets,
@@ -94,7 +94,8 @@ impl Gaps {
         self.absent = self.arrived() + self.missing.lost();
     }
 
-    /// Extends the known packets to `end`. Of the new ones, these numbers, in order, are missing.
+    /// Extends the known packets to `end`. `missing` lists those of the new packets that are missing, in order, as
+    /// first numbers and counts.
     pub(super) fn extend(&mut self, end: Psn, missing: impl Iterator<Item = (Psn, u32)>) {
         for (first, packets) in missing {
             self.missing.push(Range { first, packets, missing: Missing::Late });

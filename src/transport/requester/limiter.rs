@@ -13,7 +13,7 @@ pub(super) struct Limiter {
 }
 
 impl Limiter {
-    /// Creates the limiter. `None`: there is no limit.
+    /// Creates the limiter, or returns `None` if there is no limit.
     pub(super) fn new(limit: &RateLimit) -> Option<Self> {
         Some(Self { bytes_per_second: limit.bytes_per_second()?, limit: *limit, account: Account::default() })
     }
@@ -28,7 +28,7 @@ impl Limiter {
         self.account.paid_at()
     }
 
-    /// Notes that something waits until sent packets are paid for. Lateness is not made up for if bursts are bounded.
+    /// Notes that a sender waits until sent packets are paid for. Lateness is not made up for if bursts are bounded.
     pub(super) fn note_awaited(&mut self, now: Time) {
         if self.limit.max_burst_sz == 0 {
             self.account.note_awaited(now);
@@ -48,7 +48,7 @@ impl Limiter {
         (self.account.paid_at(), packets)
     }
 
-    /// Returns until when a datagram waits, if it does: once a burst has left, until everything is paid for.
+    /// Returns the end of a datagram's wait, if it must wait: once a burst has left, until everything is paid for.
     pub(super) fn datagram_waits_until(&mut self, now: Time) -> Option<Time> {
         let burst = match self.limit.max_burst_sz {
             0 => BURST,

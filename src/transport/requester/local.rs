@@ -10,7 +10,7 @@ use crate::transport::peer_fault::local_cause;
 use crate::types::{Accessor, Cause, CompletionStatus, Operation, QueuePairState};
 
 impl Requester {
-    /// Returns whether the next request is a local one, and its turn has come.
+    /// Returns whether the next request is a local one that may run now.
     pub(in crate::transport) fn local_request_is_due(&self, common: &Common) -> bool {
         let index = self.next;
         self.is_idle()
@@ -19,7 +19,7 @@ impl Requester {
             && self.send.header(index).operation.is_local()
     }
 
-    /// Executes the next request if it is a local one and its turn has come. Returns whether it did.
+    /// Executes the next request if it is a local one that may run now. Returns whether it did.
     pub(in crate::transport) fn run_local_request(
         &mut self,
         common: &mut Common,

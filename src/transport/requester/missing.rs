@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::types::{Psn, Time};
 
-/// Maximum number of ranges. Beyond that, neighbors in different states share one; packets that arrive in between may
-/// still split them, at most once for two packets in flight.
+/// Maximum number of ranges. Beyond that, neighbors in different states share one; packets that arrive may still split
+/// ranges, at most once for every two packets in flight.
 const MOST_RANGES: usize = 1_024;
 
 /// State of a missing packet.
@@ -103,7 +103,7 @@ impl NewLosses {
         self.first.is_empty() && !self.has_again
     }
 
-    /// Adds packets, which had this state before.
+    /// Adds the packets of a range if they turned out to be lost; `before` is their earlier state.
     fn add(&mut self, before: Missing, range: &Range) {
         match (before, range.missing) {
             (Missing::Late, Missing::Lost { .. }) => self.first.push(*range),
@@ -121,7 +121,8 @@ pub(super) struct MissingPackets {
     packets: u32,
     late: u32,
     lost: u32,
-    /// Lower bound: none was sent again before this. The packet that was may have arrived since.
+    /// Lower bound: no missing packet was retransmitted before this. The packet retransmitted then may have arrived
+    /// since.
     oldest_again: Option<Repetition>,
 }
 
@@ -145,8 +146,8 @@ impl MissingPackets {
         self.count(missing, range.packets);
     }
 
-    /// Adds packets behind all others, as a range of their own because they are not sent together with those. Returns
-    /// whether there is room.
+    /// Adds packets behind all others, as a range of their own because they are not sent together with the ones before.
+    /// Returns whether there is room.
     pub(super) fn push_apart(&mut self, range: Range) -> bool {
         let has_room = self.ranges.len() < MOST_RANGES;
         if has_room {

@@ -1,8 +1,8 @@
 //! Request packets that a native peer misses while READs are in progress.
 //!
-//! A READ takes as many numbers as it has response packets, and its request packet has the first of them. So of the
-//! peer's report, only the numbers count at which a request packet begins. The packets listed here count as in flight:
-//! a READ whose request is missing keeps its part of the window until its responses have arrived.
+//! A READ takes as many numbers as it has response packets, and its request packet has the first of them. Of the peer's
+//! report, therefore, only the numbers at which a request packet begins count. The packets listed here count as in
+//! flight: a READ whose request is missing keeps its part of the window until its responses have arrived.
 
 use super::missing::{Missing, MissingPackets, Range, Repetition};
 use super::plan::Turn;
@@ -11,8 +11,9 @@ use crate::transport::congestion::CongestionKind;
 use crate::types::{Counter, DropReason, Psn, Time};
 use crate::wire::GapRuns;
 
-/// Number of reports without news that are signs of life. A packet that is lost as often, at 10 % loss once in
-/// 100,000,000 times, spends tries; one that the path never carries must not keep the connection forever.
+/// Number of consecutive reports without news at which they stop being signs of life. A packet that is lost as often,
+/// at 10 % loss once in 100,000,000 times, spends tries; one that the path never carries must not keep the connection
+/// alive forever.
 const MOST_REPORTS_WITHOUT_NEWS: u32 = 8;
 
 /// The missing request packets, and how the peer's reports progress.
@@ -41,7 +42,7 @@ impl MissingRequests {
         self.reports < MOST_REPORTS_WITHOUT_NEWS
     }
 
-    /// Forgets the missing packets, because all are sent again. Reports that were news before are none later.
+    /// Forgets the missing packets, because all are retransmitted. A report that was news before is not news again.
     pub(super) fn forget(&mut self) {
         self.missing = MissingPackets::default();
     }
@@ -51,7 +52,7 @@ impl MissingRequests {
         self.missing.judge(|range| range.missing.still(true, &is_overdue));
     }
 
-    /// Removes everything before this number, which was executed. Returns whether the latest report is still of use.
+    /// Removes everything before this number, which was executed. Returns whether the latest report is still relevant.
     fn remove_before(&mut self, psn: Psn) -> bool {
         self.missing.remove_before(psn);
         !self.first.is_before(psn) || self.missing.first().is_some()
@@ -76,7 +77,7 @@ impl Requester {
         if self.waits_for_receiver() {
             return Ok(());
         }
-        // The responses behind a missing packet wait for it.
+        // Responses to packets behind a missing one wait for it, and measure no round trip.
         self.round_trip.forget_sample();
         self.delays = None;
         let known = self.repair.get_or_insert_default().requests.take();
@@ -97,7 +98,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Returns the request packets that a report names, with what was known of them before.
+    /// Returns the request packets that a report names as missing, with their known states.
     fn missing_after(&self, known: &MissingPackets, now: Time, psn: Psn, runs: GapRuns<'_>) -> MissingPackets {
         let detection = self.loss_detection(now);
         let end = psn.plus(runs.packets());
@@ -138,8 +139,8 @@ impl Requester {
         packets.take_while(|(first, _)| first.is_before(self.cursor))
     }
 
-    /// Removes everything before this number, which was executed. With some of a READ's responses, everything that its
-    /// request packet requests was executed.
+    /// Removes everything before this number, which was executed. A response of a READ shows that its whole request
+    /// packet was executed.
     pub(super) fn trim_missing_requests(&mut self, psn: Psn) {
         if self.repair.as_ref().is_none_or(|repair| repair.requests.is_none()) {
             return;
@@ -150,7 +151,7 @@ impl Requester {
         }
     }
 
-    /// Returns the number after those of the request packet to which this one belongs.
+    /// Returns the number after the last one of the request packet that this number belongs to.
     pub(super) fn end_of_request_packet(&self, psn: Psn) -> Option<Psn> {
         let request = self.request(self.request_with(psn)?);
         let offset = psn.packets_since(request.first);

@@ -2,7 +2,7 @@
 //!
 //! Requests have indices (the send queue's count), packets have sequence numbers. The numbers of the requests in
 //! progress follow each other without gaps: `oldest.first ..= limit - 1`. `cursor` is the next number to transmit; it
-//! equals `limit` except while something is sent again. To go back is to set the cursor back.
+//! equals `limit` except during retransmission. To go back is to move the cursor back.
 
 mod completion;
 mod control;
@@ -48,15 +48,15 @@ pub(super) use response::ResponseError;
 use round_trip::RoundTrip;
 use share::FairShare;
 
-/// A request that has its sequence numbers.
+/// A request to which sequence numbers are assigned.
 #[derive(Clone, Copy, Default)]
 pub(in crate::transport) struct InProgress {
     /// Number of its first packet.
     first: Psn,
     /// Sequence numbers that it takes.
     packets: u32,
-    /// For a READ: packets that one READ request packet requests. Fixed for the request's life, because a repeated
-    /// request packet must lie within the original one (IBTA 9.4.4).
+    /// For a READ: response packets that one READ request packet requests. Fixed for the request's life, because a
+    /// repeated request packet must lie within the original one (IBTA 9.4.4).
     chunk: u32,
     is_read: bool,
     is_atomic: bool,
@@ -70,7 +70,8 @@ impl InProgress {
         self.first.plus(self.packets)
     }
 
-    /// For a READ: returns the offset where the request packet ends that this packet of the response belongs to.
+    /// For a READ: returns the end, as an offset in packets, of the request packet that requests the response packet at
+    /// this offset.
     fn end_of_chunk(&self, offset: u32) -> u32 {
         (offset / self.chunk.max(1) + 1).saturating_mul(self.chunk.max(1)).min(self.packets)
     }
@@ -96,7 +97,8 @@ pub(super) struct Requester {
     unacknowledged: Psn,
     cursor: Psn,
     limit: Psn,
-    /// Last numbers, in order, of the READ request packets and atomics before whose end some response is outstanding.
+    /// Last numbers, in order, of the request packets that need a response of their own and are not acknowledged up to
+    /// their last number.
     awaiting_response: VecDeque<Psn>,
     /// Requests among `oldest..next` that need a response of their own.
     reads_in_progress: u32,
@@ -106,10 +108,10 @@ pub(super) struct Requester {
     last_ack_request_at: Option<Time>,
     /// Whether the last packet sent requests a response.
     has_asked: bool,
-    /// A request that cannot continue; it fails when it has become the oldest.
+    /// A request that cannot continue; it fails once it is the oldest.
     failed: Option<(u32, RequestFailure)>,
     recovery: Recovery,
-    /// The missing packets. `None`: there are none.
+    /// The missing packets; `None` if there are none.
     repair: Option<Box<Repair>>,
     /// Whether responses that arrive early are placed: the peer is native and shares a key.
     places_early: bool,
@@ -124,7 +126,7 @@ pub(super) struct Requester {
     fair_share: FairShare,
     drained_announced: bool,
     window: ConnectionWindow,
-    /// Packets that `window` allows in flight, as far as the peer's socket holds them.
+    /// Packets that `window` allows in flight, bounded by the peer's socket.
     window_packets: u32,
     pace: Pace,
     /// The application's rate limit.
@@ -226,7 +228,7 @@ impl Requester {
         self.pace.stop();
     }
 
-    /// Forgets the requests in progress without looking at them: their record may be wrong.
+    /// Forgets the requests in progress without reading them, because a panic may have left their record wrong.
     pub(super) fn abandon(&mut self) {
         self.requests.fill(InProgress::default());
         self.forget_all();
@@ -281,7 +283,7 @@ impl Requester {
         self.pace.halt() == Halt::Receiver
     }
 
-    /// Returns the rounds of repetition since the last progress.
+    /// Returns the number of probes and retries since the last progress.
     pub(super) fn rounds(&self) -> u32 {
         self.recovery.rounds()
     }
@@ -318,9 +320,9 @@ impl Requester {
         self.limit.packets_since(self.unacknowledged)
     }
 
-    /// Returns the part of them that counts against the window of the peer's address, which all its queue pairs share.
-    /// Packets behind the cursor are to be sent again and are in no queue. Nor are any if the peer drops everything for
-    /// a while, or is silent: a peer that is gone must not keep others from their part.
+    /// Returns how many of them count against the window of the path, which all its queue pairs share. Packets from the
+    /// cursor on will be retransmitted and are in no queue. None counts while the peer drops everything (RNR) or is
+    /// silent: a peer that is gone must not take window space from other queue pairs.
     #[inline]
     fn packets_counted(&self) -> u32 {
         if self.waits_for_receiver() || self.is_peer_silent() {
@@ -395,13 +397,13 @@ impl Requester {
         self.find_cursor_request();
     }
 
-    /// Sends again from the oldest unacknowledged number.
+    /// Retransmits from the oldest unacknowledged number on.
     pub(super) fn go_back(&mut self) {
         self.forget_missing();
         self.go_back_to(self.unacknowledged);
     }
 
-    /// Sends again from this number on.
+    /// Retransmits from this number on.
     fn go_back_to(&mut self, psn: Psn) {
         if psn.is_before(self.cursor) {
             self.cursor = psn;
@@ -410,7 +412,8 @@ impl Requester {
         while self.awaiting_response.back().is_some_and(|last| !last.is_before(psn)) {
             self.awaiting_response.pop_back();
         }
-        // Some retransmissions, too, must request an acknowledgement: a window full of them would wait forever.
+        // Some retransmissions, too, must request an acknowledgement: otherwise a window full of them would wait
+        // forever.
         self.last_ack_request = self.cursor.minus(1);
         self.recovery.forget_gap();
         self.find_cursor_request();

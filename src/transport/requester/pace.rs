@@ -1,4 +1,4 @@
-//! Delays of the next packet: a wait that the peer requested, a pause, or the end.
+//! Delays of the next packet: a wait that the peer requested, a pause, or the error state.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::types::Time;
 pub(super) enum Halt {
     #[default]
     None,
-    /// The peer requested a wait: it drops packets that come before its end.
+    /// The peer requested a wait: it drops packets that arrive before the wait ends.
     Receiver,
     /// Sent packets are not paid for yet.
     Pace,

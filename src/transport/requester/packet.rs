@@ -11,8 +11,8 @@ use crate::types::{AccessFlags, DomainId, FlushFlags, Operation, SendFlags};
 use crate::wire::{AtomicEth, Bth, FlushEth, Headers, Reth};
 
 impl Requester {
-    /// Adds the planned packet, which fits, and moves on. If the request's own memory fails, nothing is added. Returns
-    /// an error if that request is the oldest, which ends the queue pair.
+    /// Adds the planned packet, which fits, and moves on. If the request's own memory cannot be read, nothing is added.
+    /// Returns an error if that request is the oldest, which ends the queue pair.
     #[inline]
     pub(in crate::transport) fn emit_request(
         &mut self,
@@ -66,7 +66,7 @@ impl Requester {
             ack_requests,
             sending: Sending::First,
         };
-        // Packets that do not fit, or whose memory is missing, are found again one by one.
+        // Packets that do not fit, or whose memory cannot be read, are planned again one by one.
         let Ok(added @ 1..) = writer.add(&mut burst) else { return false };
         self.note_middles_asked(pass.now, first.psn, added, ack_requests);
         if common.is_controlled() && ack_requests.first < added {
@@ -82,7 +82,7 @@ impl Requester {
         true
     }
 
-    /// Returns the packets between the first and the last of a request that the window has room for, from the planned
+    /// Returns for how many packets between the first and the last of a request the window has room, from the planned
     /// one on, which it has allowed; at most as many as fit.
     fn middles_allowed(&self, common: &Common, first: &RequestPlan, fit: usize) -> u32 {
         let left = self.request(first.index).packets - 1 - first.offset;

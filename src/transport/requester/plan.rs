@@ -11,20 +11,20 @@ use crate::wire::{Opcode, packet_bytes};
 
 /// Maximum number of packets without an acknowledgement request.
 const MOST_UNASKED_PACKETS: u32 = 64;
-/// The maximum while other queue pairs have packets in flight on the same path: they may wait for the room.
+/// The maximum while other queue pairs have packets in flight on the same path: they may wait for the window space.
 const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
-/// The maximum then on a path with a controller: a queue pair that finds no room, and whose last packet requested no
-/// acknowledgement, requests one by a probe, a round trip later. 64 queue pairs have 0.96 of the rate of one, with 8
-/// packets 0.94, with 16 0.74.
+/// The same maximum on a path with a controller. A queue pair that finds no room, and whose last packet requested no
+/// acknowledgement, requests one only by a probe, a round trip later. With 4 packets, 64 queue pairs have 0.96 of the
+/// rate of one, with 8 packets 0.94, with 16 0.74.
 const MOST_UNASKED_UNDER_CONTROL: u32 = 4;
 /// Maximum number of packets to a peer that did not respond to a probe, and of packets that a probe for a READ repeats.
-/// Queue pairs of the same path divide it: these packets are not counted, and a thousand queue pairs would fill the
-/// socket of a process that still lives there.
+/// The queue pairs of a path share it, because these packets do not count against the window: a thousand queue pairs
+/// would fill the socket of a process that is still alive at that address.
 const PACKETS_INTO_SILENCE: u32 = 16;
 /// Minimum window, in packets, for which a READ on a path with a controller is split more finely, and the size of these
-/// chunks, unless the READs that may be outstanding would not fill the window then. The chunks grow with the window:
-/// the peer sends each at once, and a full queue drops most of a burst. With chunks of a paced send, whatever the
-/// window, one of four streams on a real link has 90 of 118 MB/s.
+/// chunks. They are larger if the READs that may be outstanding would otherwise not fill the window. The chunks grow
+/// with the window: the peer sends each at once, and a full queue drops most of a burst. With chunks of a paced send,
+/// whatever the window, one of four streams on a real link has 90 of 118 MB/s.
 const FINE_READ_WINDOW: u32 = 64;
 const FINE_READ_PACKETS: u32 = 64;
 /// Maximum time between acknowledgement requests by a busy application's unsignaled requests.
@@ -68,7 +68,7 @@ impl RequestPlan {
     }
 }
 
-/// The error that a packet that goes first cannot leave now, so nothing does.
+/// Error: a missing packet, which precedes all others, has no room, so that no packet may leave.
 struct NoRoom;
 
 /// Returns the opcode of a SEND or WRITE packet by its position in the message.
@@ -271,11 +271,10 @@ impl Requester {
         all - answered < credits && (answered == 0 || all < credits * READ_LAPS)
     }
 
-    /// Returns whether `covers` packets from `psn` on fit the window, and what the peer's socket (for READs, the local
-    /// one) holds.
+    /// Returns whether `covers` packets from `psn` on fit the window, and the peer's socket (for READs, the local one).
     pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32, turn: Turn) -> bool {
         let Some(path) = &common.path else { return false };
-        // It is counted already, and all others may wait for it.
+        // The packet is counted already, and all others may wait for it.
         if matches!(turn, Turn::Probe | Turn::Request) {
             return true;
         }
@@ -284,15 +283,15 @@ impl Requester {
             true if covers > self.packets_kept_from(path, psn) => return false,
             true => self.packets_in_queues() + covers,
         };
-        // One step is always allowed, however many packets it brings.
+        // If nothing else is in flight, one request packet is always allowed, however many packets it requests.
         if end > covers && end > self.own_window(path) && !self.passes_window(path, psn, end - covers, turn) {
             return false;
         }
         self.share_allows(&path.window_share, end, path.common_window())
     }
 
-    /// Returns whether packets may leave although they reach beyond the window with the `in_front` packets before them.
-    /// Into the silence of a native peer a READ request counts as one packet, since its responses may never come.
+    /// Returns whether packets may leave although, with the `in_front` packets before them, they exceed the window. A
+    /// READ request to a silent native peer counts as one packet, since its responses may never arrive.
     #[cold]
     fn passes_window(&self, path: &Path, psn: Psn, in_front: u32, turn: Turn) -> bool {
         let counts_as_one = self.is_peer_silent() && self.places_early && in_front < self.own_window(path);
@@ -331,8 +330,8 @@ impl Requester {
         }
     }
 
-    /// Returns the packets from `first` on for which the window has room, by the rules of [`Requester::window_allows`]:
-    /// from one, which it has allowed, to `most`.
+    /// Returns for how many packets from `first` on the window has room, by the rules of [`Requester::window_allows`]:
+    /// at least one, which that function has allowed, and at most `most`.
     pub(super) fn packets_allowed(&self, common: &Common, first: Psn, most: u32) -> u32 {
         let Some(path) = &common.path else { return 1 };
         let in_front = self.packets_behind(first);
@@ -411,7 +410,7 @@ impl Requester {
         AckRequests { first: most.saturating_sub(unasked), every: most.max(1) }
     }
 
-    /// Returns whether nothing may leave for a while after this request.
+    /// Returns whether a pause may follow this request.
     fn may_pause_after(&self, index: u32) -> bool {
         let following = index.wrapping_add(1);
         if following == self.send.published() {
@@ -424,7 +423,8 @@ impl Requester {
     }
 
     /// Returns whether an acknowledgement was requested so recently that the next request of a busy application will be
-    /// early enough to request one again. Never if the transport timer might not wait for the probe and its response.
+    /// early enough to request one again. Returns false if the transport timer may expire before the response to a
+    /// probe.
     fn asked_lately(&self, common: &Common, now: Time) -> bool {
         let lately = self.last_ack_request_at.is_some_and(|at| now.saturating_since(at) < ASK_EVERY);
         let timeout = self.transport_timeout(common);
@@ -506,7 +506,7 @@ impl Requester {
         self.arm_timers(common, now);
     }
 
-    /// Reserves room for all outstanding responses with the first of them: many connections never read.
+    /// Reserves room for all outstanding responses when the first is requested: many connections never request one.
     #[inline]
     fn reserve_awaited(&mut self, common: &Common) {
         if self.awaiting_response.capacity() == 0 {

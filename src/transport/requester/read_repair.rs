@@ -46,7 +46,7 @@ impl Requester {
         let Some(early) = self.early_mut() else { return };
         match early.remove(psn) {
             Some(Missing::Lost { again: false }) => self.note_late(common, now, psn, false),
-            // The other copy will show that it was requested again without need.
+            // The other copy will show that the response was requested again unnecessarily.
             Some(Missing::Sent { repetition, again: false }) if now.saturating_since(repetition.at) < too_short => {
                 self.reordering.note_late_copy();
             }
@@ -54,8 +54,8 @@ impl Requester {
         }
     }
 
-    /// Counts a response that has arrived before. If it counted as lost in between, it was requested again without
-    /// need.
+    /// Counts a response that has arrived before. If it counted as lost in between, it was requested again
+    /// unnecessarily.
     #[cold]
     pub(super) fn note_duplicate_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
         common.count(Counter::DuplicateResponse);
@@ -96,8 +96,8 @@ impl Requester {
         }
     }
 
-    /// Counts the responses to requests before this number as missing until they arrive. The responses to requests that
-    /// are to be sent again will come again.
+    /// Counts the responses to requests before this number as missing until they arrive. Requests from the cursor on
+    /// are retransmitted, so their responses will arrive again.
     fn expect_responses_before(&mut self, end: Psn) {
         let begin = self.unacknowledged;
         let end = if self.cursor.is_before(end) { self.cursor } else { end };
@@ -139,9 +139,9 @@ impl Requester {
         self.reordering.note_lost(now, losses);
     }
 
-    /// Gives up waiting for the oldest responses, as many as the packets that may be sent into silence: their requests
-    /// are made once more, without the responses that have arrived. If only the oldest were, its single response could
-    /// be lost in the same burst.
+    /// Gives up waiting for the oldest responses, as many as the packets that may be sent to a silent peer: those that
+    /// have not arrived are requested again. If only the oldest were, its single response could be lost in the same
+    /// burst.
     pub(super) fn give_up_oldest_responses(&mut self, common: &mut Common, now: Time) {
         let Some(end) = self.end_of_probe(common) else { return };
         self.expect_responses_before(end);
@@ -153,8 +153,8 @@ impl Requester {
         }
     }
 
-    /// Returns the number behind the responses that a probe for the oldest one requests. It stops before the first
-    /// request without a response that the peer may not have executed.
+    /// Returns the number after the responses that a probe for the oldest one requests. The probe stops before the
+    /// first request that needs no response of its own and may not have been executed.
     fn end_of_probe(&self, common: &Common) -> Option<Psn> {
         let most = common.path.as_ref().map_or(1, |path| self.packets_into_silence(path));
         let last = self.packets_before_cursor().clamp(1, most) - 1;
@@ -164,7 +164,7 @@ impl Requester {
         Some(unknown.map(|(_, request)| request.first).filter(|first| first.is_before(end)).unwrap_or(end))
     }
 
-    /// Returns whether a READ request is repeated that may not have been executed.
+    /// Returns whether the plan repeats a whole READ request packet that may not have been executed.
     pub(super) fn may_have_lost_request(&self, plan: &RequestPlan) -> bool {
         let request = self.request(plan.index);
         request.is_read

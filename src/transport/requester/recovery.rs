@@ -3,8 +3,8 @@
 //! Three clocks run for the sending half. The *transport timer* has the standard's meaning: each expiry without
 //! progress spends one of `retry_cnt` (IBTA 9.7.6.1.3). The *probe timer* is shorter, follows the measured round trip
 //! and spends nothing: it repeats the last packet, and if that gets no response either, goes back to the oldest
-//! unacknowledged one. If a native peer has reported gaps, or the oldest request is a READ, it repeats both in turns.
-//! The *receiver-not-ready timer* is the wait that the peer requested (IBTA 9.7.5.2.8).
+//! unacknowledged one. If a native peer has reported gaps, or the oldest request is a READ, it repeats both
+//! alternately. The *receiver-not-ready timer* is the wait that the peer requested (IBTA 9.7.5.2.8).
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS
 /// Value of `rnr_retry` for retries without end (`rxe_comp.c`, `rxe_completer`).
 const RNR_RETRY_FOREVER: u8 = 7;
 const LARGEST_BACKOFF: u32 = 10;
-/// A probe waits no longer than this part of the transport timeout, unless the round trip is as long: each try consists
-/// of several packets, and a full queue does not drop all of them.
+/// A probe waits at most the transport timeout divided by this, unless the round trip is as long: each try is to
+/// consist of several packets, because a full queue does not drop all of them.
 const PROBES_OF_A_TRY: u32 = 4;
-/// Number of probes that the transport timer waits for where the round trip is as long, as far as the standard allows:
-/// an expiry after one packet, or before the response can arrive, says little of the peer.
+/// Number of probes that the transport timer waits for if the round trip is that long, within the standard's limit: an
+/// expiry after one packet, or before the response can arrive, says little about the peer.
 const LEAST_PROBES_OF_A_TRY: u32 = 3;
 /// Multiple of the timeout that the timer may take (IBTA 9.7.6.1.3).
 const MOST_TIMEOUTS: u32 = 4;
-/// How often signs of life restore the tries before anything is acknowledged: a packet that never arrives must not keep
-/// the connection forever because one behind it does, each time that all is sent again.
+/// How often signs of life restore the tries before anything is acknowledged. Without this bound, a packet that never
+/// arrives would keep the connection alive forever if a later one arrives each time that everything is retransmitted.
 const MOST_RETURNS: u8 = 8;
 
 /// State of the sending half's recovery from a loss.
@@ -43,8 +43,8 @@ pub(super) struct Recovery {
     /// When the last sign of life came.
     heard_at: Time,
     probe: Option<Psn>,
-    /// The oldest unacknowledged number when the requester last went back on a NAK or a gap: it goes back once for
-    /// each.
+    /// The oldest unacknowledged number when the requester last went back on a NAK or a gap: it goes back once for each
+    /// such number.
     went_back_at: Option<Psn>,
     /// Whether it went back on a NAK or a gap, and has not probed in silence since.
     repeats_on_evidence: bool,
@@ -61,7 +61,7 @@ impl Recovery {
         [self.timeout_at, self.probe_at].into_iter().flatten().any(|time| time <= now)
     }
 
-    /// Postpones the clocks: responses are late at this time, not before; the transport timer starts again then.
+    /// Postpones the clocks: responses count as late at this time, not before, and the transport timer restarts then.
     pub(super) fn postpone_clocks(&mut self, look_again: Time) {
         (self.timeout_at, self.probe_at) = (None, Some(look_again));
     }
@@ -71,7 +71,7 @@ impl Recovery {
         (self.retries_spent, self.rnr_retries_spent)
     }
 
-    /// Returns whether it probes: nothing was heard since the last probe.
+    /// Returns whether it probes: no sign of life came since the last probe.
     pub(super) fn is_probing(&self) -> bool {
         self.probes > 0
     }
@@ -86,7 +86,7 @@ impl Recovery {
         self.repeats_on_evidence
     }
 
-    /// Notes that all is sent again without a NAK or a gap.
+    /// Notes that everything is retransmitted, and not because of a NAK or a gap.
     fn forget_evidence(&mut self) {
         (self.went_back_at, self.repeats_on_evidence) = (None, false);
     }
@@ -115,7 +115,7 @@ impl Recovery {
         self.heard_at
     }
 
-    /// Forgets the evidence of a gap, because all is sent again.
+    /// Forgets the evidence of a gap, because everything is retransmitted.
     pub(super) fn forget_gap(&mut self) {
         (self.gap_evidence, self.early_response, self.repair_at) = (0, None, None);
     }
@@ -182,8 +182,8 @@ impl Requester {
         self.recovery.probe_at = Some(now + wait);
     }
 
-    /// Returns whether the probe comes soon: the path lost packets by chance lately, and the next response is one that
-    /// a native peer holds for the pace only. Where a queue overflows, early probes would add to it.
+    /// Returns whether the probe comes soon: the path had random losses lately, and the next response is one that a
+    /// native peer delays only for the pace. Where a queue overflows, early probes would add to it.
     #[inline]
     fn is_probed_soon(&self, common: &Common, now: Time) -> bool {
         self.reordering.is_lossy(now) && common.is_controlled() && self.request(self.oldest).needs_response()
@@ -198,8 +198,8 @@ impl Requester {
         self.spread(common, (first * (1 << backoff)).min(longest))
     }
 
-    /// Spreads a wait from half to one and a half times as long, by the queue pair and the probe: senders that lost
-    /// packets together would probe together, and lose again.
+    /// Returns half to one and a half times the wait, depending on the queue pair and the probe: otherwise senders that
+    /// lost packets together would probe together, and lose packets again.
     fn spread(&self, common: &Common, wait: Duration) -> Duration {
         let seed = common.qpn.value() ^ self.recovery.rounds() << 24;
         let part = seed.wrapping_mul(0x9e37_79b1) >> 16;
@@ -241,8 +241,8 @@ impl Requester {
             Halt::None | Halt::Stopped => {}
         }
         if self.waits_for_grant() && due(self.deadline()) {
-            // The others' packets are not the peer's silence: this spends nothing, and the clocks run from its grant
-            // on.
+            // A wait for the packets of other queue pairs is no silence of the peer: it spends no try, and the clocks
+            // run from the grant on.
             let look_again = now + self.round_trip.probe_wait();
             let recovery = &mut self.recovery;
             (recovery.repair_at, recovery.timeout_at, recovery.probe_at) = (None, None, Some(look_again));
@@ -303,7 +303,7 @@ impl Requester {
         let last_sent = self.limit.minus(1);
         let tail = self.request_with(last_sent).map(|index| *self.request(index));
         // A READ is repeated from its first missing packet to the end of its request packet: a shorter repetition would
-        // change what the peer remembers of it, and a later one would not be found (IBTA 9.4.4).
+        // change what the peer records of it, and the peer would not find a later one (IBTA 9.4.4).
         match tail {
             Some(_) if self.is_selective() => {
                 self.recovery.send_probe(self.probe_in_turn(self.recovery.probes));
@@ -388,7 +388,7 @@ impl Requester {
         self.pace.wait_for_receiver(now + wait);
         let recovery = &mut self.recovery;
         recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(1);
-        // The peer lives: its earlier silence does not count.
+        // The peer is alive: its earlier silence does not count.
         recovery.retries_spent = 0;
         recovery.timeout_at = None;
         recovery.probe_at = None;

@@ -2,9 +2,9 @@
 //!
 //! The number starts small. A packet that was sent again, and has arrived sooner than the retransmission can, was late.
 //! So was a READ response that counts as lost and arrives, or that arrives twice. From then on more later packets are
-//! needed, up to those of a third of a round trip (RFC 8985, section 6.2, does so in time).
+//! needed, up to those of a third of a round trip (RFC 8985, section 6.2, uses a time instead).
 //!
-//! If all packets of a loss event were late, the window of the path was reduced without need, and is restored (TCP
+//! If all packets of a loss event were late, the window of the path was reduced unnecessarily, and is restored (TCP
 //! learns that from D-SACKs: RFC 3708).
 
 use std::time::Duration;
@@ -14,15 +14,15 @@ use crate::transport::common::LOSS_EVIDENCE;
 use crate::transport::path_control::{Outcome, Reduction};
 use crate::types::{Psn, Time};
 
-/// Number of loss events without a spurious retransmission after which the path reorders no more (RFC 8985, section
-/// 6.2).
+/// Number of loss events without a spurious retransmission after which the path no longer counts as one that reorders
+/// (RFC 8985, section 6.2).
 const PERSISTENCE: u16 = 16;
-/// Divisor of the packets sent since the oldest missing one, of which at most as many show that it is lost. One packet
-/// more is sent for each that arrives, so they arrive within a third of a round trip. With 2, which is a whole one, a
-/// ninth as many are sent again without need in four streams through a router on two cores, but WRITEs that lose 10 %
-/// of the packets get 0.25 GB/s instead of 0.5.
+/// Divisor of the packets sent since the oldest missing one: at most this part of them must arrive to show that it is
+/// lost. One packet more is sent for each that arrives, so they arrive within a third of a round trip. With 2, which is
+/// a whole round trip, four streams through a router on two cores have a ninth of the unnecessary retransmissions, but
+/// WRITEs that lose 10 % of the packets get 0.25 GB/s instead of 0.5.
 const PARTS_IN_FLIGHT: u32 = 4;
-/// How long a path counts as one that loses packets, after a loss event, and how long an event lasts at most.
+/// How long a path counts as lossy after a loss event, and how long an event lasts at most.
 const LOSSY_FOR: Duration = Duration::from_secs(1);
 
 /// State of a path's reordering.
@@ -37,13 +37,15 @@ pub(super) struct Reordering {
 /// A congestion event of READ responses.
 struct LossEvent {
     began: Time,
-    /// Losses that are noticed before everything before this number is acknowledged belong to it. `None`: it was none.
+    /// Losses that are noticed before everything before this number is acknowledged belong to the event. `None`: all of
+    /// them were only late.
     limit: Option<Psn>,
     /// Responses that count as lost and have not turned out to be late.
     lost: MissingPackets,
-    /// Whether late copies change nothing any more: one has shown that the path reorders, or they would not show it.
+    /// Whether late copies are ignored: one has already shown that the path reorders, or, after a probe, they do not
+    /// show it.
     ignores_late: bool,
-    /// Whether the controller took it for chance.
+    /// Whether the controller considered the losses random.
     is_chance: bool,
     /// The reduction of the path's window, if it is undone when all turn out to have been late.
     reduction: Option<Reduction>,
@@ -86,7 +88,7 @@ impl Reordering {
         limit.is_some_and(|limit| unacknowledged.is_before(limit))
     }
 
-    /// Returns whether the path lost packets by chance lately.
+    /// Returns whether the path had random losses lately.
     #[inline]
     pub(super) fn is_lossy(&self, now: Time) -> bool {
         self.latest_event(now).is_some_and(|event| event.is_chance)
@@ -132,14 +134,15 @@ impl Reordering {
         reduction
     }
 
-    /// Notes that a probe repeats what counts as lost, and may not be: two copies do not show that the path reorders.
+    /// Notes that a probe repeats packets that count as lost, and may not be: two copies do not show that the path
+    /// reorders.
     pub(super) fn note_probed(&mut self) {
         if let Some(event) = &mut self.event {
             event.ignores_late = true;
         }
     }
 
-    /// Notes that packets are sent again that may belong to the latest event: copies of them are expected, so its
+    /// Notes that packets that may belong to the latest event are retransmitted: copies of them are expected, so its
     /// reduction stays (RFC 3708, section 2).
     pub(super) fn confirm_event(&mut self) {
         if let Some(event) = &mut self.event {
@@ -147,7 +150,7 @@ impl Reordering {
         }
     }
 
-    /// Forgets which responses count as lost, because all is sent again.
+    /// Forgets which responses count as lost, because everything is retransmitted.
     pub(super) fn forget_lost(&mut self) {
         self.confirm_event();
         if let Some(event) = &mut self.event {
@@ -155,14 +158,14 @@ impl Reordering {
         }
     }
 
-    /// Forgets which responses counted as lost long ago: their numbers may mean others by now.
+    /// Forgets which responses counted as lost long ago: their numbers may belong to other packets by now.
     fn forget_old(&mut self, now: Time) {
         if self.event.is_some() && self.latest_event(now).is_none() {
             self.forget_lost();
         }
     }
 
-    /// Notes that a packet was late: once in each event, more packets are needed from now on.
+    /// Notes that a packet was late. Once in each event, this raises the number of later packets needed.
     pub(super) fn note_late_copy(&mut self) {
         let is_known = self.event.as_mut().is_some_and(|event| std::mem::replace(&mut event.ignores_late, true));
         if !is_known {
@@ -175,7 +178,7 @@ impl Reordering {
         std::mem::take(&mut self.spurious)
     }
 
-    /// Notes that something was sent again that had been late.
+    /// Notes that a packet was retransmitted although it was only late.
     fn note_false_repetition(&mut self) {
         self.evidence = self.evidence.saturating_mul(2);
         self.events_left = PERSISTENCE;

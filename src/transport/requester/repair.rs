@@ -24,13 +24,13 @@ impl Repair {
         self.scoreboard.is_none() && self.early.is_none() && self.requests.is_none()
     }
 
-    /// Forgets everything missing, because all is sent again.
+    /// Forgets everything missing, because all packets are retransmitted.
     pub(super) fn forget(&mut self) {
         self.early = None;
         self.forget_requests();
     }
 
-    /// Forgets the missing requests, because all that have not been executed are sent again.
+    /// Forgets the missing requests, because all that have not been executed are retransmitted.
     pub(super) fn forget_requests(&mut self) {
         self.scoreboard = None;
         if let Some(requests) = &mut self.requests {
@@ -62,7 +62,8 @@ impl Repair {
     /// Returns the packets that have arrived behind a gap.
     pub(super) fn arrived(&self) -> u32 {
         let kept = self.scoreboard.as_ref().map_or(0, |board| board.gaps().arrived());
-        // Both begin at the oldest unacknowledged packet: a response shows the requests before it, too.
+        // The counts overlap, because both begin at the oldest unacknowledged packet and a response also shows that the
+        // requests before it have arrived.
         kept.max(self.early.as_ref().map_or(0, Gaps::arrived))
     }
 

@@ -43,7 +43,7 @@ enum Position {
 }
 
 impl Requester {
-    /// Handles a packet of the peer's responder. `is_keyed`: only the peer can have made it.
+    /// Handles a packet of the peer's responder. `is_keyed`: only the peer can have sent it.
     #[inline]
     pub(in crate::transport) fn handle_response(
         &mut self,
@@ -127,7 +127,7 @@ impl Requester {
         is_complete: bool,
     ) -> Result<(), ResponseError> {
         match runs {
-            // A later response has overtaken it.
+            // A later response has overtaken the NAK.
             _ if self.is_executed(psn) => {}
             Some(runs) if is_complete && !self.awaits_data() => self.take_gap_runs(common, now, runs)?,
             Some(runs) if self.places_early() => self.take_missing_requests(common, now, psn, runs)?,
@@ -137,8 +137,9 @@ impl Requester {
         Ok(())
     }
 
-    /// Acknowledges everything before `psn`, except that READs and atomics need their responses. Returns whether
-    /// nothing held it up. `response` is the number of the packet that acknowledges (`rxe_comp.c`, `check_psn`).
+    /// Acknowledges everything before `psn`, up to the first request that still needs a response of its own. Returns
+    /// whether no request held it up. `response` is the number of the packet that acknowledges (`rxe_comp.c`,
+    /// `check_psn`).
     #[inline]
     pub(super) fn acknowledge_before(
         &mut self,
@@ -170,8 +171,8 @@ impl Requester {
         before.find(|(_, request)| request.needs_response()).map(|(_, request)| request.first)
     }
 
-    /// Moves the oldest unacknowledged number and completes what lies before it. Returns an error if the request that
-    /// is the oldest now cannot continue.
+    /// Moves the oldest unacknowledged number and completes the requests before it. Returns an error if the new oldest
+    /// request cannot continue.
     #[inline]
     fn advance(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<(), RequestFailure> {
         if !self.unacknowledged.is_before(psn) {
@@ -223,7 +224,7 @@ impl Requester {
         Position::Unknown
     }
 
-    /// Returns the request that this response is for, if it is its turn.
+    /// Returns the request that this response is for, if no earlier response is missing.
     fn request_in_turn(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<u32, ResponseError> {
         match self.position_of(psn) {
             Position::Expected(index) => Ok(index),
@@ -285,7 +286,7 @@ impl Requester {
             return self.request_in_turn(common, pass, psn).map(|index| (index, false));
         }
         if !psn.is_before(self.cursor) {
-            // It is requested again.
+            // The request is retransmitted, so its response will arrive again.
             self.note_sign_of_life(common, pass.now);
             return Err(DropReason::OutOfOrderResponse.into());
         }

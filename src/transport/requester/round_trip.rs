@@ -11,9 +11,9 @@ const INITIAL_PROBE: u64 = 10_000_000;
 const SHORTEST_REORDER_WAIT: u64 = 100_000;
 /// Shortest wait of the probe. A standard peer may hold its acknowledgements for 1 ms; the rest may take as long.
 const SHORTEST_PROBE: u64 = 2_000_000;
-/// The same for the response to a READ on a path that loses packets: a native peer holds it for the pace only. READs
+/// The same for the response to a READ on a path that loses packets: a native peer delays it only for the pace. READs
 /// over veth that lose 10 % of the packets wait for a probe a hundred times a second: they keep 0.36 of their rate with
-/// 2 ms, and 0.5 with this. Hosts that take turns on a processor add as much to a round trip.
+/// 2 ms, and 0.5 with this. Hosts that share a processor add as much to a round trip.
 const SHORTEST_PROMPT_PROBE: u64 = 500_000;
 /// Maximum factor by which a doubtful sample makes the probe's wait longer: it may be a loss.
 const LONGEST_DOUBT: u64 = 4;
@@ -41,15 +41,15 @@ pub(super) struct RoundTrip {
     /// The packet that is measured, and when it left; [`Time::ZERO`]: there is none.
     sample: (Psn, Time),
     copy: MeasuredCopy,
-    /// Possible length of the round trip after doubtful samples. 0 as soon as another one ends.
+    /// Possible length of the round trip after doubtful samples. 0 as soon as an unambiguous one ends.
     possible: u64,
-    /// Duration of the latest doubtful sample; 0 if another one has ended since.
+    /// Duration of the latest doubtful sample; 0 if an unambiguous one has ended since.
     last_doubtful: u64,
 }
 
 impl RoundTrip {
-    /// Begins to measure a packet that requests a response; only one at a time is measured. A doubtful sample goes on:
-    /// where the round trip has become longer, all are doubtful until one has ended.
+    /// Begins to measure a packet that requests a response; only one at a time is measured. A doubtful sample
+    /// continues: where the round trip has become longer, all samples are doubtful until one has ended.
     pub(super) fn begin_sample(&mut self, psn: Psn, now: Time) {
         if self.sample.1 == Time::ZERO || self.copy == MeasuredCopy::Repetition {
             (self.sample, self.copy) = ((psn, now), MeasuredCopy::Only);
@@ -63,9 +63,10 @@ impl RoundTrip {
         }
     }
 
-    /// Doubts the sample, because something is sent again: the next response may belong to either copy, and is no
-    /// sample (Karn's algorithm: RFC 6298, section 3). But the wait of the probe grows (section 5.5): else all probes
-    /// might come too early. The sample of a repetition is forgotten: its response may be to a copy that left sooner.
+    /// Doubts the sample, because packets are retransmitted: the next response may belong to either copy, and is no
+    /// sample (Karn's algorithm: RFC 6298, section 3). But the wait of the probe grows (section 5.5): otherwise all
+    /// probes might come too early. The sample of a repetition is forgotten: its response may be to a copy that left
+    /// sooner.
     pub(super) fn doubt_sample(&mut self) {
         match self.copy {
             MeasuredCopy::Repetition => self.forget_sample(),
@@ -84,7 +85,7 @@ impl RoundTrip {
         (self.sample.1 != Time::ZERO).then_some(self.sample)
     }
 
-    /// Ends the sample if its packet has arrived. If that is missing, the sample is forgotten.
+    /// Ends the sample if its packet has arrived. Forgets the sample if its packet is missing.
     pub(super) fn note_gaps(&mut self, gaps: &Gaps, now: Time) {
         self.end_sample_if(now, |psn| gaps.has_arrived(psn));
         if self.sample().is_some_and(|(psn, _)| gaps.is_missing(psn)) {
@@ -117,8 +118,8 @@ impl RoundTrip {
         };
     }
 
-    /// Takes a doubtful sample: it is the round trip, plus the wait for the probe if the first copy was lost. One that
-    /// takes longer than the one before is more likely of the second kind.
+    /// Takes a doubtful sample: it is the round trip, plus the wait for the probe if the first copy was lost. A sample
+    /// that is longer than the one before more likely includes that wait.
     fn note_doubtful(&mut self, measured: u64) {
         let before = std::mem::replace(&mut self.last_doubtful, measured);
         let shorter = if before == 0 { measured } else { measured.min(before) };
@@ -159,9 +160,9 @@ impl RoundTrip {
         Duration::from_nanos(self.smoothed.max(SHORTEST_REORDER_WAIT))
     }
 
-    /// Returns the time after which a packet that was sent again has arrived, and the peer has reported it. With more
-    /// than once the variation, there are no fewer spurious retransmissions, and packets that are lost again wait
-    /// longer.
+    /// Returns the time after which a packet that was sent again has arrived, and the peer has reported it. With a
+    /// larger multiple of the variation, there are no fewer spurious retransmissions, and packets that are lost again
+    /// wait longer.
     pub(super) fn repeat_wait(&self) -> Duration {
         let smoothed = if self.smoothed == 0 { INITIAL_PROBE } else { self.smoothed };
         Duration::from_nanos(smoothed + (smoothed / 4).max(self.variation).max(SHORTEST_REORDER_WAIT))
@@ -173,7 +174,7 @@ impl RoundTrip {
         Duration::from_nanos(self.least / 2)
     }
 
-    /// Returns how long a response may be late before it is taken for lost.
+    /// Returns how long a response may be late before it counts as lost.
     pub(super) fn reorder_wait(&self) -> Duration {
         Duration::from_nanos((self.smoothed / 4).max(SHORTEST_REORDER_WAIT))
     }

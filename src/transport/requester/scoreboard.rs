@@ -1,8 +1,8 @@
 //! The packets that a native peer has reported missing, and whether they were sent again.
 //!
 //! While there is a scoreboard, the requester does not go back: the peer keeps packets behind a gap, and each missing
-//! one is sent again by itself. Of all packets in flight, those are listed that the peer misses; the others before
-//! `end` are kept there.
+//! one is retransmitted individually. The scoreboard lists the packets in flight that the peer misses; the peer keeps
+//! the others before `end`.
 
 use super::gaps::Gaps;
 use super::missing::{LossDetection, Missing, MissingPackets, Range};
@@ -51,8 +51,8 @@ impl Scoreboard {
         let now = detection.now;
         let end = self.gaps.begin().plus(runs.clone().map(GapRun::packets).sum());
         let (missing, names_arrived) = self.missing_after(runs, end, detection);
-        // A newer report has overtaken this one. If the peer has dropped packets that it kept, it reports that again
-        // later.
+        // A newer report has overtaken this one. If the peer has instead dropped packets that it kept, a later report
+        // shows it again.
         let is_older = names_arrived || end.is_before(self.gaps.end());
         if is_older && now.saturating_since(self.told_at) < detection.time_threshold {
             return Learned::default();
@@ -63,8 +63,8 @@ impl Scoreboard {
         Learned { has_delivered: self.gaps.arrived() > arrived_before, is_new_event }
     }
 
-    /// Returns the missing packets before `end` that a report names, with what was known of them before, and whether
-    /// some of them had arrived.
+    /// Returns the missing packets before `end` that a report names, with their known states, and whether some of them
+    /// had arrived.
     fn missing_after(
         &self,
         runs: impl Iterator<Item = GapRun> + Clone,
@@ -199,7 +199,7 @@ mod tests {
         assert!(!board.0.gaps.has_arrived(BEGIN.plus(9)));
     }
 
-    /// Both have the same end, and only the newer one is right.
+    /// Both reports have the same end, and only the newer one is right.
     #[test]
     fn two_reports_in_turns_send_nothing_again_twice() {
         let mut board = Board::new();

@@ -1,4 +1,4 @@
-//! Selective repeat: a native peer names all packets that it misses, and exactly those are sent again.
+//! Selective repeat: a native peer names all packets that it misses, and the requester retransmits exactly those.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::transport::path::Path;
 use crate::types::{Counter, DropReason, Psn, Time};
 use crate::wire::GapRuns;
 
-/// Of the packets that are sent again in a row, those whose number this divides request a report of the gaps.
+/// Among consecutive retransmissions, those whose number is a multiple of this request a report of the gaps.
 const ASK_EVERY: u32 = 16;
 
-/// The time that a packet that is sent again may take to be reported.
+/// How long a retransmitted packet may take until the peer reports it.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
     least: Duration,
@@ -23,8 +23,8 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Returns when a packet is overdue that was sent again at this time. In silence, each repetition waits longer than
-    /// the one before: half as long as the silence has lasted.
+    /// Returns when a packet that was retransmitted at this time is overdue. In silence, each repetition waits longer
+    /// than the one before: half as long as the silence has lasted.
     fn end(self, sent_at: Time) -> Time {
         sent_at + self.least.max(sent_at.saturating_since(self.heard_at) / 2)
     }
@@ -42,7 +42,7 @@ impl Requester {
         self.scoreboard().is_some()
     }
 
-    /// Returns whether each lost packet is sent again by itself.
+    /// Returns whether each lost packet is retransmitted individually.
     #[inline]
     pub(super) fn repeats_selectively(&self) -> bool {
         self.repair.is_some()
@@ -63,7 +63,7 @@ impl Requester {
         self.repair.as_mut()?.scoreboard.as_mut()
     }
 
-    /// Forgets the missing requests, because all that have not been executed are sent again. Of the others only
+    /// Forgets the missing requests, because all that have not been executed are retransmitted. Of the others only
     /// responses are missing.
     pub(super) fn forget_missing_requests(&mut self) {
         let Some(repair) = &mut self.repair else { return };
@@ -76,7 +76,7 @@ impl Requester {
         self.repair.take_if(|repair| repair.is_over());
     }
 
-    /// Forgets everything missing, because all is sent again.
+    /// Forgets everything missing, because all packets are retransmitted.
     pub(super) fn forget_missing(&mut self) {
         self.reordering.forget_lost();
         let Some(repair) = &mut self.repair else { return };
@@ -110,7 +110,8 @@ impl Requester {
         let end = board.gaps().end();
         self.round_trip.note_gaps(board.gaps(), now);
         let measured = self.delays.as_mut().and_then(|delays| delays.end_arrived(board.gaps(), now));
-        // After going back: up to there the peer has reported what it misses.
+        // After going back, packets before `end` need not be retransmitted in order: the peer has reported those that
+        // it misses.
         if self.cursor.is_before(end) {
             self.move_cursor(end);
         }
@@ -151,12 +152,12 @@ impl Requester {
         Repetition { at: now, later: self.limit }
     }
 
-    /// Returns how long packets that are sent again may take.
+    /// Returns how long retransmitted packets may take until the peer reports them.
     pub(super) fn patience(&self) -> Patience {
         Patience { least: self.round_trip.repeat_wait(), heard_at: self.recovery.heard_at() }
     }
 
-    /// Sets the clock of the missing packets: when they are lost, or lost again.
+    /// Sets the clock of the missing packets: when they count as lost, or as lost again.
     #[cold]
     pub(super) fn arm_repair(&mut self, now: Time) {
         let missing = || self.repair.iter().flat_map(|repair| repair.missing());
@@ -189,8 +190,8 @@ impl Requester {
         self.end_repair();
     }
 
-    /// Returns whether the peer expects a packet that it has kept: it would have executed it with those before, and
-    /// acknowledged it with them.
+    /// Returns whether the peer expects a packet that it had kept, and so must have dropped: otherwise it would have
+    /// executed and acknowledged the packet with those before.
     fn has_forgotten(&self, psn: Psn) -> bool {
         let is_kept = self.scoreboard().is_some_and(|board| board.gaps().has_arrived(psn));
         is_kept && self.request_with(psn).is_some_and(|index| !self.request(index).needs_response())
@@ -227,13 +228,14 @@ impl Requester {
         self.arm_repair(now);
     }
 
-    /// Returns whether a packet that is sent again requests a report of the gaps: some do, and the last one.
+    /// Returns whether a retransmitted packet requests a report of the gaps: some do (`ASK_EVERY`), and the last one.
     pub(super) fn asks_how_it_stands(&self, psn: Psn) -> bool {
         let is_last = self.scoreboard().is_none_or(|board| !board.gaps().missing().has_lost_behind(psn));
         is_last || psn.value().is_multiple_of(ASK_EVERY)
     }
 
-    /// Returns the packet to repeat in silence: in turns the oldest, which all others wait for, and the newest.
+    /// Returns the packet to repeat while the peer is silent: alternately the oldest, which all others wait for, and
+    /// the newest.
     pub(super) fn probe_in_turn(&self, probes: u32) -> Psn {
         if probes % 2 == 1 { self.unacknowledged } else { self.limit.minus(1) }
     }

@@ -1,4 +1,4 @@
-//! The requester's part in the fair queue: whether the other queue pairs of the path leave it room.
+//! The requester's part in the fair queue: whether the other queue pairs of the path leave it window space.
 
 use std::cell::Cell;
 
@@ -13,7 +13,7 @@ const ROOM: u32 = 16;
 /// A queue pair's part in the fair queue.
 #[derive(Default, Debug)]
 pub(super) struct FairShare {
-    /// Whether it has packets to send, and others use the window.
+    /// Whether it has packets to send, for which the others leave no window space.
     is_blocked: Cell<bool>,
     /// Maximum number of packets that others may have in flight for a grant to be worthwhile.
     others_at_most: Cell<u32>,
@@ -29,7 +29,8 @@ impl Requester {
     pub(super) fn share_allows(&self, share: &WindowShare, end: u32, window: u32) -> bool {
         let allowed = end <= self.share_of(share, window);
         if !allowed {
-            // At least what it needs: a queue pair with a grant and no room would get the next grant at once, forever.
+            // At least what the next packet needs: a queue pair with a grant and no room would get the next grant at
+            // once, forever.
             let needed = end.max(self.counted_in_flight + ROOM.min(window / 4));
             self.fair_share.others_at_most.set(window.saturating_sub(needed));
         }
@@ -86,8 +87,8 @@ impl Requester {
         self.fair_share.is_waiting
     }
 
-    /// Ends the grant once the queue pair has nothing to send, or has requested a response. Until then it lasts:
-    /// without a response, the room that its packets take would not come back.
+    /// Ends the grant once the queue pair has nothing to send, or has requested a response. The grant lasts until then:
+    /// without a response, the window space that its packets take would not become free.
     #[inline]
     pub(in crate::transport) fn end_grant(&mut self, has_sent_requests: bool, is_exhausted: bool) {
         let is_asked = has_sent_requests && self.has_asked;
@@ -95,14 +96,15 @@ impl Requester {
         self.fair_share.is_granted &= has_more && !is_asked;
     }
 
-    /// Returns whether it waits, and its last packet requested no response: others may wait for the room that this
-    /// takes.
+    /// Returns whether it waits, and its last packet requested no response: others may wait for the window space that
+    /// this packet takes.
     #[inline]
     pub(super) fn waits_unasked(&self) -> bool {
         self.fair_share.is_waiting && !self.has_asked
     }
 
-    /// Returns for which path it waits from now on, if it does, and whether in front.
+    /// Begins to wait if it is blocked and does not wait yet. Returns the path that it waits for, and whether it waits
+    /// in front of the others.
     pub(in crate::transport) fn begins_to_wait(&mut self, common: &Common, now: Time) -> Option<(PathKey, bool)> {
         if !self.fair_share.is_blocked.get() || self.fair_share.is_waiting {
             return None;
