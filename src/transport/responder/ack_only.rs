@@ -1,8 +1,8 @@
 //! ATOMIC WRITE and FLUSH: executed in order, with an empty READ response (IBTA A19.4.1 and A19.4.2; `rxe_resp.c`,
 //! `send_read_response_ack`).
 //!
-//! Their responses only confirm execution. So nothing is stored for a repetition: its PSN alone shows that it was
-//! executed before, and it gets the same response (for FLUSH: IBTA oA19-14 and oA19-15).
+//! Their responses only confirm execution, so nothing is stored for repetitions: the PSN of a repetition shows that the
+//! request was executed before, and it gets the same response (for FLUSH: IBTA oA19-14 and oA19-15).
 
 use super::{Common, Pass, Responder};
 use crate::types::{AccessFlags, PeerFault};

@@ -36,7 +36,7 @@ impl Responder {
     }
 
     /// Checks that there is room for an explicit response, if the packet needs one (`check_resource`). rxe refuses only
-    /// if the peer may have none outstanding. A FLUSH takes no resource: Linux counts none for it.
+    /// if the peer may have none outstanding. A FLUSH uses no resource, because Linux does not count it.
     fn check_room(&self, opcode: Opcode) -> Result<(), PeerFault> {
         let responses = &self.responses;
         let has_room = match opcode {
@@ -98,20 +98,20 @@ impl Responder {
         }
         let Some(reth) = packet.headers.reth else { return Ok(()) };
         if packet.headers.flush.is_some() {
-            return Ok(()); // flushing itself checks, whatever the length (IBTA oA19-13)
+            return Ok(()); // the flush itself checks the key, whatever the length (IBTA oA19-13)
         }
         if packet.headers.bth.opcode == Opcode::RC_ATOMIC_WRITE && !reth.va.is_multiple_of(8) {
             return Err(PeerFault::Misaligned);
         }
         if packet.headers.bth.opcode == Opcode::RC_WRITE_ONLY && !packet.payload.is_empty() {
-            return Ok(()); // writing itself checks the same, and nothing is done before
+            return Ok(()); // the write itself makes the same check, and nothing is done before
         }
         let is_read = packet.headers.bth.opcode == Opcode::RC_READ_REQUEST;
         let need = if is_read { AccessFlags::REMOTE_READ } else { AccessFlags::REMOTE_WRITE };
         self.check_range(common, pass, reth.rkey, reth.va, u64::from(reth.length), need)
     }
 
-    /// Checks an access by its key, unless it is to nothing (IBTA C9-88).
+    /// Checks an access by its key, unless its length is 0 (IBTA C9-88).
     fn check_range(
         &self,
         common: &Common,
@@ -122,7 +122,7 @@ impl Responder {
         need: AccessFlags,
     ) -> Result<(), PeerFault> {
         if length == 0 {
-            return Ok(()); // an access to nothing needs no key (`rxe_resp.c`, `check_rkey`)
+            return Ok(()); // an access of length 0 needs no key (`rxe_resp.c`, `check_rkey`)
         }
         pass.memory.check(rkey.0, self.accessor(common), va, length, need).map_err(PeerFault::from)
     }

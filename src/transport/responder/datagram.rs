@@ -20,8 +20,8 @@ pub(in crate::transport) struct Identified {
     dont_fragment: bool,
 }
 
-/// Checks the ICRC. Standard peers' identifications are solved for in each packet, with either value of "don't
-/// fragment": nothing is known about the sender.
+/// Checks the ICRC. For standard peers it solves for the identification of each packet, with either value of "don't
+/// fragment", because nothing is known about the sender.
 pub(in crate::transport) fn identify(datagram: &Datagram<'_>) -> Result<Identified, DropReason> {
     let flow = Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
     let first_identification = datagram.segment_index;
@@ -33,7 +33,7 @@ pub(in crate::transport) fn identify(datagram: &Datagram<'_>) -> Result<Identifi
     }
 }
 
-/// Makes the checks that need no ICRC: the partition key without its membership bit (IBTA 10.9.3), and the Q_Key
+/// Performs the checks that need no ICRC: the partition key without its membership bit (IBTA 10.9.3), and the Q_Key
 /// (`rxe_recv.c`, `check_keys`).
 pub(in crate::transport) fn check_datagram(common: &Common, packet: &Packet<'_>) -> Result<Deth, DropReason> {
     let Some(deth) = packet.headers.deth else { return Err(DropReason::WrongService) };
@@ -90,8 +90,8 @@ impl Responder {
 }
 
 /// Builds the 40 bytes before the message: an IPv6 header, or an IPv4 header in the last 20 (IBTA A17.4.5.2). Fields
-/// that the socket does not report have the usual values, and the checksum is right: the kernel distinguishes the two
-/// by it (`ib_get_rdma_header_version`).
+/// that the socket does not report have the usual values. The IPv4 checksum is valid, because the kernel distinguishes
+/// the two headers by it (`ib_get_rdma_header_version`).
 fn route_header(datagram: &Datagram<'_>, identified: Identified) -> [u8; GlobalRouteHeader::BYTES] {
     GlobalRouteHeader {
         source: datagram.source,

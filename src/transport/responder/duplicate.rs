@@ -16,7 +16,7 @@ const USUAL_TIMEOUT: Duration = Duration::from_nanos(4_096 << 14);
 #[derive(Clone, Copy)]
 pub(super) struct RepeatedRead {
     psn: Psn,
-    /// When it was first repeated; `last`: when last.
+    /// Times of the first and of the latest repetition.
     first: Time,
     last: Time,
 }
@@ -50,7 +50,7 @@ impl Responder {
                 self.responses.repeat_empty(psn, self.message_count);
                 true
             }
-            // The NAK acknowledges as much.
+            // A NAK that lists the gaps acknowledges the same packets.
             _ if self.has_gap() && common.tells_gap_runs() => {
                 self.report_gap(common);
                 true
@@ -63,9 +63,9 @@ impl Responder {
         if found { Ok(()) } else { Err(DropReason::StaleDuplicate) }
     }
 
-    /// Notes a READ repeated because nothing of its response has arrived. If that lasts for the transport timeout, the
-    /// path seems to lose ECT packets. A sooner repetition is a probe, which may leave before a response can arrive.
-    /// Only one of several READs is watched, as long as it is repeated.
+    /// Notes a READ that was repeated because nothing of its response has arrived. If this continues for the transport
+    /// timeout, the path seems to lose ECT packets. An earlier repetition is a probe, which may leave before a response
+    /// can arrive. Only one of several READs is watched, as long as it is repeated.
     #[cold]
     fn note_unheard(&mut self, common: &Common, psn: Psn, now: Time) {
         let Some(path) = common.path.as_ref().filter(|path| path.traffic_class.get().marking() == Marking::Untested)

@@ -17,8 +17,8 @@ const REORDER_WAIT: Duration = Duration::from_micros(100);
 pub(super) struct Gap {
     /// Packets that arrived while the expected one was missing.
     evidence: u32,
-    /// Early packets that arrived, less the gaps that were reported: kept packets show a gap again after each one that
-    /// is executed, but are no more evidence than when they arrived.
+    /// Number of early packets that arrived, less the number of reported gaps. Kept packets show a gap again after each
+    /// executed packet, but are no more evidence than when they arrived.
     reports_left: u32,
     is_reported: bool,
     report_at: Option<Time>,
@@ -29,7 +29,7 @@ impl Gap {
         self.report_at
     }
 
-    /// Closes the gap when the expected packet arrives. Reports are left only for packets still kept.
+    /// Closes the gap when the expected packet arrives. Further reports are possible only for packets still kept.
     fn close(&mut self, is_anything_kept: bool) {
         let reports_left = if is_anything_kept { self.reports_left } else { 0 };
         *self = Self { reports_left, ..Self::default() };
@@ -77,7 +77,7 @@ impl Responder {
         if kept == Kept::NoRoom { Err(DropReason::OutOfOrder) } else { Ok(()) }
     }
 
-    /// Reports each new gap to a peer that gets all gaps, and the current state whenever it requests an
+    /// Reports each new gap to a peer that supports lists of gaps, and the current state whenever it requests an
     /// acknowledgement.
     fn note_more(&mut self, common: &Common, asks: bool, opens_gap: bool) {
         if asks {
@@ -133,7 +133,7 @@ impl Responder {
         self.reorder.clear();
     }
 
-    /// Closes the gap: the expected packet was executed, and none waits for it.
+    /// Closes the gap, and withdraws its report if it is still queued.
     #[inline]
     pub(in crate::transport) fn close_gap(&mut self) {
         self.gap.close(!self.reorder.is_empty());

@@ -37,8 +37,8 @@ impl Responder {
     }
 
     /// Executes a packet between the first and the last of a message that fits the template of the fast path: its
-    /// header is that of the previous packet. Returns `None` if it does not fit the message, and nothing has changed,
-    /// or if its memory cannot be accessed. Then the general path decides.
+    /// header is that of the previous packet. Returns `None`, so that the general path decides, if the packet does not
+    /// fit the message (then nothing has changed), or if its memory cannot be accessed.
     #[inline]
     pub(in crate::transport) fn execute_middle(
         &mut self,

@@ -2,9 +2,9 @@
 //!
 //! A request packet with the expected PSN passes a chain of checks (opcode sequence, operation, resources, length,
 //! key), is executed, completed and acknowledged (IBTA 9.7.4.1). A packet with a later PSN waits in the reorder buffer,
-//! one with an earlier PSN is a duplicate: SENDs and WRITEs are acknowledged again (IBTA C9-105), READs are read again,
-//! atomics get the stored result again (`rxe_resp.c`, `check_psn` and `duplicate_request`; rxe keeps no later packet).
-//! Unreliable connections use the same checks, but drop packets that a reliable one refuses.
+//! one with an earlier PSN is a duplicate: SENDs and WRITEs are acknowledged again (IBTA C9-105), READs are executed
+//! again, atomics get the stored result again (`rxe_resp.c`, `check_psn` and `duplicate_request`; rxe drops later
+//! packets). Unreliable connections use the same checks, but drop a packet where a reliable connection refuses it.
 
 mod ack_only;
 mod check;
@@ -77,11 +77,11 @@ pub(super) struct Responder {
     responses: ResponseQueue,
     reorder: ReorderBuffer,
     gap: Gap,
-    /// An RNR NAK was sent for the expected packet: no early packet is kept until it is retried.
+    /// An RNR NAK was sent for the expected packet: early packets are dropped until the peer retries it.
     waits_for_retry: bool,
-    /// The refusal that ended the connection; sent again when the refused packet is.
+    /// The refusal that ended the connection; repeated when the peer repeats the refused packet.
     refused: Option<(Psn, NakCode)>,
-    /// A READ watched while it is unknown whether ECT packets pass the path.
+    /// A repeated READ, watched as long as it is unknown whether the path carries ECT packets.
     repeated_read: Option<Box<RepeatedRead>>,
 }
 
@@ -101,7 +101,7 @@ impl Responder {
         }
     }
 
-    /// Starts receiving at `psn`. READs and atomics are remembered for `laps` times the number that may be outstanding.
+    /// Starts receiving at `psn`. Keeps `laps` times as many READs and atomics as may be outstanding, for repetitions.
     pub(super) fn start(&mut self, psn: Psn, max_dest_rd_atomic: u8, laps: usize) {
         self.expected = psn;
         self.responses.start(psn.minus(1), max_dest_rd_atomic, laps);
@@ -187,7 +187,7 @@ impl Responder {
         self.receives.remote_domain(common.domain)
     }
 
-    /// Reports the first packet of the connection.
+    /// Reports the first packet of the connection, if it arrives in RTR.
     pub(super) fn note_established(&mut self, common: &Common) {
         if common.state == QueuePairState::ReadyToReceive && self.responses.first_packet() {
             common.announce(AsyncEvent::CommunicationEstablished(common.qpn));
@@ -241,7 +241,7 @@ impl Responder {
     /// Returns when [`Responder::handle_timeout`] must be called.
     pub(super) fn deadline(&self) -> Option<Time> {
         let deadline = Time::earliest([self.gap.report_at(), self.responses.deadline()]);
-        // Most of the time nothing is kept.
+        // Usually no packet is kept.
         if self.reorder.is_empty() { deadline } else { Time::earliest([deadline, self.reorder.deadline()]) }
     }
 

@@ -77,8 +77,7 @@ impl Receives {
         }
     }
 
-    /// Returns the number of available receives. Those of a shared or named queue may be gone when they are to be
-    /// taken.
+    /// Returns the number of available receives. Other queue pairs may take those of a shared or named queue first.
     #[inline]
     pub(super) fn available(&self) -> u32 {
         match &self.source {
@@ -102,7 +101,7 @@ impl Receives {
         taken.map(|(wr_id, index)| Begun { wr_id, index, filled: 0 })
     }
 
-    /// Begins the oldest receive, if none is begun. False if none is posted.
+    /// Begins the oldest receive, if none is begun. Returns false if none is posted.
     #[inline]
     pub(super) fn begin(&mut self) -> bool {
         if self.begun.is_none() {
@@ -211,7 +210,7 @@ impl Receives {
     /// (IBTA 10.3.1).
     pub(super) fn flush(&mut self, common: &mut Common, cause: Cause) {
         let ReceiveSource::Own(queue) = &self.source else { return };
-        // Those that are there now: what other threads post meanwhile has a doorbell of its own.
+        // Only the receives posted so far: those that other threads post meanwhile have a doorbell of their own.
         for _ in 0..queue.available() {
             let Some(taken) = self.take() else { break };
             common.count(Counter::Flushed);
@@ -221,7 +220,7 @@ impl Receives {
 
     #[inline]
     fn complete(&self, common: &mut Common, mut completion: RawCompletion, solicited: bool) {
-        // In place: a copy would wait for the stores of its fields.
+        // Modified in place: a copy would wait for the stores of its fields.
         if completion.opcode != CompletionOpcode::ReceiveWriteWithImmediate {
             completion.opcode = CompletionOpcode::Receive;
         }

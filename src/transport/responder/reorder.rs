@@ -1,8 +1,8 @@
 //! The reorder buffer: early request packets, kept until the gap before them is filled.
 //!
 //! A ring indexed by PSN. It reaches as far ahead as the peer may have packets in flight, grows with the distance
-//! needed, and holds no memory while it is empty: a queue pair may be idle for long, and there may be many. All queue
-//! pairs of a device share one budget of bytes.
+//! needed, and holds no memory while it is empty, because there may be many idle queue pairs. All queue pairs of a
+//! device share one budget of bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,18 +11,18 @@ use std::time::Duration;
 use crate::types::{Psn, Time};
 use crate::wire::GapRun;
 
-/// Default limit of a device. One peer may have half of it.
+/// Default limit of a device. One queue pair may have half of it.
 const DEFAULT_BUDGET_BYTES: usize = 64 << 20;
 /// Approximate overhead of the allocator for a packet, in bytes.
 const OVERHEAD_BYTES: usize = 32;
 const SMALLEST_RING: usize = 16;
 const WORD_BITS: usize = u64::BITS as usize;
-/// How long a packet is kept; it is dropped at the next sweep, at most a quarter of this time later. In this time a
-/// peer has sent it again, unless it was forged: with the usual transport timeout (code 14), one to four times.
+/// How long a packet is kept; the next sweep, at most a quarter of this time later, drops it. By then the peer has sent
+/// it again, unless it was forged: with the usual transport timeout (code 14), one to four times.
 const KEPT_FOR: Duration = Duration::from_millis(270);
 /// How long a packet is kept if only the peer can have sent it. Repairing a whole window may take many round trips, of
-/// 500 ms each at 10 Mbit/s with a queue of 500 kB, and a peer must send dropped packets again. Does not apply once a
-/// quarter of the budget is taken: a peer could occupy it with little effort.
+/// 500 ms each at 10 Mbit/s with a queue of 500 kB, and the peer has to retransmit dropped packets. Once a quarter of
+/// the budget is taken, `KEPT_FOR` applies instead: otherwise a peer could occupy the budget with little effort.
 const KEPT_FOR_KEYED: Duration = Duration::from_secs(10);
 
 /// Bytes that the reorder buffers of a device may hold together.
@@ -49,8 +49,8 @@ impl ReorderBudget {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Takes bytes for a buffer that has `own` already. A buffer gets no more than it leaves to others, so one peer
-    /// cannot block the packets of all others.
+    /// Takes bytes for a buffer that has `own` already. A buffer gets no more than it leaves to others, so one queue
+    /// pair cannot block the packets of all others.
     fn take(&self, bytes: usize, own: usize) -> bool {
         let before = self.held.fetch_add(bytes, Ordering::Relaxed);
         let left = self.limit.saturating_sub(before).saturating_sub(bytes);
@@ -86,7 +86,7 @@ impl Early {
 pub(in crate::transport) struct Arrived<'a> {
     pub(in crate::transport) bytes: &'a [u8],
     pub(in crate::transport) source_port: u16,
-    /// Only the peer can have sent it.
+    /// Whether only the peer can have sent it.
     pub(in crate::transport) is_keyed: bool,
 }
 
@@ -103,7 +103,7 @@ pub(super) enum Kept {
 
 /// Packets by PSN, all of them after `base` and less than the ring's length ahead of it.
 struct Ring {
-    /// A power of two of slots; a PSN's slot is its remainder.
+    /// The number of slots is a power of two; a PSN modulo this number is its slot.
     slots: Vec<Option<Early>>,
     /// A bit for each slot that holds a packet. A report of gaps reads these words instead of all slots.
     kept: Vec<u64>,
@@ -270,7 +270,7 @@ impl ReorderBuffer {
     /// Drops packets before `expected`: other copies of them were executed.
     pub(super) fn advance(&mut self, expected: Psn) {
         let Some(ring) = &mut self.ring else { return };
-        // A READ may have so many responses that the next PSN seems to lie before the last one.
+        // A READ may take so many PSNs that the next one seems to lie before the last one.
         let passed = match expected.distance_from(ring.base) {
             passed @ 0.. => passed as usize,
             _ => ring.slots.len(),
@@ -299,7 +299,7 @@ impl ReorderBuffer {
                 None => {}
             }
         }
-        // Not for each packet: that would scan the whole ring each time.
+        // Not at the time of each packet: each sweep scans the whole ring.
         ring.forget_at = next.max(now + KEPT_FOR / 4);
         self.clear_if_empty();
     }
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(buffer.budget.held(), 0);
     }
 
-    /// Around the end of a word, of the ring, and of the PSN space.
+    /// The packets lie around the end of a word, of the ring, and of the PSN space.
     #[test]
     fn gap_runs_tell_what_is_kept() {
         for (expected, kept) in [

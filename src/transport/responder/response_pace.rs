@@ -1,6 +1,6 @@
-//! READ responses leave at the pace of the path. They are never acknowledged, so they do not count in its window: they
-//! wait until all sent on the path is paid for, and are charged themselves. Acknowledgements, NAKs and results of
-//! atomics cost nothing and wait only for the READ responses before them.
+//! Pacing of READ responses. They are never acknowledged, so they do not count against the window of the path. Instead
+//! they wait until everything sent on the path is paid for, and are charged themselves. Acknowledgements, NAKs and
+//! results of atomics cost nothing and wait only for the READ responses before them.
 
 use super::{Common, Responder};
 use crate::transport::path::Path;
@@ -10,7 +10,8 @@ use crate::types::{Qpn, Time};
 /// The READ responses' use of the path's pace.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ResponsePace {
-    /// Packets that may leave before all must be paid for. A burst is one send to a native peer, and several to others.
+    /// Packets that may still leave before everything must be paid for. A burst is one send to a native peer, and
+    /// several sends to others.
     allowed: u32,
     /// Bytes in this send, not yet charged.
     unpaid: u64,
@@ -37,7 +38,7 @@ impl ResponsePace {
         self.unpaid += u64::from(packets) * packet_bytes as u64;
     }
 
-    /// Returns until when responses wait, if a burst is over; else a new burst may leave.
+    /// Returns until when responses wait. `None`: the burst continues, or a new one begins.
     fn wait_until(&mut self, now: Time, paid_at: Time, burst: u32) -> Option<Time> {
         if paid_at > now && self.allowed > 0 {
             return None;
@@ -53,7 +54,7 @@ impl ResponsePace {
 }
 
 impl Responder {
-    /// Holds READ responses back until all sent on the path is paid for.
+    /// Holds READ responses back until everything sent on the path is paid for.
     #[inline]
     pub(in crate::transport) fn hold_back(&mut self, common: &Common, now: Time) {
         if let Some(path) = common.controlled_path() {

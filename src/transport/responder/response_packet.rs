@@ -95,8 +95,8 @@ impl Responder {
         Some(ResponsePlan::new(opcode, payload, response))
     }
 
-    /// Adds the planned packet, which must fit, and advances. If the memory of a repeated READ is gone, nothing is
-    /// added. Fails if that of a READ is gone, which ends the connection.
+    /// Adds the planned packet, which must fit, and advances. Adds nothing if the memory of a repeated READ is gone.
+    /// Fails if the memory of a READ is gone at its first response, which ends the connection.
     #[inline]
     pub(in crate::transport) fn emit_response(
         &mut self,
@@ -237,8 +237,8 @@ impl Responder {
     }
 
     /// Refuses a READ whose region was deregistered between request and response (IBTA 9.7.5.2.4; `rxe_resp.c`,
-    /// `rxe_recheck_mr`). A repetition may be a late one, whose READ the peer completed long ago, before the key was
-    /// revoked: then the peer ignores the refusal, and it must not end the connection here either.
+    /// `rxe_recheck_mr`). A repetition may be a late copy of a READ that the peer completed before the key was revoked.
+    /// The peer then ignores the refusal, so it must not end the connection at this end either.
     fn refuse_read(&mut self, common: &mut Common, resource: &Resource, next: u32) -> Result<(), PeerFault> {
         common.count(Counter::SentNak);
         let (psn, code) = (resource.first.plus(next), NakCode::RemoteAccess);

@@ -15,11 +15,11 @@ use crate::wire::{NakCode, Reth, Syndrome};
 const STANDARD_BURST_PACKETS: u32 = 32;
 const STANDARD_PAUSE: Duration = Duration::from_micros(200);
 
-/// Number of executed, unacknowledged packets from which an acknowledgement is not held any more: otherwise the window
-/// would fill, and both ends would wait for each other.
+/// An acknowledgement of this many executed packets, or more, is not held: otherwise the window would fill, and both
+/// ends would wait for each other.
 const MOST_HELD_PACKETS: i32 = 64;
 
-/// Maximum number of empty responses that may wait beside the others. Linux does not count a FLUSH against its
+/// Maximum number of empty responses that may wait besides the others. Linux does not count a FLUSH against its
 /// outstanding requests, but sends at most 128 packets without a response (`rxe_param.h`, `RXE_MAX_UNACKED_PSNS`).
 const MOST_EMPTY_RESPONSES: usize = 256;
 
@@ -30,13 +30,14 @@ const ATOMIC_RESPONSE_BYTES: usize = 28;
 
 const SEQUENCE_ERROR: Syndrome = Syndrome::Nak(NakCode::SequenceError);
 
-/// Maximum number of parts of READs that wait: as many as a NAK lists gaps.
+/// Maximum number of waiting parts of READs: as many as the gaps that a NAK lists.
 const MOST_PARTS: usize = 256;
 
-/// Number of repetitions of a READ without progress that get a response at once: behind a READ with many losses, others
-/// are repeated each time. Further ones need a pause, which doubles every `REPEATS_OF_A_PAUSE`. A READ's request is
-/// short and its response is long, so its repetitions are the only packets that can trigger responses longer than
-/// themselves. A valid one contains key and address of the memory, so it is not a blind forgery.
+/// Number of repetitions of a READ without progress that get a response at once. It is large because READs behind one
+/// with many losses are repeated each time. Further repetitions get a response only after a pause, which doubles every
+/// `REPEATS_OF_A_PAUSE` repetitions. A READ request is short and its response is long, so repeated READs are the only
+/// packets that can trigger responses longer than themselves. A valid one contains the key and address of the memory,
+/// so a blind sender cannot forge it.
 const MOST_REPEATS: u8 = 64;
 const REPEATS_OF_A_PAUSE: u8 = 16;
 const REPEAT_PAUSE: Duration = Duration::from_millis(1);
@@ -161,7 +162,7 @@ pub(in crate::transport) struct ResponseQueue {
     /// Pace of READ responses, on a path with a rate for them.
     pub(super) pace: Option<Box<ResponsePace>>,
     /// Bytes of repeated and early packets received, less those of the responses to them. A sender that forges the
-    /// peer's address cannot make this end send more bytes there than it sent itself.
+    /// peer's address cannot make this end send more bytes there than the sender itself has sent.
     credit: usize,
 }
 
@@ -187,8 +188,8 @@ impl ResponseQueue {
         self.acknowledged = last_executed;
     }
 
-    /// Raises the number of READs and atomics that the peer may have outstanding. It never shrinks: begun requests go
-    /// on.
+    /// Raises the number of READs and atomics that the peer may have outstanding. The number never shrinks, because
+    /// outstanding requests continue.
     pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8, laps: usize) {
         if max_dest_rd_atomic == 0 {
             return;
@@ -202,7 +203,7 @@ impl ResponseQueue {
             // The first READ or atomic allocates the slots.
             return;
         }
-        // The oldest comes first, so that the slots after the newest are free.
+        // The oldest resource comes first, so that the new slots follow the newest one.
         let oldest = self.next_resource;
         self.resources.rotate_left(oldest);
         let moved = |slot: usize| (slot + before - oldest) % before;
@@ -267,7 +268,7 @@ impl ResponseQueue {
         let slot = self.next_resource;
         self.next_resource = (slot + 1) % self.slots.max(1);
         if self.resources[slot].is_some_and(|old| old.queued) {
-            // This repetition is unnecessary: the peer would not have gone on without the response.
+            // The queued repetition is unnecessary: the peer would not have begun another request without the response.
             self.queue.retain(|response| *response != Response::Resource(slot));
         }
         self.parts.retain(|part| part.slot != slot);
@@ -293,7 +294,7 @@ impl ResponseQueue {
         self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, was_sent: false });
     }
 
-    /// Whether another empty response may wait. More than this wait only if the peer exceeds its limits.
+    /// Whether there is room for another empty response. There is none only if the peer exceeds its limits.
     pub(super) fn takes_empty(&self) -> bool {
         self.queue.len() < 2 * self.slots + MOST_EMPTY_RESPONSES
     }
@@ -345,14 +346,14 @@ impl ResponseQueue {
         if let Some(Response::Acknowledge { .. }) = self.queue.back() {
             self.queue.pop_back();
         }
-        // Even if much is due: it is not repeated otherwise. Acknowledgements merge, so there is at most one for each
-        // other response.
+        // Queued even if much is due, because it is not repeated otherwise. Acknowledgements merge, so there is at most
+        // one for each other response.
         self.queue.push_back(Response::Acknowledge { psn, message_count });
     }
 
-    /// Extends the due acknowledgement to the last executed packet. The peer may know that the packets before it were
-    /// kept, and concludes from a shorter one that they are lost. An acknowledgement cannot be extended once another
-    /// response is queued behind it.
+    /// Extends the due acknowledgement to the last executed packet. The peer may have been informed that the packets up
+    /// to there were kept, and would conclude from a shorter one that they are lost. An acknowledgement can no longer
+    /// be extended once another response is queued behind it.
     pub(super) fn complete_acknowledgement(&mut self, message_count: u32) {
         if let Some(last @ Response::Acknowledge { .. }) = self.queue.back_mut() {
             *last = Response::Acknowledge { psn: self.last_executed, message_count };
@@ -384,13 +385,13 @@ impl ResponseQueue {
         self.queue.push_back(Response::Nak { psn, syndrome: SEQUENCE_ERROR, message_count });
     }
 
-    /// Whether a gap is to be reported.
+    /// Whether a report of a gap is queued.
     #[inline]
     pub(super) fn owes_sequence_nak(&self) -> bool {
         self.owes_sequence_nak
     }
 
-    /// Withdraws the report of a gap that has closed: the peer would retransmit executed packets.
+    /// Withdraws the report of a gap that has closed: it would make the peer retransmit executed packets.
     #[cold]
     pub(super) fn withdraw_sequence_nak(&mut self) {
         self.owes_sequence_nak = false;
@@ -400,9 +401,9 @@ impl ResponseQueue {
         }
     }
 
-    /// Responds to a repeated READ request from its first packet on. `in_parts`: and with exactly the part that it
-    /// requests. False if the READ is unknown (any more), if the request reaches beyond it (IBTA 9.4.4; `rxe_resp.c`,
-    /// `duplicate_request`), or if it repeats too soon.
+    /// Responds to a repeated READ request, from its first packet on; if `in_parts`, with exactly the part that it
+    /// requests. Returns false if the READ is not (or no longer) stored, if the request reaches beyond it (IBTA 9.4.4;
+    /// `rxe_resp.c`, `duplicate_request`), or if it is repeated too soon.
     pub(super) fn repeat_read(
         &mut self,
         now: Time,
@@ -435,7 +436,7 @@ impl ResponseQueue {
             return true;
         }
         if resource.queued {
-            // Its response is still queued; it must not begin later or end sooner than requested.
+            // The queued response must not begin later or end earlier than requested.
             *next = (*next).min(from);
             *end = (*end).max(to);
             return true;
@@ -446,7 +447,7 @@ impl ResponseQueue {
         true
     }
 
-    /// Whether the repeated request is for a whole READ: nothing of its response has arrived.
+    /// Whether the request repeats a whole READ whose response was sent: nothing of the response has arrived.
     pub(super) fn is_whole_read(&self, psn: Psn, reth: &Reth, named: Option<SharedReceiveQueueNumber>) -> bool {
         let read = self.find(psn, named).and_then(|slot| self.resources[slot]);
         read.is_some_and(|read| {
@@ -455,8 +456,8 @@ impl ResponseQueue {
         })
     }
 
-    /// Responds to a repeated atomic with the stored result (`rxe_resp.c`, `duplicate_request`). False if it is unknown
-    /// (any more).
+    /// Responds to a repeated atomic with the stored result (`rxe_resp.c`, `duplicate_request`). Returns false if the
+    /// atomic is not (or no longer) stored.
     pub(super) fn repeat_atomic(&mut self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> bool {
         let found = self.find(psn, named);
         let Some((slot, Some(resource))) = found.map(|slot| (slot, self.resources[slot].as_mut())) else {
@@ -466,14 +467,14 @@ impl ResponseQueue {
             return false;
         }
         if !std::mem::replace(&mut resource.queued, true) {
-            // Cannot fail: its request is longer.
+            // Cannot fail: the request is longer than the response, and its bytes were added to the credit.
             self.spend(ATOMIC_RESPONSE_BYTES);
             self.queue.push_back(Response::Resource(slot));
         }
         true
     }
 
-    /// Finds the request that this one repeats. One that names another queue does not match.
+    /// Finds the request that this one repeats. A request that names another shared receive queue does not match.
     fn find(&self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> Option<usize> {
         let matches = |resource: &Option<Resource>| {
             let covers = |resource: &Resource| psn.is_within(resource.first, resource.packets);
@@ -563,7 +564,7 @@ impl ResponseQueue {
         self.acknowledged = psn;
     }
 
-    /// Notes sent packets of a READ response, up to the one before `next`. `is_paced`: pauses follow bursts of them.
+    /// Notes sent packets of a READ response, up to the one before `next`. If `is_paced`, a pause follows each burst.
     pub(super) fn note_read_sent(&mut self, now: Time, slot: usize, next: u32, end: u32, is_paced: bool) {
         if let Some(Resource { kind: ResourceKind::Read { next: stored, sent, .. }, .. }) = &mut self.resources[slot] {
             *stored = next;

@@ -2,15 +2,16 @@
 //! does not continue the previous one, drops the message in progress, and the next first (or only) packet starts clean
 //! (IBTA 9.8.2.2.1 and C9-167; `rxe_resp.c`, `check_psn`, `check_op_seq`, `do_class_d1e_error`). Data that a dropped
 //! WRITE has written stays; a receive that a dropped SEND had begun to fill is used for the next message. rxe differs
-//! in two points: it completes such a receive of a shared queue with an error, and takes each first packet however far
-//! back its PSN lies.
+//! in two points: it completes such a receive of a shared queue with an error, and accepts each first packet, however
+//! far back its PSN lies.
 
 use super::{Common, Message, Pass, Responder};
 use crate::types::{Counter, DropReason, PeerFault};
 use crate::wire::Packet;
 
-/// How far back a packet counts as late or repeated: as many packets as a fast sender's network may hold. Further back,
-/// the peer has started over, or the expected PSN came from an unmatched packet.
+/// How far behind the expected PSN a packet counts as late or repeated: as many packets as the network of a fast sender
+/// may hold. A packet further behind means that the peer has started over, or that the expected PSN came from an
+/// unmatched packet.
 const STALE_PACKETS: i32 = 1 << 10;
 
 /// Why a packet of an unreliable service was not executed.
