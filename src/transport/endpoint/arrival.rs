@@ -24,8 +24,8 @@ impl Endpoint {
     }
 
     /// Handles one of several datagrams that arrived together. Follow-up work for consecutive datagrams to one queue
-    /// pair is done once, when one to another arrives. [`Endpoint::settle_arrivals`] must follow the last one, before
-    /// any other call.
+    /// pair is done once, when a datagram to another one arrives. [`Endpoint::settle_arrivals`] must follow the last
+    /// one, before any other call.
     #[inline]
     pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> DatagramOutcome {
         match self.guard(now, |endpoint| endpoint.take_arrival(now, memory, datagram)) {
@@ -76,7 +76,7 @@ impl Endpoint {
         if (datagram.is_marked() || bth.becn) && outcome.dropped.is_none() {
             queue_pair.note_marks(now, datagram, bth.opcode, bth.becn);
         }
-        // Not from a duplicate, which is not fully checked.
+        // No template from a duplicate, which is not fully checked.
         let is_executed = queue_pair.responder.expected() != expected;
         let template = if is_executed { queue_pair.header_template(datagram, bth) } else { None };
         let has_overflowed = queue_pair.common.has_overflowed();

@@ -21,7 +21,7 @@ pub(in crate::transport) struct Paths {
     waiting: usize,
     /// Counters of forgotten paths.
     counters: Counters,
-    /// Some path has had a controller.
+    /// Whether any path has had a controller.
     has_controlled: bool,
 }
 
@@ -72,7 +72,7 @@ impl Paths {
         self.by_key.values().for_each(|path| path.window_share.add_to(counters));
     }
 
-    /// Adds a waiter. `in_front`: its grant is not used up.
+    /// Adds a waiter: in front, if its grant is not used up.
     fn enqueue(&mut self, key: PathKey, slot: u32, in_front: bool) {
         let path = self.by_key.entry(key).or_default();
         if in_front {
@@ -116,7 +116,8 @@ impl Endpoint {
         self.paths.controlled(&destination)
     }
 
-    /// Follows up each change of a queue pair: enqueues it if it waits, and grants the room of its path to a waiter.
+    /// Updates the fair queue after a change of a queue pair: enqueues it if it waits, and grants the room of its path
+    /// to a waiter.
     #[inline]
     pub(in crate::transport) fn serve_fair_queue(&mut self, now: Time, slot: u32) {
         let Some(queue_pair) = self.enter(slot) else { return };

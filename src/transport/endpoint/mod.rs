@@ -83,7 +83,7 @@ pub enum CreateError {
     Unsupported(QueuePairType),
 }
 
-/// Hasher for queue pair numbers, which are random, so their low bits make a good hash.
+/// Hasher for queue pair numbers: they are random, so one multiplication spreads them well enough.
 #[derive(Default)]
 pub(super) struct QpnHasher(u64);
 
@@ -126,7 +126,7 @@ pub struct Endpoint {
     panics: u64,
     /// [`Endpoint::fail_queue_pairs_of_overflowed`] is running.
     fails_overflowed: bool,
-    /// Arrivals of the last datagram's queue pair, until they are settled.
+    /// The queue pair of the last datagram, until the follow-up work for its datagrams is done.
     arrivals: Option<Arrivals>,
     /// Counters of packets without a queue pair, and of destroyed queue pairs.
     counters: Counters,
@@ -229,7 +229,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Whether [`Endpoint::modify_queue_pair`] would allow it. Changes nothing.
+    /// Checks whether [`Endpoint::modify_queue_pair`] would accept these attributes. Changes nothing.
     pub fn check_modify(
         &self,
         qpn: Qpn,
@@ -260,7 +260,8 @@ impl Endpoint {
         self.find(qpn).map(|queue_pair| queue_pair.common.state)
     }
 
-    /// Removes a queue pair without completions for outstanding requests. False if there is none with that number.
+    /// Removes a queue pair without completions for outstanding requests. Returns false if no queue pair has this
+    /// number.
     pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> bool {
         let Some(slot) = self.by_number.remove(&qpn) else { return false };
         let Some(mut queue_pair) = self.queue_pairs[slot as usize].take() else { return false };
@@ -307,7 +308,7 @@ impl Endpoint {
         self.find(qpn).map(|queue_pair| &queue_pair.common.counters)
     }
 
-    /// Whether an acknowledgement or a NAK of the queue pair has not left yet.
+    /// Whether the queue pair still has an acknowledgement or a NAK to send.
     pub fn owes_acknowledgement(&self, qpn: Qpn) -> bool {
         self.find(qpn).is_some_and(|queue_pair| queue_pair.responder.owes_acknowledgement())
     }
@@ -353,7 +354,7 @@ impl Endpoint {
         self.queue_pairs.get_mut(slot as usize)?.as_deref_mut()
     }
 
-    /// Returns the queue pair in this slot, whose code runs next: the guard ends it if that panics.
+    /// Returns the queue pair in this slot, whose code runs next: the guard ends the queue pair if this code panics.
     #[inline]
     pub(super) fn enter(&mut self, slot: u32) -> Option<&mut QueuePair> {
         self.running = Some(slot);
@@ -405,7 +406,8 @@ impl Endpoint {
         }
     }
 
-    /// Follows up each change of a queue pair: deadlines, the list of those with something to send, and the fair queue.
+    /// Does the follow-up work for a change of a queue pair: its deadline, the list of those with something to send,
+    /// and the fair queue.
     fn settle(&mut self, now: Time, slot: u32) {
         self.settle_deadlines(now, slot);
         self.list_sender(now, slot);

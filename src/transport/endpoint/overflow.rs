@@ -1,5 +1,5 @@
-//! The overflow of a completion queue: one event names the queue, and one more each of its queue pairs. The queue pairs
-//! go to the error state, because their completions would be lost (IBTA, completion queue errors).
+//! The overflow of a completion queue: one event reports the queue, and one more reports each of its queue pairs. The
+//! queue pairs go to the error state, because their completions would be lost (IBTA, completion queue errors).
 
 use super::Endpoint;
 use crate::transport::loop_bound::LoopBound;
@@ -10,7 +10,7 @@ impl Endpoint {
     /// Moves every queue pair that completes into an overflowed queue to the error state, even if it has nothing to
     /// complete.
     pub fn fail_queue_pairs_of_overflowed(&mut self, now: Time) {
-        // A nested call returns: the next round of the outer loop finds its consequences.
+        // A nested call returns at once: the next round of the outer call handles its queue pairs.
         if std::mem::replace(&mut self.fails_overflowed, true) {
             return;
         }
@@ -19,7 +19,8 @@ impl Endpoint {
     }
 
     fn fail_until_none_is_left(&mut self, now: Time) {
-        // Flushing one may make another queue overflow. Each round leaves fewer working queue pairs.
+        // Flushing a queue pair may make another completion queue overflow. Each round leaves fewer working queue
+        // pairs.
         let mut bound = LoopBound::new("overflowed completion queues", self.queue_pair_count() + 1);
         loop {
             bound.step();

@@ -1,5 +1,5 @@
-//! A panic in the code of a queue pair, a bug, ends only that queue pair: it goes to the error state, its requests are
-//! flushed, and the others of the shard go on.
+//! A panic in the code of a queue pair is a bug, and ends only that queue pair: it goes to the error state, its
+//! requests are flushed, and the others of the shard continue.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

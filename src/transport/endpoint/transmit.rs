@@ -29,7 +29,7 @@ impl Endpoint {
     }
 
     /// Whether [`Endpoint::poll_transmit`] returned `None` although it may find more: it had executed many local
-    /// requests, which other threads may post as fast.
+    /// requests, and other threads may post them as fast.
     pub fn has_more_to_send(&self) -> bool {
         !self.ready.is_empty()
     }
