@@ -14,15 +14,14 @@ const SEGMENT_BYTES: f64 = 1_448.0;
 /// Initial window, at most 16 packets.
 const FIRST_WINDOW_BYTES: u64 = 64 << 10;
 const FIRST_WINDOW_PACKETS: u64 = 16;
-/// Minimum window, in packets. With a fraction of a packet, one leaves only after as many round trips as add up to a
-/// packet: a hundred senders can share a queue that holds fewer packets (Swift: Kumar et al., SIGCOMM 2020, section
-/// 3.4).
+/// Minimum window, in packets. With 1/n of a packet, one packet leaves every n round trips, so that a hundred senders
+/// can share a queue that holds fewer packets (Swift: Kumar et al., SIGCOMM 2020, section 3.4).
 const LEAST_WINDOW_PACKETS: f64 = 1.0 / 64.0;
-/// Window in packets below which the pacing rate holds back what the window cannot.
+/// Window in packets below which short paths are paced, too: so small a window cannot hold packets back by itself.
 const SMALL_WINDOW_PACKETS: f64 = 2.0;
 /// Fraction of the window that a mark leaves: a queue that marks is shorter than one that overflows (RFC 8511, 3.1).
 const MARKED: f64 = 0.85;
-/// Minimum window in packets after reductions by marks alone: a forged mark costs no more.
+/// Minimum window in packets after reductions by marks alone: forged marks cost no more.
 const LEAST_MARKED_PACKETS: f64 = 2.0;
 /// Window after persistent congestion, in packets.
 const RESTART_PACKETS: f64 = 1.0;
@@ -34,7 +33,7 @@ const PACE: f64 = 1.2;
 /// longer than intended.
 const SHORTEST_PACED: Duration = Duration::from_micros(200);
 /// Longest time that counts as a round trip. A longer one means that the process or the machine stood still, and would
-/// pace packets for hours.
+/// slow packets down for hours.
 const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(1);
 /// Age of acknowledged data beyond which the path's rate may have changed.
 const LONGEST_DATA_AGE: Duration = Duration::from_secs(1);
@@ -76,8 +75,8 @@ pub struct Cubic {
     losses: LossTest,
     /// Window and threshold before a reduction that may prove unnecessary; zeros if there is none.
     before: (f64, f64),
-    /// The window when growth stopped because packets are lost by chance and a larger window would build a queue. 0: it
-    /// grows.
+    /// The window when growth stopped because packets are lost by chance and a larger window would build a queue. 0
+    /// while it grows.
     held_at: f64,
     /// Bytes of a packet.
     packet: u64,
@@ -89,12 +88,12 @@ pub struct Cubic {
     /// Bytes left to acknowledge of those in flight when a loss was noticed: further losses among them belong to the
     /// same event (RFC 9438, 4.6).
     recovery_left: u64,
-    /// Whether there were such losses, or marks: the reduction was necessary, whatever becomes of the first loss.
+    /// Whether there were such losses, or marks: the reduction was necessary even if the first loss was not one.
     is_confirmed: bool,
     /// Whether nothing was acknowledged since the last persistent congestion.
     is_silent: bool,
-    /// Until then, another mark belongs to the same round trip as the last one. A time, because possibly nothing is in
-    /// flight when a mark arrives.
+    /// Until this time, another mark belongs to the same round trip as the last one. It is a time because there may be
+    /// nothing in flight when a mark arrives.
     marked_until: Time,
     /// Reductions, and those that were undone.
     events: u64,
@@ -164,7 +163,7 @@ impl Cubic {
         }
         let (window, plateau, prior) = (self.window, self.plateau, self.prior);
         let curve = self.curve.get_or_insert_with(|| Curve::new(now, window, plateau, prior));
-        // An acknowledgement counts for one round trip's worth at most, however small the window.
+        // An acknowledgement counts for at most one whole window, however small the window is.
         let acknowledged = acknowledged.min(window);
         curve.note_acknowledged(acknowledged, window);
         self.window = curve.window_after(now, acknowledged, window, self.smoothed.unwrap_or_default());
@@ -202,7 +201,7 @@ impl Cubic {
         self.curve = None;
     }
 
-    /// Undoes the latest reduction, which was unnecessary. Returns false if the window is as large again.
+    /// Undoes the latest reduction, which was unnecessary. Returns false if the window has already grown back.
     fn take_back(&mut self) -> bool {
         let (window, threshold) = std::mem::take(&mut self.before);
         let is_smaller = self.window < window;
@@ -317,7 +316,7 @@ impl CongestionControl for Cubic {
     }
 
     /// Returns `None` before the first sign of the path's limit, and where the local data does not use the window: the
-    /// rate then only shows how much was tried.
+    /// rate then only reflects how much was attempted.
     fn known_rate(&self, data_age: Option<Duration>) -> Option<u64> {
         let is_recent = data_age.is_some_and(|age| age <= LONGEST_DATA_AGE);
         let is_measured = self.threshold.is_finite() && self.is_limited_by_window();

@@ -68,8 +68,8 @@ pub(crate) fn plateau_after(window: f64, plateau: f64) -> f64 {
     if window < plateau { window * (1.0 + BETA) / 2.0 } else { window }
 }
 
-/// Computes a cube root by Newton's method: the result of the system's library may differ between systems, and so would
-/// the traces.
+/// Computes a cube root by Newton's method: the result of the system's library may differ between systems, and traces
+/// would differ with it.
 fn cube_root(value: f64) -> f64 {
     let mut root = value.sqrt().max(1.0);
     for _ in 0..40 {

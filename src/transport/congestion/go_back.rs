@@ -1,8 +1,9 @@
 //! The window towards a peer that drops packets behind a missing one, as standard peers may.
 //!
-//! Everything in flight behind a lost packet is sent again. Packets that wait in a queue of the path add to that
-//! without making anything faster. So a loss takes the queue out of the window: the window becomes what the path holds
-//! without a queue, by the shortest round trip (as in TCP Westwood). Where nothing waits, the window stays as it is.
+//! Everything in flight behind a lost packet is sent again. Packets that wait in a queue of the path add to these
+//! without increasing the throughput. A loss therefore takes the queue out of the window: the window becomes the
+//! capacity of the path without a queue, computed from the shortest round trip (as in TCP Westwood). Without a queue,
+//! the window does not change.
 
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use crate::types::Time;
 /// Packets beyond what the path holds, so that it does not run dry between two responses.
 const SPARE_PACKETS: u64 = 8;
 /// How long the shortest round trip is trusted. The next loss after that measures it again, so that a path that has
-/// become longer gets its window back (BBR trusts it as long: draft-ietf-ccwg-bbr, `MinRTTFilterLen`). Meanwhile the
-/// window is no more than the spare packets: otherwise its own queue would count as part of the path.
+/// become longer gets its window back (BBR trusts it as long: draft-ietf-ccwg-bbr, `MinRTTFilterLen`). During the
+/// measurement, the window is at most the spare packets: otherwise its own queue would count as part of the path.
 const BELIEVED: Duration = Duration::from_secs(10);
 /// Number of round trips whose shortest is taken: one alone may have met a busy host.
 const MEASURES: u32 = 4;
@@ -31,7 +32,7 @@ pub(in crate::transport) struct GoBackWindow {
     least: Option<(Duration, Time)>,
     /// A new measurement of `least`, if one is in progress.
     measure: Option<Measure>,
-    /// The shortest round trip since the last loss, of retransmitted packets, too: an excess in all of them is the
+    /// The shortest round trip since the last loss, retransmitted packets included: an excess in all of them is the
     /// queue, and not a delay of one packet.
     recent: Option<Duration>,
     /// Losses since the latest measured round trip.
@@ -70,7 +71,8 @@ impl GoBackWindow {
         u64::try_from(held).unwrap_or(self.most) + self.spare()
     }
 
-    /// Returns half of the window, but no less than can be measured, once no round trip passes without a loss.
+    /// Returns the window after a loss that no measured round trip preceded: half of it after [`LOSSES_UNMEASURED`]
+    /// such losses, but not less than a measurement needs.
     fn without_measure(&mut self) -> u64 {
         self.unmeasured += 1;
         if self.unmeasured < LOSSES_UNMEASURED {
@@ -100,7 +102,8 @@ impl GoBackWindow {
         }
     }
 
-    /// Drains the queue if the shortest round trip is due to be measured again. Returns whether it is.
+    /// Begins to measure the shortest round trip again if that is due, and drains the queue during a measurement.
+    /// Returns whether one is in progress.
     fn measures_again(&mut self, now: Time) -> bool {
         let is_old = self.least.is_some_and(|(_, at)| now.saturating_since(at) >= BELIEVED);
         if is_old && self.measure.is_none() {
@@ -113,7 +116,7 @@ impl GoBackWindow {
         measures
     }
 
-    /// Returns the window, or the one that it returns to after the measurement.
+    /// Returns the window; during a measurement, the one that follows it.
     pub(super) fn usual(&self) -> u64 {
         self.measure.map_or(self.bytes, |measure| measure.window)
     }
@@ -138,7 +141,7 @@ fn shorter(known: Option<Duration>, measured: Duration) -> Option<Duration> {
 }
 
 impl GoBackWindow {
-    /// Takes an acknowledgement.
+    /// Handles an acknowledgement.
     pub(super) fn note_acknowledged(&mut self, ack: &Acked) {
         let [once, again] = [ack.round_trip, ack.repetition].map(|measured| measured.filter(|time| !time.is_zero()));
         if once.is_some() || again.is_some() {
@@ -220,7 +223,7 @@ mod tests {
         assert_eq!(lose(&mut window), 8 + SPARE_PACKETS);
     }
 
-    /// As on a path without a queue, or when the host of either end was busy.
+    /// The path has no queue; the host of either end may have been busy once.
     #[test]
     fn one_long_round_trip_among_short_ones_is_no_queue() {
         let mut window = window();
@@ -278,7 +281,7 @@ mod tests {
         assert_eq!(lose(&mut window), 64 / 5 + SPARE_PACKETS);
     }
 
-    /// The window is never empty, and its queue never becomes part of the path.
+    /// The stream always fills the window, and its queue is never taken for a part of the path.
     #[test]
     fn a_stream_that_goes_on_keeps_the_queue_out() {
         let mut window = window();

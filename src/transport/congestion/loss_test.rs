@@ -4,7 +4,7 @@
 //! A queue shows in the round trip before it overflows. So losses count as chance while no queue is seen and they are
 //! few (the bound is BBRv2's: draft-cardwell-iccrg-bbr-congestion-control-02, `BBRLossThresh`). If there are more, a
 //! trial decides: the window is reduced as for congestion, and if as many packets are lost then, the window was not the
-//! reason. This way, a policer, which has no queue, is not taken for chance.
+//! reason. Without the trial, the losses of a policer, which has no queue, would be taken for chance.
 
 use std::time::Duration;
 
@@ -14,33 +14,34 @@ use crate::types::Time;
 /// A queue is seen when the shortest round trip of a round exceeds the path's by an eighth, and by at least this: hosts
 /// that take turns on a processor add as much. A stream over veth that loses 10 % of its packets keeps 0.02 of its rate
 /// with 100 µs. On processors half as fast it keeps 0.4 with 250 µs and 0.8 with this (READs 0.25 and 0.43). The cases
-/// of shared links pass as before.
+/// of shared links still pass.
 const LEAST_RISE: Duration = Duration::from_micros(500);
-/// Fraction of such a queue at which the window is large enough where packets are lost by chance.
+/// Fraction of such a queue at which the window is large enough on a path that loses packets by chance.
 const FULL: f64 = 0.5;
-/// Loss rate that may be chance without a trial.
+/// Highest loss rate that counts as chance without a trial.
 const TOLERATED: f64 = 0.02;
 /// Highest loss rate that a trial can show to be chance. A queue that an initial window overflows loses more.
 const MOST_TOLERATED: f64 = 0.2;
 /// Multiple of the loss rate shown by a trial that is tolerated afterwards: losses come in bursts.
 const SPARE: f64 = 2.0;
-/// Least fraction of the loss rate that persists with the reduced window if losses are chance.
+/// Minimum fraction of the loss rate that remains with the reduced window if losses are chance.
 const SAME: f64 = 0.5;
-/// Expected losses in a trial, enough to make its outcome no accident itself.
+/// Expected losses in a trial, enough that its outcome is not itself an accident.
 const LOSSES_OF_A_TRIAL: f64 = 8.0;
-/// How long the result of a trial is trusted, on a path whose round trip is at most `NEAR`. On a longer path, a queue
-/// that never runs empty may pass for the path, and many flows that share it would each find that their windows change
-/// nothing.
+/// How long the result of a trial is trusted. Only paths whose round trip is at most `NEAR` have trials: on a longer
+/// path, a queue that never runs empty may be taken for a part of the path, and each of many flows that share it would
+/// find that its window makes no difference.
 const BELIEVED: Duration = Duration::from_secs(10);
 const NEAR: Duration = Duration::from_millis(2);
 /// Minimum number of packets over which the loss rate is computed.
 const LEAST_PACKETS: u64 = 64;
-/// Losses beyond the tolerated rate that are an accident.
+/// Number of losses beyond the tolerated rate that count as an accident.
 const ACCIDENTS: f64 = 2.0;
 /// Rounds during which losses that were taken for chance are judged again: a queue that caused them is seen by then.
 const DOUBTFUL_ROUNDS: u32 = 2;
-/// Rounds during which such losses keep a queue out of the window. The queue may be that of other flows, which would
-/// get all of the link: without an end, one of four streams had 2 of 118 MB/s.
+/// Rounds after such losses during which the window is kept too small to build a queue. The number is bounded because
+/// the queue may be that of other flows, which would get the whole link: without a bound, one of four streams had 2 of
+/// 118 MB/s.
 const HOLD_ROUNDS: u32 = 16;
 
 /// Rounds for which a mark shows a queue, this one and the next: losses are noticed a round trip later.
@@ -56,7 +57,7 @@ pub(super) enum Verdict {
     Acquittal,
 }
 
-/// The loss test of a path, and the round trips and losses that it judges by.
+/// The loss test of a path, with the round trips and losses that it is based on.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LossTest {
     shortest: ShortestRoundTrip,
@@ -126,8 +127,8 @@ impl LossTest {
         self.sees_queue_of(1.0)
     }
 
-    /// Returns the fraction of the window that builds no queue with which the next loss would be taken for congestion.
-    /// `None`: the window builds none.
+    /// Returns the fraction of the window that builds no queue long enough for the next loss to be taken for
+    /// congestion. `None`: the whole window builds no such queue.
     pub(super) fn excess(&self) -> Option<f64> {
         if self.hold_rounds == 0 || !self.sees_queue_of(FULL) {
             return None;
@@ -142,7 +143,7 @@ impl LossTest {
         self.doubtful_rounds > 0
     }
 
-    /// Judges a loss by what is known now. A window that doubles may have filled a queue in this round: then the
+    /// Judges a loss by the measurements so far. A window that doubles may have filled a queue in this round: then the
     /// previous round does not show it.
     pub(super) fn judge(&mut self, is_doubling: bool) -> Verdict {
         let is_full_now = || self.current.is_some_and(|current| self.has_queue(current, 1.0));

@@ -1,11 +1,11 @@
 //! Congestion control: how much may be in flight on a path, and how fast packets may leave.
 //!
-//! The requesters of a path's queue pairs report to its controller what leaves, what is acknowledged and what seems
-//! lost. They read two numbers from it, a window and a pacing rate, which hold for all of them together. The rest stays
-//! with the requesters: what is sent again and when, what the peer's socket holds, and how they share the window.
+//! The requesters of a path's queue pairs report sent, acknowledged and presumably lost packets to its controller, and
+//! get a window and a pacing rate from it, which apply to all of them together. Everything else stays with the
+//! requesters: what is retransmitted and when, the capacity of the peer's socket, and how the window is shared.
 //!
-//! All bytes are *bytes of the window*: a packet takes as many as the path MTU, however little it carries, and a READ
-//! request as many as the packets of its response. So the inputs and outputs of a controller have one unit.
+//! All bytes are *window bytes*: a packet takes as many as the path MTU, however little it carries, and a READ request
+//! as many as the packets of its response. The inputs and outputs of a controller therefore have one unit.
 
 mod capped;
 mod cubic;
@@ -69,9 +69,9 @@ impl PathFacts {
 pub struct Sent {
     /// When they left.
     pub now: Time,
-    /// Bytes of the window that they take.
+    /// Window bytes that they take.
     pub bytes: u64,
-    /// Bytes among them that repeat lost packets. Packets that are repeated with those, although they may have arrived,
+    /// Bytes of these that repeat lost packets. Packets repeated along with lost ones, although they may have arrived,
     /// do not count.
     pub lost: u64,
     /// Bytes sent on the path and not known to have arrived, these included.
@@ -84,14 +84,14 @@ pub struct Sent {
 pub struct Acked {
     /// When it arrived.
     pub now: Time,
-    /// Bytes newly known to have arrived: acknowledged now, or arrived while an earlier packet is missing. 0: it only
+    /// Bytes newly known to have arrived: acknowledged now, or arrived while an earlier packet is missing. 0 if it only
     /// ends a round trip.
     pub bytes: u64,
-    /// The shortest round trip that it ends: from a packet that requests a response to the response. Some packets of a
-    /// window are measured, none that was sent again.
+    /// The shortest round trip that it ends: from a packet that requests a response to that response. Only some packets
+    /// of a window are measured, and no retransmitted ones.
     pub round_trip: Option<Duration>,
     /// The shortest round trip of a packet that was sent again because it was known to be missing. That packet waited
-    /// behind others that were sent unnecessarily. A short one may belong to the response to another packet.
+    /// behind others that were sent unnecessarily. A short value may be due to the response to another packet.
     pub repetition: Option<Duration>,
     /// Bytes sent on the path and, after this, not known to have arrived.
     pub in_flight: u64,
@@ -102,7 +102,7 @@ pub struct Acked {
 #[non_exhaustive]
 pub enum CongestionKind {
     /// The peer reports a missing packet, or later responses arrived and an earlier one did not. Raised once for each
-    /// oldest missing packet, so several times in a round trip that loses several.
+    /// oldest missing packet, so several times in a round trip with several losses.
     Loss,
     /// The transport timer expired: nothing was acknowledged while it ran.
     Persistent,
@@ -123,12 +123,12 @@ pub struct CongestionEvent {
     pub in_flight: u64,
 }
 
-/// Decides how much may be in flight on a path and how fast packets may leave. Bytes are bytes of the window: a packet
+/// Decides how much may be in flight on a path and how fast packets may leave. All bytes are window bytes: a packet
 /// counts as a whole path MTU.
 ///
 /// All queue pairs of a device's shard with the same addresses and DSCP share it: together they are one flow, like a
 /// TCP connection. It has no clock and does no I/O: time is an argument. It is called under the lock of a shard, so it
-/// must return soon. An unreliable connection reports nothing to it, and uses the window as the length of a burst.
+/// must return quickly. An unreliable connection reports nothing to it, and uses the window as the length of a burst.
 pub trait CongestionControl: Send {
     /// Called when packets leave: for the first time, again or as a probe.
     fn on_sent(&mut self, sent: &Sent);
@@ -140,20 +140,20 @@ pub trait CongestionControl: Send {
     /// Called when packets seem lost, or a queue fills.
     fn on_congestion(&mut self, event: &CongestionEvent);
 
-    /// Called when all packets whose loss caused the latest reduction turn out to have been late: it was unnecessary.
-    /// The default is to do nothing.
+    /// Called when all packets whose loss caused the latest reduction turn out to have been late, so that the reduction
+    /// was unnecessary. The default does nothing.
     fn on_spurious_reduction(&mut self) {}
 
-    /// Returns the bytes that may be in flight; a fraction of a packet does not count. It is used as far as the peer's
-    /// socket holds it. One packet, or one READ request, may be in flight however small it is, and what a probe
-    /// repeats: one packet, or the READ requests for 16. Read after each of the calls above.
+    /// Returns the bytes that may be in flight; a fraction of a packet does not count. The capacity of the peer's
+    /// socket is a further bound. However small the window, one packet or one READ request may be in flight, and so may
+    /// the packets that a probe repeats: one packet, or the READ requests for 16. Read after each of the calls above.
     fn window(&self) -> u64;
 
     /// Returns the pacing rate in bytes per second (0 counts as 1); `None`: packets are not paced. Packets of one send
     /// are not spaced, but paid for before the next send. Read when packets leave.
     fn pacing_rate(&self) -> Option<u64>;
 
-    /// Returns the controller's state, for reports and explanations. Read when packets leave or seem lost, too.
+    /// Returns the controller's state, for reports and explanations. Also read when packets leave or seem lost.
     fn report(&self) -> ControlReport {
         ControlReport::new("custom")
     }
@@ -170,12 +170,12 @@ pub trait CongestionControl: Send {
 
 /// Builds the controllers of an endpoint's paths.
 pub trait CongestionFactory: Send + Sync {
-    /// Builds a controller for one path; `None`: the path needs none, which may depend on its addresses only. Called
-    /// when its first queue pair is connected, and when the peer turns out to be of another kind.
+    /// Builds a controller for one path. `None`: the path needs no controller; this may depend only on its addresses.
+    /// Called when the first queue pair of the path is connected, and when the peer turns out to be of another kind.
     fn build(&self, path: &PathFacts) -> Option<Box<dyn CongestionControl>>;
 }
 
-/// No control: a window that is always what the peer's socket holds.
+/// No control: the window is always the capacity of the peer's socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ConstantWindow {
     bytes: u64,
@@ -246,7 +246,7 @@ impl ConnectionWindow {
     }
 
     /// Returns the packets that the connection usually may have in flight, whatever a measurement of the path allows
-    /// now: requests that begin now last longer than that.
+    /// now: requests that begin now last longer than the measurement.
     pub(super) fn usual_packets(&self, path: &PathFacts) -> u32 {
         path.packets_of(match self {
             Self::Constant(constant) => constant.window(),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::types::Time;
 
-/// How long a round trip is trusted to be the path's, and at most twice as long: after that the path may have changed
-/// (BBR trusts one for 10 s: draft-ietf-ccwg-bbr, `MinRTTFilterLen`).
+/// How long a round trip is trusted to be the path's; it is forgotten after at most twice this time, because the path
+/// may have changed (BBR trusts one for 10 s: draft-ietf-ccwg-bbr, `MinRTTFilterLen`).
 const BELIEVED: Duration = Duration::from_secs(10);
 
 /// The shortest round trip of this period and of the one before.

@@ -52,13 +52,13 @@ impl SlowStart {
         conservative.rounds > CONSERVATIVE_ROUNDS
     }
 
-    /// Returns the segments by which the window grows when `segments` are acknowledged, perhaps with care.
+    /// Returns the segments by which the window grows when `segments` are acknowledged: fewer if `is_careful`.
     pub(super) fn growth(&self, segments: f64, is_careful: bool) -> f64 {
         if is_careful || self.conservative.is_some() { segments / CONSERVATIVE_DIVISOR } else { segments }
     }
 }
 
-/// Returns how much longer a round trip is where there is a queue.
+/// Returns the increase of this round trip that shows a queue.
 fn rise(round_trip: Duration) -> Duration {
     (round_trip / 8).clamp(LEAST_RISE, MOST_RISE)
 }
