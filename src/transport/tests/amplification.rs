@@ -6,7 +6,7 @@ use super::forged::{FIRST, Forged};
 use super::*;
 use crate::wire::{Aeth, AtomicEth, FlushEth, Headers, Opcode, Reth, Syndrome};
 
-/// Distances from the expected number that do not make a request the next one.
+/// Distances from the expected PSN, of requests that are not the next one.
 const DISTANCES: [i32; 10] = [-(1 << 22), -5_000, -40, -3, -2, -1, 1, 30, 5_000, 1 << 22];
 const COUNTS: [usize; 3] = [1, 2, 40];
 
@@ -27,7 +27,7 @@ fn packets() -> impl Iterator<Item = (Opcode, usize)> {
     reliable.flat_map(|opcode| [0, 4].map(|payload| (opcode, payload)))
 }
 
-/// Returns the number of bytes that the second end sends by itself, until it falls silent.
+/// Returns the number of bytes that the second end sends by itself, until it has nothing left to send.
 fn sent_bytes(pair: &mut Pair) -> usize {
     let mut buffer = vec![0; 65_536];
     let mut bytes = 0;
@@ -74,7 +74,7 @@ fn connection(capabilities: PeerCapabilities, past: Past) -> Pair {
     pair
 }
 
-/// Returns the bytes of the responses to copies of a packet, for each byte of those copies.
+/// Returns the ratio of the bytes of the responses to copies of a packet to the bytes of those copies.
 fn amplification(pair: &mut Pair, opcode: Opcode, payload: usize, distance: i32, count: usize) -> f64 {
     let end = &pair.ends[1];
     let expected = end.endpoint.find(end.qpn).unwrap().responder.expected();

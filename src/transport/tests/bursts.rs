@@ -7,7 +7,7 @@ use crate::transport::packet_check::Departing;
 use crate::wire::icrc::Seed;
 use crate::wire::{Bth, Flow, Headers, Opcode, Packet, packet_bytes};
 
-/// Packets of one send: their headers and payloads, as they are given.
+/// The packets of all sends as headers and payloads, as they are given.
 #[derive(Default)]
 struct PlainSink {
     packets: Vec<(Headers, Vec<u8>)>,
@@ -81,8 +81,8 @@ impl Drop for PlainWriter<'_> {
     }
 }
 
-/// Creates a pair whose first end has posted everything that bursts consist of: messages of one packet, of a few, and
-/// of many.
+/// Creates a pair whose first end has posted messages of all lengths that bursts consist of: one packet, a few, and
+/// many.
 fn posted() -> Pair {
     let mut pair = Pair::new(NATIVE);
     let rkey = Rkey(7);

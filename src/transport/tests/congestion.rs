@@ -1,4 +1,4 @@
-//! Connections with a congestion controller of the test's own: its decisions are followed, and events reach it.
+//! Connections with a scripted congestion controller: they follow its decisions, and report events to it.
 
 use std::sync::Mutex;
 
@@ -15,7 +15,7 @@ pub(super) enum ControlCall {
     Congestion(CongestionEvent),
 }
 
-/// A controller, and the factory of its kind, with a constant window and rate.
+/// A controller with a constant window and rate, and its own factory.
 #[derive(Clone)]
 pub(super) struct Script {
     window: u64,
@@ -85,7 +85,7 @@ impl Script {
         Pair::connected(self.ends(service), capabilities)
     }
 
-    /// Connects such a native pair with `count` queue pairs besides its own.
+    /// Connects a native pair whose first end has this controller, with `count` queue pairs besides its own.
     fn crowd(&self, count: usize) -> Crowd {
         Crowd::of(self.reliable(NATIVE), count, NATIVE)
     }
@@ -307,7 +307,8 @@ fn a_transport_timeout_is_persistent_congestion() {
     assert_eq!(script.events().len(), 1);
     let event = script.events()[0];
     assert_eq!((event.now, event.kind, event.in_flight), (pair.now, kind, 10 * MTU));
-    // All leave again, and count again as sent; they were in flight already. Only the first is known to be lost.
+    // All packets leave again and count as sent again, although they were already in flight. Only the first is known to
+    // be lost.
     let before = script.heard().len();
     end.transmit(pair.now);
     let again = |lost| ControlCall::Sent(Sent { now: pair.now, bytes: MTU, lost, in_flight: 10 * MTU });
@@ -317,7 +318,7 @@ fn a_transport_timeout_is_persistent_congestion() {
     assert!(pair.ends[0].poll()[0].status.is_success());
 }
 
-/// They have one flow's window and rate.
+/// Together they have the window and rate of one flow.
 #[test]
 fn queue_pairs_with_a_common_peer_share_a_controller() {
     let script = Script::new(20 * MTU, Some(1_000 * MTU));
@@ -363,7 +364,7 @@ fn a_window_of_one_packet_is_used_in_turns() {
     assert_eq!(crowd.pair.most_in_flight, 1);
 }
 
-/// Others may wait for the room that its packets take.
+/// Other queue pairs may wait for the room that these packets take.
 #[test]
 fn among_others_on_a_controlled_path_each_fourth_packet_asks_for_a_response() {
     let script = Script::new(100 * MTU, None);

@@ -7,7 +7,7 @@ use crate::wire::Opcode;
 const HONEST: [u8; 8] = *b"honestly";
 const FORGED: [u8; 8] = *b"forged!!";
 
-/// Returns a forged SEND, `distance` numbers ahead of the expected one.
+/// Returns a forged SEND, `distance` PSNs ahead of the expected one.
 fn ahead(distance: u32) -> Forged {
     Forged::new(Opcode::RC_SEND_ONLY, FIRST.plus(distance)).payload(&FORGED)
 }
@@ -62,7 +62,7 @@ fn packets_far_ahead_are_no_evidence_of_a_gap() {
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::RetransmittedPackets), 0);
 }
 
-/// Each of them may cost one NAK, and not one for each packet that is executed.
+/// Each forged packet may cause one NAK, but not one for each executed packet.
 #[test]
 fn packets_within_the_window_cause_a_nak_each_at_most() {
     let mut pair = Pair::new(NATIVE);
@@ -82,7 +82,7 @@ fn a_packet_longer_than_the_mtu_is_not_kept() {
     assert_eq!(counter(&pair, Counter::ReorderedRequest), 0);
 }
 
-/// The peer would have repeated it long before.
+/// A genuine peer would have repeated the packet long before.
 #[test]
 fn a_packet_that_waits_long_is_forgotten() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
@@ -93,7 +93,7 @@ fn a_packet_that_waits_long_is_forgotten() {
     assert_eq!(pair.ends[1].endpoint.next_timeout(), None);
 }
 
-/// A forger sends packets with all plausible numbers.
+/// A forger sends packets with all plausible PSNs.
 #[test]
 fn what_a_peer_can_make_an_end_hold_is_bounded() {
     // Window times MTU, plus headers and the ring.
@@ -121,7 +121,7 @@ fn all_queue_pairs_share_what_the_device_may_hold() {
     for distance in 1..64 {
         ahead(distance).payload(&[1; 1_000]).arrive(&mut pair, 1);
     }
-    // One queue pair alone may have half of it.
+    // One queue pair alone may have half of the budget.
     assert!((2_000..=4_000).contains(&pair.ends[1].budget.held()));
     assert_eq!(counter_of_drops(&pair, DropReason::OutOfOrder), 60);
 }
@@ -150,7 +150,7 @@ fn a_standard_peer_never_has_more_than_64_packets_in_flight() {
     }
 }
 
-/// Acknowledgements and NAKs of numbers that were not sent, or are acknowledged already.
+/// Acknowledgements and NAKs of PSNs that were not sent, or are already acknowledged.
 #[test]
 fn responses_to_what_is_not_in_flight_change_nothing() {
     use crate::wire::{Aeth, NakCode, Syndrome};
@@ -176,7 +176,7 @@ fn responses_to_what_is_not_in_flight_change_nothing() {
     }
 }
 
-/// The peer would send executed packets again. An engine takes many packets before it sends.
+/// The report would make the peer retransmit executed packets. An engine handles many packets before it sends.
 #[test]
 fn a_gap_that_closes_before_its_report_leaves_is_not_reported() {
     let gaps = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };

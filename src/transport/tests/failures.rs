@@ -1,8 +1,8 @@
-//! Requests that fail midway: nothing of them may stay pending.
+//! Requests that fail midway: none of their state may stay pending.
 
 use super::*;
 
-/// The memory of the request that the probe repeats is gone, while an older one is not acknowledged.
+/// The memory of the request that the probe repeats is gone, while an older request is not acknowledged.
 #[test]
 fn a_probe_whose_memory_is_gone_ends() {
     let mut pair = Pair::new(NATIVE);
@@ -25,7 +25,7 @@ fn a_probe_whose_memory_is_gone_ends() {
     assert_eq!(statuses, [CompletionStatus::Success, CompletionStatus::LocalProtectionError]);
 }
 
-/// The standard's local access error: the responder's side of an RDMA WRITE with immediate data that may not write.
+/// The standard's local access error: at the responder, for an RDMA WRITE with immediate data that may not write.
 #[test]
 fn a_refused_write_with_immediate_completes_the_receive_in_local_access_error() {
     for length in [8, 3_000] {
@@ -38,7 +38,7 @@ fn a_refused_write_with_immediate_completes_the_receive_in_local_access_error() 
         pair.drive(Duration::from_millis(1));
         assert_eq!(pair.ends[0].poll()[0].status, CompletionStatus::RemoteAccessError);
         let statuses: Vec<_> = pair.ends[1].poll().iter().map(|completion| completion.status).collect();
-        // A longer one is refused at its first packet, which takes no receive.
+        // A longer WRITE is refused at its first packet, which takes no receive.
         let first =
             if length == 8 { CompletionStatus::LocalAccessError } else { CompletionStatus::WorkRequestFlushedError };
         assert_eq!(statuses, [first, CompletionStatus::WorkRequestFlushedError], "{length} bytes");

@@ -1,4 +1,4 @@
-//! Many queue pairs with a common peer: the room that they share, and the queue for it.
+//! Many queue pairs with a common peer: the window that they share, and the queue for it.
 
 use std::collections::BTreeMap;
 
@@ -106,7 +106,7 @@ impl Crowd {
         }
     }
 
-    /// Asserts that all went well without a loss, and that nothing is left behind.
+    /// Asserts that there was no loss, and that nothing is left pending.
     fn expect_peace(&mut self, window: u32) {
         assert_eq!(self.in_flight(), 0);
         assert!(self.pair.most_in_flight <= window, "{} in flight", self.pair.most_in_flight);
@@ -117,15 +117,15 @@ impl Crowd {
     }
 }
 
-/// All queue pairs had packets in flight, none had requested an acknowledgement, and the packets that do waited in the
-/// queue.
+/// The deadlock to avoid: all queue pairs have packets in flight, none has requested an acknowledgement, and the
+/// packets that would request one wait in the queue.
 #[test]
 fn many_queue_pairs_share_a_window_in_turns() {
     for (count, window) in [(10, 256), (40, 256), (10, 16), (40, 16), (100, 64)] {
         let mut crowd = Crowd::new(count, ours_with(window));
         let write = crowd.write();
         (0..count).for_each(|member| crowd.post(member, write, WRITE_BYTES, 16, 4));
-        // Less than a probe waits.
+        // Shorter than the wait of a probe.
         crowd.pair.drive(Duration::from_millis(1));
         crowd.expect_done(0..count, 16);
         crowd.expect_peace(window);
@@ -153,7 +153,8 @@ fn turns_are_fair_and_full() {
             most_apart = most_apart.max(sent.values().max().unwrap() - sent.values().min().unwrap());
         }
     }
-    // A turn is as long as the free room, up to 64 packets. Over many turns, luck adds up to several times that.
+    // A grant covers the free room, up to 64 packets. Over many grants, random differences add up to several times
+    // that.
     assert!(most_apart <= 6 * 64, "one is {most_apart} packets ahead, and 64 leave at once");
     let (sends, packets) = (crowd.pair.sends.len(), crowd.pair.packets as usize);
     assert!(packets >= 16 * sends, "{sends} sends of {packets} packets");
@@ -185,7 +186,7 @@ fn a_window_full_of_packets_that_do_not_ask_is_asked_about_soon() {
     crowd.expect_peace(64);
 }
 
-/// Neither kind is left behind.
+/// Neither small nor large requests starve.
 #[test]
 fn small_and_large_requests_wait_for_each_other() {
     let mut crowd = Crowd::new(30, ours_with(32));
@@ -216,7 +217,7 @@ fn who_ends_in_line_or_in_flight_lets_the_others_go_on() {
     }
 }
 
-/// A process at the peer's address is gone, another one lives: queue pairs of the first delay no other.
+/// One of two processes at the peer's address is gone: the queue pairs connected to it delay no others.
 #[test]
 fn a_silent_peer_delays_no_other() {
     let mut crowd = Crowd::new(16, ours_with(16));
@@ -243,7 +244,8 @@ fn a_silent_peer_delays_no_other() {
     assert_eq!(crowd.in_flight(), 0);
 }
 
-/// Without a response only single packets are tried: they are not counted, and all together would fill the socket.
+/// Without a response, each queue pair tries only single packets: they do not count against the window, and more from
+/// all queue pairs together would fill the socket.
 #[test]
 fn many_queue_pairs_send_little_into_silence() {
     let mut crowd = Crowd::new(50, ours_with(64));
@@ -256,7 +258,7 @@ fn many_queue_pairs_send_little_into_silence() {
     assert_eq!(crowd.in_flight(), 0);
 }
 
-/// A queue pair that goes back for a lost packet and finds the room taken waits for its turn, not for the peer.
+/// A queue pair that goes back for a lost packet and finds the room taken waits for a grant, not for the peer.
 #[test]
 fn waiting_in_line_spends_no_tries() {
     let mut crowd = Crowd::new(2, ours_with(16));

@@ -83,7 +83,7 @@ fn packets_in_order_are_taken() {
     assert_eq!((started.written(), started.state()), (4 * MTU, QueuePairState::ReadyToSend));
 }
 
-/// A duplicate passes without a check of its length. A packet that resembles it must not.
+/// A duplicate passes without a check of its length. A packet that resembles the duplicate must not.
 #[test]
 fn what_follows_a_duplicate_is_looked_at() {
     let mut started = Started::new();

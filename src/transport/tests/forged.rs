@@ -3,7 +3,7 @@
 use super::*;
 use crate::wire::{Bth, Flow, Headers, Opcode, icrc, packet_bytes};
 
-/// The first number of both directions.
+/// The first PSN of both directions.
 pub(super) const FIRST: Psn = Psn::new(0xff_fff0);
 /// The port of the honest ends.
 const HONEST_PORT: u16 = 50_000;
@@ -82,7 +82,7 @@ pub(super) fn arrive(pair: &mut Pair, to: usize, source_port: u16, payload: &[u8
     end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram)
 }
 
-/// Returns packets from another port with implausible numbers: far ahead, in the past, and responses to nothing.
+/// Returns packets from another port with implausible PSNs: far ahead, in the past, and responses to nothing.
 fn implausible() -> Vec<Forged> {
     let forged = |opcode, psn| Forged::new(opcode, psn).port(1).identified((5, true));
     vec![
@@ -118,7 +118,7 @@ fn an_executed_packet_pins_the_port() {
     assert_eq!(pair.ends[1].poll().len(), 1);
 }
 
-/// The identification and "don't fragment" of a standard peer are those of its executed packets.
+/// The identification and "don't fragment" of a standard peer are learned only from its executed packets.
 #[test]
 fn an_implausible_packet_says_nothing_of_a_standard_peers_headers() {
     for forged in implausible() {
@@ -134,7 +134,8 @@ fn an_implausible_packet_says_nothing_of_a_standard_peers_headers() {
     }
 }
 
-/// Bits that may flip together with the hidden header fields stay visible as soon as these fields are known.
+/// Flipped bits that other values of the hidden header fields would explain are detected as soon as these fields are
+/// known.
 #[test]
 fn no_flipped_bit_passes_when_the_peer_sends_identification_0() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
@@ -157,7 +158,7 @@ fn no_flipped_bit_passes_when_the_peer_sends_identification_0() {
     assert_eq!(arrive(&mut pair, 1, HONEST_PORT, &packet).dropped, None);
 }
 
-/// A peer that counts its packets begins with 0.
+/// A peer whose identification counts its packets begins with 0.
 #[test]
 fn a_peer_that_began_with_identification_0_may_go_on_with_others() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
@@ -214,8 +215,8 @@ fn an_implausible_packet_establishes_no_communication() {
     }
 }
 
-/// Linux gives FLUSH an ICRC of its own; which kind the peer uses is not learned from a packet that anyone may have
-/// sent.
+/// Linux computes the ICRC of a FLUSH in its own way. A packet that anyone may have sent does not show which way the
+/// peer uses.
 #[test]
 fn an_implausible_flush_teaches_nothing_of_linux() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
@@ -246,7 +247,7 @@ fn a_packet_far_ahead_on_an_unreliable_connection_pins_no_port() {
     assert_eq!(counters.get_drop(DropReason::WrongSourcePort), before);
 }
 
-/// An early packet does not pin the port; whether it has the peer's port shows once an earlier one is executed.
+/// An early packet does not pin the port; its own port is checked once an earlier packet was executed.
 #[test]
 fn an_early_packet_from_another_port_is_not_executed() {
     let mut pair = Pair::new(NATIVE);
@@ -259,7 +260,7 @@ fn an_early_packet_from_another_port_is_not_executed() {
     assert_eq!(pair.ends[1].poll().len(), 1);
 }
 
-/// Four of them would be believed, if they were executed.
+/// Four packets with such header fields would be believed if they were executed.
 #[test]
 fn packets_that_wait_say_nothing_of_a_standard_peers_headers() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
@@ -270,6 +271,6 @@ fn packets_that_wait_say_nothing_of_a_standard_peers_headers() {
     let odd = |ahead: u32| Forged::new(Opcode::RC_SEND_ONLY, FIRST.plus(1 + ahead)).payload(b"odd").identified(ODD);
     let dropped = [1, 2, 3, 4].map(|ahead| odd(ahead).arrive(&mut pair, 1).dropped);
     assert_eq!(dropped, [Some(DropReason::BadIcrc), Some(DropReason::BadIcrc), Some(DropReason::BadIcrc), None]);
-    // Outside the window it is not believed.
+    // A packet outside the window is not believed.
     assert_eq!(odd(1_000).arrive(&mut pair, 1).dropped, Some(DropReason::BadIcrc));
 }

@@ -51,7 +51,7 @@ impl Pair {
         self.ends[at].endpoint.counters().get_drop(reason)
     }
 
-    /// Lets the first end send one packet, and keeps it from the wire.
+    /// Lets the first end send one packet, and returns it without delivering it.
     fn one_packet(&mut self) -> Vec<u8> {
         let (now, bytes) = (self.now, self.ends[0].sge(0, 8));
         self.ends[0].post(now, Operation::Send, &[bytes]);
@@ -147,7 +147,7 @@ fn peers_that_found_each_other_switch_once_and_never_back() {
     assert_eq!(pair.drops(1, DropReason::Unkeyed), 1);
 }
 
-/// One of two processes may look for the other before it is there.
+/// One of two processes may look for the other before that has started.
 #[test]
 fn a_key_that_one_end_does_not_have_is_never_used() {
     for at in 0..2 {
@@ -168,7 +168,7 @@ fn a_key_that_one_end_does_not_have_is_never_used() {
 fn a_packet_of_an_earlier_connection_is_wrong() {
     let mut pair = pair_with(QueuePairType::ReliableConnection, agreed());
     let stale = pair.one_packet();
-    // The same queue pairs and PSNs, other shares.
+    // The same queue pairs and PSNs, but other key shares.
     let mut pair = pair_with(QueuePairType::ReliableConnection, [Some(key(3, 2, true)), Some(key(2, 3, true))]);
     let into = pair.ends[1].sge(0, 64);
     pair.ends[1].post_receive(&[into]);
@@ -219,7 +219,7 @@ fn one_value_of_the_check_field_passes() {
         }
         assert_eq!(passed, [right]);
         let drops = pair.drops(1, DropReason::BadIcrc) + pair.drops(1, DropReason::Unkeyed);
-        // The packet once more, behind the one that passed, is a duplicate or wrong.
+        // The values after the one that passed are wrong too, although the packet is a duplicate by then.
         assert_eq!(drops, 0xffff);
     }
 }
@@ -234,8 +234,8 @@ fn the_mask_is_that_of_the_sequence() {
     assert_eq!(pair.mask_of(&packet), masks.requests);
 }
 
-/// Until the switch, packets without the key pass. One that then waits for an earlier packet must not be executed
-/// later.
+/// Packets without the key pass until the switch. One that is kept at the switch, because an earlier packet is missing,
+/// must not be executed after it.
 #[test]
 fn what_was_kept_without_the_key_is_forgotten_at_the_switch() {
     let mut pair = pair_with(QueuePairType::ReliableConnection, discovered());

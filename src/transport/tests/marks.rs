@@ -255,7 +255,7 @@ fn a_read_that_is_asked_for_again_as_a_whole_for_the_timeout_ends_marks_of_its_r
             while let Some((sent, _)) = transmit(&mut pair, 1) {
                 classes.push(sent.traffic_class);
             }
-            // The length, and the ICRC.
+            // Changes the length, and the ICRC to match.
             let length = request.len();
             request[24..28].copy_from_slice(&u32::to_be_bytes(repeated));
             request.truncate(length - 4);

@@ -96,7 +96,7 @@ impl Watched {
         self.run(self.pair.now + Duration::from_millis(milliseconds));
     }
 
-    /// Returns each moment in which the second end sent packets, from the beginning, and their number.
+    /// Returns each time at which the second end sent packets since the beginning, and their number.
     fn bursts(&self) -> Vec<(Time, usize)> {
         let mut bursts: Vec<(Time, usize)> = Vec::new();
         for (now, ..) in &self.departures {
@@ -156,7 +156,7 @@ fn without_a_known_rate_read_responses_leave_at_once() {
     watched.run_for(10);
     watched.expect_done(0, 1);
     assert_eq!(watched.bursts(), [(start, 64)]);
-    // Nor are they charged.
+    // They are not charged either.
     watched.write(1, 1);
     let start = watched.pair.now;
     watched.run_for(10);
@@ -176,9 +176,9 @@ fn responses_and_requests_share_the_pace() {
     }
     let (last, ..) = watched.departures[watched.departures.len() - 1];
     let took = last.saturating_since(start);
-    // The last burst of each is not paid for.
+    // The last burst of either kind is not paid for.
     assert!(took >= cost(118 * u64::from(MTU), rate), "{took:?}");
-    // Neither waits for the other's end.
+    // Neither kind waits until the other is done.
     let half = start + took / 2;
     let early = watched.departures.iter().filter(|(now, ..)| *now < half);
     let responses = early.filter(|(.., opcode)| opcode.is_response()).count();
@@ -198,7 +198,7 @@ fn acknowledgements_and_results_of_atomics_wait_for_no_pace() {
     watched.expect_done(0, 2);
     let sent: Vec<_> = watched.departures[before..].iter().map(|(_, _, opcode)| *opcode).collect();
     assert_eq!(sent, [Opcode::RC_ATOMIC_ACKNOWLEDGE, Opcode::RC_ACKNOWLEDGE]);
-    // Nor do they cost anything: two packets of 10 ms are paid for after 20 ms.
+    // They cost nothing either: two packets of 10 ms each are paid for after 20 ms.
     watched.write(1, 1);
     watched.run_for(50);
     let (last, ..) = watched.departures[watched.departures.len() - 1];
@@ -216,7 +216,7 @@ fn an_acknowledgement_stays_behind_the_read_before_it() {
     assert_eq!((sent.len(), sent[7], sent[8]), (9, Opcode::RC_READ_RESPONSE_LAST, Opcode::RC_ACKNOWLEDGE));
 }
 
-/// The peer's clocks run.
+/// The peer's timers run meanwhile.
 #[test]
 fn a_read_response_waits_two_milliseconds_at_most() {
     let mut watched = Watched::reliable(&Script::new(64 << 10, Some(2 * u64::from(MTU))));
@@ -418,7 +418,7 @@ fn a_rate_limit_holds_on_a_path_without_a_controller() {
         assert!(bursts.iter().all(|(_, packets)| *packets <= burst), "{service:?} {bursts:?}");
         let (last, ..) = watched.departures[99];
         let took = last.saturating_since(start);
-        // All but the last burst are paid for.
+        // All bursts but the last are paid for.
         assert!((99_800..=104_200).contains(&took.as_micros()), "{service:?} {took:?}");
     }
 }

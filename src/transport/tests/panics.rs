@@ -23,7 +23,7 @@ impl Notify for Panicking {
 const BYSTANDER: usize = 0;
 const VICTIM: usize = 1;
 
-/// Creates a bystander, and a victim whose completion queue at this end panics, if one is named.
+/// Creates a bystander and a victim. The victim's completion queue at the end `panicking`, if there is one, panics.
 fn start(panicking: Option<usize>) -> Crowd {
     let mut crowd = Crowd::new(1, NATIVE);
     let notify = [0, 1].map(|at| (panicking == Some(at)).then(|| Arc::new(Panicking) as Arc<dyn Notify>));
@@ -160,7 +160,7 @@ fn a_datagram_that_leads_to_a_panic_shows_nothing() {
     assert_eq!(outcomes[0].check_field, CheckField::Withheld);
     assert_eq!(crowd.pair.ends[1].endpoint.counters().get_drop(DropReason::WrongState), 1);
     check_victim(&mut crowd, 1, 1, 3);
-    // Sent again, it is dropped before any code of the connection sees it.
+    // When sent again, the datagram is dropped before any code of the connection handles it.
     let qpn = crowd.call(1, VICTIM).qpn;
     let received = |crowd: &Crowd| {
         let counters = crowd.pair.ends[1].endpoint.queue_pair_counters(qpn).unwrap();

@@ -78,7 +78,7 @@ fn a_transport_timeout_is_reported_as_congestion() {
 #[test]
 fn packets_that_were_only_late_are_spurious() {
     let mut pair = controlled(Steady { window: 1 << 20, rate: None });
-    // A round trip is known.
+    // Measures a round trip.
     pair.begin_write(10);
     run_far(&mut pair, Duration::from_millis(20), |_| false);
     pair.begin_write(20);
@@ -166,7 +166,7 @@ fn queue_pairs_with_a_common_path_have_one_report() {
     assert_eq!(paths, [(0, 5), (46, 1)], "packets of another DSCP may wait in another queue");
 }
 
-/// The table of paths forgets those that no queue pair uses any more.
+/// The table of paths drops those that no queue pair uses any more.
 #[test]
 fn counters_of_a_device_keep_what_was_counted_on_paths_that_are_gone() {
     let pair = controlled(Steady { window: 20 * u64::from(MTU), rate: None });

@@ -22,7 +22,7 @@ enum Step {
     Broken(usize, u8),
     /// The next packet arrives with another bit in its base transport header, and an ICRC that fits.
     Forged(usize, u8),
-    /// The packets that arrive together end; responses leave, time passes.
+    /// The group of packets that arrive together ends; responses leave, and time passes.
     Pause(u64),
 }
 
@@ -44,7 +44,7 @@ fn start() -> (Pair, Vec<Vec<u8>>) {
     let [sender, receiver] = &mut pair.ends;
     sender.region.write_at(0, &pattern(64 << 10)).unwrap();
     for offset in 0..8 {
-        // In two segments, so that packets cross from one to the other.
+        // In two segments, so that a packet crosses from one to the other.
         let offset = 0x4_0000 + offset * 0x4000;
         let sges = [receiver.sge(offset, 1_500), receiver.sge(offset + 2_000, 12_000)];
         receiver.post_receive(&sges);
@@ -99,7 +99,7 @@ fn datagram(pair: &Pair, packets: &[Vec<u8>], next: &mut usize, step: Step) -> O
     (!matches!(step, Step::Lost)).then_some(bytes)
 }
 
-/// Returns everything that can be seen of the receiving end after the steps, and its memory.
+/// Returns everything observable at the receiving end after the steps, and its memory.
 fn run(steps: &[Step], is_general: bool) -> (Vec<String>, Vec<u8>) {
     let (mut pair, packets) = start();
     let (mut next, mut seen) = (0, Vec::new());
@@ -113,7 +113,7 @@ fn run(steps: &[Step], is_general: bool) -> (Vec<String>, Vec<u8>) {
                 Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
             let outcome = receiver.endpoint.handle_arrival(pair.now, &receiver.table.read(), &datagram);
             seen.push(format!("{outcome:?}"));
-            // A packet that follows no other takes the general path.
+            // After this, the next packet takes the general path.
             if is_general {
                 receiver.endpoint.settle_arrivals(pair.now);
             }

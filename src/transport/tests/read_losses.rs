@@ -53,8 +53,8 @@ impl CongestionFactory for Counting {
     }
 }
 
-/// Reads 40 packets. `handle` gets the responses, which have not arrived, and the rest arrives without losses. Returns
-/// the number of reductions, of those undone, and of packets requested again without need.
+/// Reads 40 packets. `handle` gets the responses before they arrive; everything after it arrives without losses.
+/// Returns the number of reductions, of those undone, and of packets requested again without need.
 fn read(handle: impl FnOnce(&mut Pair, &[Sent])) -> (u64, u64, u64) {
     let mut pair = controlled(Counting::default());
     pair.begin_read(40 * MTU);
@@ -99,7 +99,7 @@ fn a_response_that_arrives_twice_was_late() {
     assert_eq!(late, (1, 1, 2));
 }
 
-/// Of the first one that is known only when it arrives twice.
+/// That the first response was late is known only when it arrives twice.
 #[test]
 fn late_responses_of_one_window_are_one_event() {
     let late = read(|pair, responses| {
@@ -132,7 +132,7 @@ fn a_lost_response_is_a_reason_for_the_reduction() {
     assert_eq!(one_of_two, (1, 0, 0));
 }
 
-/// Loses the second response of a READ, so that the path counts as one that loses packets. Then reads 40 packets, of
+/// Loses the second response of a READ, so that the path counts as one that loses packets. Then reads 40 packets, for
 /// which no response arrives. Returns when the first request is repeated, and the packets that count as lost.
 fn read_in_silence(mut pair: Pair) -> (Duration, u64) {
     pair.begin_read(8 * MTU);
@@ -164,8 +164,8 @@ fn a_silent_read_is_probed_soon_where_packets_may_be_lost() {
     assert!(wait >= Duration::from_millis(2), "{wait:?} within a host");
 }
 
-/// The network loses 64 responses in a row each 100 ms, which are more than are in flight: those that answer the probes
-/// belong to them, too. `first` of them arrive before.
+/// The network loses 64 responses in a row every 100 ms. That is more than are in flight, so responses to the probes
+/// are lost, too. The first `first` responses arrive.
 fn read_through_bursts(reads: u32, first: u32) {
     let mut pair = controlled(Counting::default());
     (0..reads).for_each(|_| pair.begin_read(16 * MTU));
@@ -183,13 +183,13 @@ fn read_through_bursts(reads: u32, first: u32) {
     assert_eq!(pair.statuses(), vec![CompletionStatus::Success; reads as usize], "{first} arrived");
 }
 
-/// With 16 packets in flight or more.
+/// At least 16 packets are in flight when the losses begin.
 #[test]
 fn reads_get_past_a_burst_of_losses() {
     (2..=4).for_each(|reads| (0..=16 * (reads - 1)).for_each(|first| read_through_bursts(reads, first)));
 }
 
-/// Connects a pair whose first end has read something, and places early responses since.
+/// Connects a pair whose first end has completed a READ, and writes early responses to memory since then.
 fn has_read() -> Pair {
     let mut pair = controlled(Counting::default());
     pair.begin_read(MTU);

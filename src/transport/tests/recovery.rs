@@ -20,7 +20,7 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    /// Returns the distance of its number from the first one.
+    /// Returns the distance of its PSN from the first one.
     pub(super) fn place(&self) -> i32 {
         self.headers.bth.psn.distance_from(FIRST)
     }
@@ -33,7 +33,7 @@ impl Sent {
         self.headers.bth.opcode.is_response() && self.headers.bth.opcode != Opcode::RC_ACKNOWLEDGE
     }
 
-    /// Returns how many sequence numbers it takes.
+    /// Returns how many PSNs it takes.
     pub(super) fn packets(&self) -> u32 {
         self.headers.reth.filter(|_| self.is_read_request()).map_or(1, |reth| reth.length.div_ceil(MTU))
     }
@@ -44,7 +44,7 @@ pub(super) fn keyed() -> Pair {
     keyed_with_timeout(14)
 }
 
-/// Connects such peers with this code of the transport timeout.
+/// Connects native peers with a key and this code of the transport timeout.
 pub(super) fn keyed_with_timeout(timeout: u8) -> Pair {
     let service = QueuePairType::ReliableConnection;
     let ends = [("192.0.2.1", 1), ("192.0.2.2", 2)].map(|(address, seed)| {
@@ -67,7 +67,7 @@ impl Pair {
         self.ends[0].post(now, Operation::Read { remote_addr: 0x10_0000, rkey }, &[local]);
     }
 
-    /// Returns everything that an end sends now, which does not arrive.
+    /// Returns everything that an end sends now, without delivering it.
     pub(super) fn catch(&mut self, from: usize) -> Vec<Sent> {
         let mut caught = Vec::new();
         loop {
@@ -118,7 +118,7 @@ fn requests(sent: &[Sent]) -> usize {
     sent.iter().filter(|sent| sent.from == 0).count()
 }
 
-/// The peer would refuse it, or forget an earlier READ whose responses are still missing.
+/// The peer would refuse such a READ, or drop an earlier one whose responses are still missing.
 #[test]
 fn what_has_no_room_to_be_asked_for_again_lets_no_read_past_its_limit() {
     let mut pair = keyed();
@@ -138,7 +138,7 @@ fn what_has_no_room_to_be_asked_for_again_lets_no_read_past_its_limit() {
     assert!(sent.len() <= 3, "{} requests beside one of at most four", sent.len());
 }
 
-/// Its request was executed, and with it everything before: the peer has no more work with them.
+/// Later responses show that its request was executed, and everything before it: at the peer, these requests are done.
 #[test]
 fn a_read_whose_response_is_lost_makes_room_for_another() {
     let mut pair = keyed();
@@ -225,7 +225,7 @@ fn what_the_peer_has_forgotten_is_sent_again_at_once() {
     assert!(took < Duration::from_millis(5), "{took:?} from the first to the last packet");
 }
 
-/// The path carries no packets of this length.
+/// The path carries no packets as long as the WRITE's.
 #[test]
 fn a_packet_that_never_arrives_fails_although_a_read_behind_it_does() {
     let mut pair = keyed();
@@ -335,7 +335,7 @@ fn the_response_to_a_probe_is_no_sample_and_the_next_probe_waits_longer() {
     assert!(first_wait(&mut pair) < guess);
 }
 
-/// They do not wait for each other, and those that are lost again do not wait for the probe.
+/// The repeated requests do not wait for each other, and those that are lost again do not wait for the probe.
 #[test]
 fn requests_of_reads_that_are_lost_are_made_again_together() {
     let mut pair = keyed();

@@ -4,7 +4,7 @@ use super::recovery::{MTU, Sent, keyed};
 use super::*;
 use crate::wire::Opcode;
 
-/// Connects native peers. The first knows that the other has the key: its READ, at offset 0, has a response.
+/// Connects native peers. The response to a READ, at offset 0, has shown the first one that the other has the key.
 fn acquainted() -> Pair {
     let mut pair = keyed();
     pair.begin_read(8);
@@ -158,7 +158,7 @@ fn a_wait_for_a_receiver_is_no_round_trip() {
     assert!(pair.probe_wait() < SOON);
 }
 
-/// The report may concern either copy (Karn's algorithm).
+/// The report of missing packets may concern either copy (Karn's algorithm).
 #[test]
 fn a_probe_while_packets_are_missing_makes_no_long_sample() {
     let mut pair = acquainted();
@@ -194,7 +194,7 @@ fn the_response_of_a_read_that_is_asked_for_again_makes_no_long_sample() {
     assert!(pair.probe_wait() < SOON);
 }
 
-/// Its response is longer than the path carries. Responses behind it are no progress.
+/// The READ's response is longer than the path carries. Responses behind it are no progress.
 #[test]
 fn a_response_that_never_arrives_fails_although_one_behind_it_does() {
     let mut pair = acquainted();
@@ -208,7 +208,8 @@ fn a_response_that_never_arrives_fails_although_one_behind_it_does() {
     assert_eq!(statuses.first(), Some(&CompletionStatus::RetryExceededError), "after {sent} packets");
 }
 
-/// The peer reports it whenever a later packet requests an acknowledgement. That is no news.
+/// The peer reports the missing request whenever a later packet requests an acknowledgement. Such a report is no
+/// progress.
 #[test]
 fn a_request_that_never_arrives_fails_although_what_follows_it_does() {
     for is_read in [false, true] {
@@ -281,7 +282,7 @@ fn an_acknowledgement_before_a_receiver_that_is_not_ready_reaches_up_to_it() {
     assert_eq!(places, [4, 5], "an acknowledgement, and that there is no receive");
 }
 
-/// One READ every 30 ms, and the first round trips were short.
+/// A READ begins every 30 ms, and the first round trips were short.
 #[test]
 fn reads_in_a_row_on_a_path_that_has_become_longer_are_asked_for_once() {
     let mut pair = acquainted();

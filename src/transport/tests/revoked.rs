@@ -57,7 +57,7 @@ fn a_late_repetition_of_a_read_does_not_end_the_connection() {
     }
 }
 
-/// A requester that still waits for the response learns that it will not come.
+/// A requester that still waits for the response gets the refusal.
 #[test]
 fn a_read_whose_response_was_lost_is_refused_when_its_key_is_gone() {
     (0..=3).for_each(refuse_lost_response);

@@ -11,7 +11,7 @@ const MTU: usize = 1024;
 struct Lossy {
     pair: Pair,
     sent: Vec<Vec<u8>>,
-    /// The last forged number that was taken.
+    /// The last forged PSN that was accepted.
     reached: Option<Psn>,
 }
 
@@ -77,7 +77,7 @@ impl Lossy {
         self.sent.len() - 1
     }
 
-    /// Asserts that exactly these messages have arrived: their packets and their bytes' value.
+    /// Asserts that exactly these messages have arrived: number of packets, and value of their bytes.
     fn received(&mut self, expected: &[(usize, u8)]) {
         let completions = self.pair.ends[1].poll();
         let come: Vec<_> =
@@ -107,7 +107,7 @@ fn a_gap_drops_the_whole_message_and_the_next_starts_clean() {
         wire.send_message(1, 3);
         wire.arrive((0..8).filter(|packet| *packet != lost));
         wire.received(&[(3, 2), (1, 3)]);
-        // The receive that the lost message had begun to fill served the next one.
+        // The next message used the receive that the lost one had begun to fill.
         wire.holds(0, 3, 2);
         wire.holds(1, 1, 3);
         let out_of_order = [3, 2, 1, 0][lost];
@@ -123,7 +123,7 @@ fn a_longer_message_may_follow_a_dropped_one_in_its_receive() {
     wire.post_receive(0);
     wire.send_message(8, 1);
     wire.send_message(8, 2);
-    // All but the last packet of the first: the receive is nearly full when it is dropped.
+    // All but the last packet of the first message: its receive is nearly full when the message is dropped.
     wire.arrive((0..7).chain(8..16));
     wire.received(&[(8, 2)]);
     wire.holds(0, 8, 2);
@@ -159,10 +159,10 @@ fn what_is_overtaken_is_lost_and_not_late() {
 fn numbers_may_go_on_anywhere_after_a_long_outage() {
     let mut wire = Lossy::new();
     (0..5).for_each(|slot| wire.post_receive(slot));
-    // The sender's own numbers wrap within these messages.
+    // The sender's PSNs wrap within these messages.
     (0..20).for_each(|fill| wire.send_message(1, fill));
     wire.arrive([0, 19]);
-    // Later ones are as far ahead as numbers can be, and then seem to be behind.
+    // Later packets are as far ahead as PSNs can be, or so far that they seem to be behind.
     let last = wire.sent[19].clone();
     for (far, is_taken) in [(0x7f_ffff, true), (0x80_0000, true), (0xff_fc00, true), (0xff_fc02, false)] {
         let before = Psn::new(u32::from_be_bytes([0, last[9], last[10], last[11]]));
@@ -202,7 +202,7 @@ fn packets_that_continue_nothing_are_dropped() {
     let rkey = wire.pair.ends[1].region.rkey();
     wire.send(Operation::Write { remote_addr: 0x10_0000 + INBOX, rkey }, 2, 1);
     wire.send_message(2, 2);
-    // A WRITE's first packet and a SEND's last, with numbers that follow each other.
+    // A WRITE's first packet and a SEND's last, with consecutive PSNs.
     let number = wire.sent[1][9..12].to_vec();
     let forged = wire.forge(3, |bytes| bytes[9..12].copy_from_slice(&number));
     wire.arrive([0, forged, 2, 3]);

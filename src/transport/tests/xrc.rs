@@ -137,7 +137,8 @@ fn what_names_another_queue_is_no_repetition() {
     for packet in [read, atomic] {
         assert_eq!(ends.arrive(packet).len(), 1);
     }
-    // The second queue's domain grants none of this, so a packet that names it must not get what the first queue's may.
+    // The second queue's domain grants none of these accesses, so a packet that names this queue must not get the
+    // responses that the first queue's domain allows.
     for (count, packet) in [(1, read), (2, atomic)] {
         let forged = ends.naming(packet, 1);
         assert_eq!(ends.arrive(forged), Vec::<Vec<u8>>::new());
