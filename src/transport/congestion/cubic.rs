@@ -8,7 +8,7 @@ use super::slow_start::SlowStart;
 use super::{Acked, CongestionControl, CongestionEvent, CongestionKind, PathFacts, Sent};
 use crate::types::{ControlReport, Time};
 
-/// Segment size of TCP on Ethernet, in which CUBIC counts whatever the path MTU: otherwise a connection with large
+/// Segment size of TCP on Ethernet, in which CUBIC counts, whatever the path MTU: otherwise a connection with large
 /// packets grows faster than a TCP flow beside it.
 const SEGMENT_BYTES: f64 = 1_448.0;
 /// Initial window, at most 16 packets.

@@ -122,7 +122,7 @@ impl LossTest {
         self.shortest.get().is_none_or(|shortest| measured > full(shortest))
     }
 
-    /// Returns whether a queue is seen, or nothing is known of the path.
+    /// Returns whether a queue is seen, or nothing is known about the path.
     pub(super) fn sees_queue(&self) -> bool {
         self.sees_queue_of(1.0)
     }
@@ -223,7 +223,7 @@ mod tests {
         Time::from_nanos(round * 400_000)
     }
 
-    /// Returns a test that knows the path.
+    /// Returns a test that has measured the path.
     fn begun() -> LossTest {
         let mut test = LossTest::default();
         round(&mut test, 1, ROUND_TRIP, (0, 0));

@@ -147,7 +147,7 @@ fn peers_that_found_each_other_switch_once_and_never_back() {
     assert_eq!(pair.drops(1, DropReason::Unkeyed), 1);
 }
 
-/// One of two processes may look for the other before that has started.
+/// One of two processes may look for the other before the other has started.
 #[test]
 fn a_key_that_one_end_does_not_have_is_never_used() {
     for at in 0..2 {
