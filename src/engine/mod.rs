@@ -5,7 +5,7 @@
 //! A [`Shard`] is a lock around one endpoint, its sockets and its deadlines. **The thread that holds the shard drives
 //! it**: a thread that posts, a thread that polls, a thread that a completion channel woke, a control verb, or the
 //! shard's own thread if no other one does. See `driver` for what each may do, `shard_lock` for the lock, `lease` and
-//! `thread` for how the shard's thread keeps out of the way, `idle` for the back-off of an idle poller.
+//! `thread` for how the shard's thread leaves the sockets to pollers, `idle` for the back-off of an idle poller.
 //!
 //! # Locks
 //!
@@ -79,10 +79,10 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Ends the threads. Each is at most one bounded pass away from noticing it.
+    /// Ends the threads. Each ends after at most one bounded pass.
     fn drop(&mut self) {
         if !self.generation.is_current() {
-            // The threads are the parent's.
+            // The threads belong to the parent process.
             return std::mem::forget(std::mem::take(&mut self.threads));
         }
         let told = self.shards.iter().map(|shard| drive::end_thread(shard));

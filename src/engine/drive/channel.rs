@@ -9,11 +9,11 @@
 //!
 //! An *edge-exact* channel exposes the eventfd itself, which is readable only while notifications wait. A thread that
 //! sleeps on that descriptor sleeps until the shard's thread has served the packet; one that waits within the library
-//! sleeps on the set. The program does not say which of the two it will do after arming a queue, so it is expected to
-//! do what it did last: a thread that waited is expected to wait again, until many notifications in a row were queued
-//! before they were polled for. A wrong guess only costs time: a thread that sleeps on the descriptor is served when
-//! the poller lease or the sleep of the shard's thread ends, one that waits in the library by the packet, beside the
-//! shard's thread.
+//! sleeps on the set. Arming a queue does not show which of the two a program will do next, so the channel assumes that
+//! it does the same as last time: a thread that waited is expected to wait again, until many notifications in a row
+//! were queued before they were polled for. A wrong assumption only costs time: a thread that sleeps on the descriptor
+//! is served when the poller lease or the sleep of the shard's thread ends; a thread that waits in the library is woken
+//! by the packet, and so is the shard's thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,7 +28,7 @@ use crate::sys::{Epoll, EventFd, Interest, wait_readable};
 
 /// Passes over the shards in one call; the descriptor stays readable if there is more to do.
 const ROUNDS: usize = 8;
-/// Most notifications of one completion queue that wait. A program that arms a queue this often without taking a
+/// Most waiting notifications of one completion queue. A program that arms a queue this often without taking a
 /// notification needs no more of them to poll it.
 const MOST_WAITING: u32 = 64;
 /// After this many notifications consumed without waiting, the application is assumed to poll the descriptor.
@@ -48,7 +48,7 @@ pub(crate) struct CqNotifier {
 }
 
 impl CqNotifier {
-    /// `context` identifies the queue to the application.
+    /// Creates the state of an unarmed queue. `context` identifies the queue to the application.
     pub(crate) fn new(context: u64) -> Self {
         Self {
             context,
@@ -265,7 +265,7 @@ impl Channel {
         }
     }
 
-    /// Updates the eventfd to whether notifications wait.
+    /// Updates the eventfd after a change of the waiting notifications.
     fn settle(&self, state: &mut State) {
         if !state.waiting.is_empty() && state.inside == 0 {
             self.signal(state);

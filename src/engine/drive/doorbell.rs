@@ -41,8 +41,8 @@ impl DoorbellQueue {
         Self { rung: queue::Bounded::new(capacity) }
     }
 
-    /// Queues the doorbell, unless it is queued. Returns false if there is no room: then the caller must handle the
-    /// queue pair's work itself.
+    /// Queues the doorbell, unless it is queued already. Returns false if there is no room: then the caller must handle
+    /// the queue pair's work itself.
     #[inline]
     pub(super) fn ring(&self, doorbell: &Arc<Doorbell>) -> bool {
         if doorbell.pending.swap(true, Ordering::AcqRel) {
@@ -58,8 +58,8 @@ impl DoorbellQueue {
     /// Takes the next queue pair whose doorbell rang.
     #[inline]
     pub(super) fn answer(&self) -> Option<Qpn> {
-        // Much cheaper than a pop from an empty queue. A thread that queues a doorbell rings the shard's lock
-        // afterwards.
+        // Much cheaper than a pop from an empty queue. No doorbell is lost: a thread that queues one rings the shard's
+        // lock afterwards.
         if self.rung.is_empty() {
             return None;
         }

@@ -26,13 +26,13 @@ use crate::types::{Qpn, Time};
 
 /// Longest time that the destruction of a queue pair waits for its final acknowledgement to leave.
 const LONGEST_FINAL_ACK_FLUSH: Duration = Duration::from_millis(10);
-/// Looks that a driver takes for others before it hands over.
+/// Most further looks that a driver makes for threads that rang, before it hands over.
 const LOOKS: usize = 16;
 /// A posting thread sends its requests and returns.
 const POSTING: Plan = Plan { posted: None, receives: 0, send_calls: 16, deadlines: false, stops_for_completion: false };
 /// A datagram, or merged ones, are 64 KiB at most, so a batch is at most 2 MiB.
 const SERVING: Plan = Plan { posted: None, receives: 32, send_calls: 32, deadlines: true, stops_for_completion: false };
-/// For a thread that comes back soon: it gets what it waits for without delay.
+/// For a thread that comes back soon: it gets the completion that it waits for without delay.
 const POLLING: Plan = Plan { stops_for_completion: true, ..SERVING };
 
 /// Result of a pass by the shard's thread.
@@ -74,7 +74,7 @@ impl Shard {
         self.policy.note_taken();
     }
 
-    /// A visit of a thread that found its completion queue empty. Returns whether it looked at the shard.
+    /// Looks at the shard for a thread that found its completion queue empty, if a look is due. Returns whether it did.
     #[inline]
     pub(crate) fn poll(self: &Arc<Self>, has_completions: impl Fn() -> bool) -> bool {
         let is_due = self.policy.is_look_due();
@@ -126,8 +126,8 @@ impl Shard {
         }
     }
 
-    /// A visit of a thread that a channel's descriptor woke. It waits for the lock, because it will sleep again on what
-    /// it leaves behind. Returns whether there is more to do.
+    /// Drives the shard for a thread that a channel's descriptor woke. It waits for the lock, because the thread will
+    /// sleep again on the packets that it leaves behind. Returns whether there is more to do.
     ///
     /// No acknowledgement waits for the application's response: a program with one channel for all queues takes events
     /// in their order, and expects, as from adapters, that its send completes before the peer's response to it arrives.
@@ -161,7 +161,7 @@ impl Shard {
 
     /// Flushes the acknowledgements of a queue pair that wait for the application's response, because none will follow.
     /// Called before the queue pair is destroyed, so that its peer does not retry requests that arrived long ago. Waits
-    /// a little if sockets are full.
+    /// up to `LONGEST_FINAL_ACK_FLUSH` if sockets are full.
     pub(crate) fn send_acknowledgements(&self, qpn: Qpn) {
         let end = self.clock.now() + LONGEST_FINAL_ACK_FLUSH;
         loop {
@@ -180,8 +180,8 @@ impl Shard {
     }
 
     /// Makes a pass for the shard's thread. Afterwards `rest` gets the time and whether there was work, and chooses
-    /// whether the thread sleeps. If it does, it publishes that while it holds the shard, so that no other thread
-    /// relies on it to be awake.
+    /// whether the thread sleeps. If it sleeps, this is published while the shard is held, so that no other thread
+    /// relies on it being awake.
     pub(super) fn serve(&self, mut rest: impl FnMut(Time, bool) -> Rest) -> Served {
         let mut served = Served { worked: false, sleeps_until: None };
         let outcome = self.lock.drive(LOOKS, |core, _| {
@@ -195,8 +195,8 @@ impl Shard {
             };
             let deadline =
                 latest.map_or(Time::ZERO, |latest| progress.next_deadline.map_or(latest, |due| due.min(latest)));
-            // Published before the moderations are checked, to which other shards add: a thread that adds one
-            // afterwards wakes this one.
+            // Published before the moderations are checked. Drivers of other shards add moderations, too; a thread that
+            // adds one afterwards wakes this one.
             self.wake.sleeps_until(deadline);
             let until = deadline.min(self.end_moderations(now).unwrap_or(Time::NEVER));
             self.wake.sleeps_until(until);
@@ -207,8 +207,8 @@ impl Shard {
         served
     }
 
-    /// Before the lock is released: wakes the shard's thread if it would be late for what is left. While a lease is
-    /// alive, its end is early enough: before, the poller comes back.
+    /// Wakes the shard's thread if it would be late for the remaining work; called before the lock is released. During
+    /// a lease, the end of the lease is early enough, because the poller comes back before.
     fn leave(&self, progress: &Progress) {
         let due = if progress.has_more { Some(Time::ZERO) } else { progress.next_deadline };
         if let Some(due) = due {

@@ -1,9 +1,9 @@
 //! Acknowledgements that a polling thread has left to wait for the application's response.
 //!
 //! They leave with the response, when the thread polls there again, or when the lease ends. But a thread that stays at
-//! another shard may wait there for the very effect of these acknowledgements: a program whose one thread drives both
-//! ends of a connection does. A thread that polls another shard for the second time, without coming back in between,
-//! stays there; one that polls several in turn comes back.
+//! another shard may wait there for the effect of these acknowledgements, as in a program with one thread that drives
+//! both ends of a connection. A thread that polls another shard for the second time, without coming back in between, is
+//! assumed to stay there; one that polls several in turn comes back.
 
 use std::cell::RefCell;
 use std::ptr;
@@ -26,7 +26,7 @@ thread_local! {
 /// Notes that this thread leaves acknowledgements waiting at the shard.
 #[inline]
 pub(super) fn note(shard: &Arc<Shard>) {
-    // A thread that is ending has no thread-local storage any more; the lease's end remains.
+    // An ending thread no longer has thread-local storage; then the acknowledgements leave at the lease's end.
     let _ = HELD.try_with(|held| {
         let mut held = held.borrow_mut();
         held.elsewhere = ptr::null();
@@ -36,8 +36,8 @@ pub(super) fn note(shard: &Arc<Shard>) {
     });
 }
 
-/// Notes that this thread polls the shard. Returns the other one where it has left acknowledgements, if it stays away
-/// from that one.
+/// Notes that this thread polls the shard. Returns the other shard where it has left acknowledgements, if it stays away
+/// from that shard.
 #[inline]
 pub(super) fn take_other(shard: &Arc<Shard>) -> Option<Arc<Shard>> {
     HELD.try_with(|held| held.borrow_mut().take_other(shard)).ok()?

@@ -1,12 +1,12 @@
-//! The back-off of a polling thread after an empty look: it looks again, or yields the processor.
+//! The back-off of a polling thread after an empty look: it looks again, yields the processor, or naps.
 //!
-//! Alone on its core, a thread that yields continues at once (0.3 µs), and a peer that shares the core gets its turn.
-//! So it yields often if another thread uses the yield, and now and then otherwise.
+//! A thread alone on its core continues at once after a yield (0.3 µs), and a peer that shares the core gets its turn.
+//! So a poller yields often if another thread uses the yield, and now and then otherwise.
 //!
 //! But among threads that compute, each yield gives away a whole round of time slices, many milliseconds: then
-//! connections time out although both ends are well. A thread that *sleeps* for a packet is scheduled first when it
-//! arrives. So after long yields a thread naps on the sockets for a while instead, and by the clock while the packets
-//! that have arrived are for another thread to take.
+//! connections time out although both ends are healthy. A thread that *sleeps* for a packet is scheduled first when it
+//! arrives. So for a while after long yields, a thread naps on the sockets instead, or for a fixed time while the
+//! packets that have arrived are for another thread to take.
 
 use std::os::fd::AsFd;
 use std::thread::{sleep, yield_now};
@@ -38,8 +38,8 @@ impl Shard {
     /// Sleeps until a packet arrives, for the length of a nap at most. If that fails, the next empty look tries again.
     fn nap(&self) {
         let is_readable = wait_readable([self.sockets.as_fd()], Some(NAP)).is_ok_and(|[is_readable]| is_readable);
-        // While another thread drives, packets wait that this thread must not take: naps on the sockets end at
-        // once, one after the other, and the driver or a thread that waits to drive may need this very core.
+        // While another thread drives, this thread must not take the waiting packets: naps on the sockets would end at
+        // once, one after the other, and the driver or a thread that waits to drive may need this core.
         if is_readable && self.lock.is_taken() {
             sleep(NAP);
         }

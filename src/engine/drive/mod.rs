@@ -1,4 +1,4 @@
-//! Driving: who works on a shard's endpoint and sockets, and when.
+//! Driving: which thread works on a shard's endpoint and sockets, and when.
 //!
 //! See `driver` for what each driver may do, `shard_lock` for the lock, `thread` for the shard's thread, `idle` for
 //! pollers that find nothing, and `policy` for the rules that both follow.

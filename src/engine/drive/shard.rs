@@ -203,8 +203,8 @@ impl Shard {
         count
     }
 
-    /// Returns the report of a queue pair on itself and its peer, with the errors that the sockets know of its path;
-    /// and the start of its connection, by this shard's clock.
+    /// Returns the report of a queue pair on itself and its peer, with the errors that the sockets reported for its
+    /// path; and the start of its connection, by this shard's clock.
     pub(crate) fn queue_pair_report(&self, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
         let mut answer = None;
         self.command(|core, now| answer = core.queue_pair_report(now, qpn));
@@ -259,8 +259,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Opens the receive sockets of these addresses, so that other processes find this one there. An address that fails
-    /// is left to the queue pair that needs it, which then gets the error.
+    /// Opens the receive sockets of these addresses, so that other processes find this one there. If this fails for an
+    /// address, the queue pair that needs the address gets the error later.
     pub(crate) fn receive_connected(self: &Arc<Self>, addresses: &[LocalAddress]) {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         for address in addresses {
@@ -295,7 +295,7 @@ impl Shard {
         allowed
     }
 
-    /// Attaches the queue pair to the group, and joins the group if need be. Calls for one group must not overlap.
+    /// Attaches the queue pair to the group, and joins the group if necessary. Calls for one group must not overlap.
     pub(crate) fn attach_multicast(&self, qpn: Qpn, group: &Group) -> Result<(), OpenError> {
         let mut has_joined = false;
         self.command(|core, _| has_joined = core.link.has_group(group.address));
@@ -454,7 +454,8 @@ impl Shard {
     }
 }
 
-/// A pass or a change in progress. Only a panic drops it, and leaves state that must not be used: the shard fails.
+/// A pass or a change in progress. It is only dropped by a panic, which leaves state that must not be used: the shard
+/// fails.
 struct Unfinished<'a>(&'a Shard);
 
 impl Drop for Unfinished<'_> {
@@ -528,8 +529,8 @@ fn cannot_watch(source: io::Error) -> OpenError {
     OpenError { message: "cannot watch the receive socket".to_owned(), source }
 }
 
-/// Returns a random number for queue pair numbers. If the system's randomness fails, which it practically never does
-/// once it worked, the process's own hash keys replace it.
+/// Returns a random number for queue pair numbers. If the system's random source fails, which practically never happens
+/// once it has worked, the process's own hash keys replace it.
 fn random() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     getrandom::u32().unwrap_or_else(|_| RandomState::new().hash_one(0) as u32)

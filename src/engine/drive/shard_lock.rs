@@ -5,13 +5,12 @@
 //! - A *poster* has new work. It publishes the work first and then calls [`ShardLock::ring`]: it drives if the word was
 //!   free, and otherwise rings the holder. It never waits.
 //! - A *poller* looks for completions. It calls [`ShardLock::try_drive`]: if another thread drives, the poller only
-//!   takes what that thread delivers. It does not ring: two pollers would keep each other busy for ever.
+//!   takes what that thread delivers. It does not ring: two pollers would keep each other busy forever.
 //! - A *control verb* or the shard's thread needs the value itself. It calls [`ShardLock::drive`] and waits for the
 //!   lock, which pollers leave alone while a thread waits.
 //!
 //! A release fails while the word is rung; then the holder looks again. The number of looks is bounded: a holder that
-//! is rung too often releases all the same, and the outcome says that another look is needed
-//! ([`DriveOutcome::HandOver`]).
+//! is rung too often releases anyway, and the outcome reports that another look is needed ([`DriveOutcome::HandOver`]).
 //!
 //! The models at the end check with every interleaving that no published work is missed.
 
@@ -93,8 +92,8 @@ impl<T> ShardLock<T> {
         self.waiting.load(Ordering::Relaxed) > 0 || self.guarded.is_held()
     }
 
-    /// For control verbs and the shard's thread: waits for the lock and drives. Every holder's time is bounded, so the
-    /// wait is, too. Never returns [`DriveOutcome::Held`].
+    /// For control verbs and the shard's thread: waits for the lock and drives. The wait is bounded, because each
+    /// holder's time is. Never returns [`DriveOutcome::Held`].
     pub(super) fn drive(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> DriveOutcome {
         drive_guarded(self.wait(), looks, work)
     }

@@ -3,8 +3,8 @@
 //!
 //! It sleeps on the sockets and on its own eventfd. While an application thread polls, it sleeps until the poller lease
 //! ends, without watching the sockets, unless a thread sleeps on a descriptor that only the shard's thread makes
-//! readable. While a completion queue is armed on a channel, it lets the threads that sleep there on packets have one
-//! first, for the longest pause of a poller.
+//! readable. While a completion queue is armed on a channel, it leaves a packet to the threads that sleep there on
+//! packets first, for the longest pause of a poller.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -18,7 +18,7 @@ use super::shard::Shard;
 use crate::sys::{Timer, ask_for_short_slices, involuntary_switches, wait_readable, with_signals_blocked};
 use crate::types::Time;
 
-/// Starts the thread of a shard; signals stay with the application's threads.
+/// Starts the thread of a shard, with signals blocked: the application's threads handle them.
 pub(crate) fn start(shard: Arc<Shard>, name: String) -> io::Result<JoinHandle<()>> {
     let alarm = Alarm::new()?;
     with_signals_blocked(|| Builder::new().name(name).spawn(move || run(&shard, alarm)))

@@ -10,7 +10,7 @@ use crate::types::Time;
 /// The wake-up state of the shard's thread, as other threads see it.
 pub(super) struct Wake {
     event: EventFd,
-    /// Time of the thread's next pass by itself; zero: it is awake or was called.
+    /// Time of the thread's next pass without a call; 0: it is awake or was called.
     wakes_at: AtomicU64,
 }
 
@@ -27,7 +27,7 @@ impl Wake {
         self.wakes_at.store(time.as_nanos(), Ordering::SeqCst);
     }
 
-    /// Called by the thread when it was called and is awake. A pass after this handles all earlier calls.
+    /// Consumes the calls that woke the thread. Its next pass, after this, handles all of them.
     pub(super) fn is_awake(&self) {
         self.event.clear();
     }
@@ -47,7 +47,7 @@ impl Wake {
     }
 
     /// Calls the thread to make a pass now. Any thread may use this. Returns false if the call cannot reach it, so that
-    /// it may sleep for ever.
+    /// it may sleep forever.
     pub(super) fn call(&self) -> bool {
         self.wakes_at.store(0, Ordering::SeqCst);
         self.event.signal()

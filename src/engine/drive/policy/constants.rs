@@ -1,9 +1,9 @@
 //! The constants of the driving policy, in one table.
 //!
-//! A constant stands for a habit of the kernel's scheduler, or for the cost of a step on a processor. The second kind
-//! is that of processors whose system calls take 0.3 to 0.5 µs. On an emulated one, whose calls take 2 µs, multiples
-//! of 4 and 16 change neither streams nor ping-pongs beyond the noise (`tests/interop/speed --setting one`: streams at
-//! a path MTU of 1024 get 1.48 and 1.64 times rxe's rate, and 1.55 and 1.59 without).
+//! A constant represents a habit of the kernel's scheduler, or the cost of a step on a processor. The second kind is
+//! for processors whose system calls take 0.3 to 0.5 µs. On an emulated one, whose calls take 2 µs, multiples of 4 and
+//! 16 change neither streams nor ping-pongs beyond the noise (`tests/interop/speed --setting one`: streams at a path
+//! MTU of 1024 get 1.48 and 1.64 times rxe's rate, and 1.55 and 1.59 without).
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use std::time::Duration;
 /// Longest pause between two visits of a busy poller.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_micros(400);
 /// Least time of polling before a lease. It doubles after each lease that ended without a poller and with packets
-/// waiting: a program that polls for the completion of its own request, but only checks its memory for the peer's, has
-/// left when the lease begins, and waits for the shard's thread.
+/// waiting: a program that polls for the completion of its own request, but only checks its memory for the peer's, no
+/// longer polls when the lease begins, and waits for the shard's thread.
 pub(super) const MIN_POLL_TIME: Duration = Duration::from_micros(100);
 /// Part of the time of polling for which a lease lasts.
 pub(super) const PART_OF_POLLING: u32 = 2;
 
 // ---- The poller lease (the scheduler) ----
 
-/// Longest of the least times of polling.
+/// Upper limit of the least time of polling.
 pub(super) const LONGEST_MIN_POLL_TIME: Duration = Duration::from_millis(100);
-/// Longest lease. At each end the shard's thread wakes up to see whether the lease goes on, which takes the poller's
-/// core for some ten microseconds.
+/// Longest lease. At each end the shard's thread wakes up to check whether the lease continues, which takes the
+/// poller's core for some ten microseconds.
 pub(super) const LONGEST_LEASE: Duration = Duration::from_millis(4);
 
 // ---- Polls and yields (costs) ----
@@ -42,8 +42,8 @@ pub(super) const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
 
 /// A yield that took this long went through other threads' time slices.
 pub(super) const LONG_YIELD: Duration = Duration::from_micros(500);
-/// Time that a core counts as crowded after such yields. One alone proves nothing: the machine itself may have been
-/// paused. After it, the kernel is queried for twice as long whether another thread had the core.
+/// Time that a core counts as crowded after such yields. A single one proves nothing: the machine itself may have been
+/// paused. For twice this time after one, the kernel is queried whether another thread had the core.
 pub(super) const CROWDED: Duration = Duration::from_millis(20);
 /// Longest nap. Everything but packets waits this long, and so does a packet that another thread was about to take.
 /// Less than the longest pause of a busy poller, so that a napping poller keeps its lease.
@@ -52,8 +52,9 @@ const _: () = assert!(NAP.as_nanos() < LONGEST_PAUSE.as_nanos());
 /// Period in which a poller may sleep, after another thread used the shard. As long as such threads come more often
 /// than this, none starves, and the poller does not spin.
 pub(super) const SHORTEST_SLEEPS: Duration = Duration::from_millis(4);
-/// The longest such period, reached if no thread comes any more: each is a quarter longer than the one before. In the
-/// end spins take a thirteenth of the time, and a thread that waits all the same gets its chance nine times a second.
+/// The longest such period, reached if no thread comes any more: each is a quarter longer than the one before. At this
+/// length, spins take a thirteenth of the time, and a thread that nevertheless waits gets its chance nine times a
+/// second.
 pub(super) const LONGEST_SLEEPS: Duration = Duration::from_millis(100);
 /// Length of a spin: the kernel takes the core from a thread that computes after one to four milliseconds.
 pub(super) const SPIN: Duration = Duration::from_millis(8);

@@ -1,15 +1,15 @@
 //! Whether the sleep of a polling thread may block another thread of the program.
 //!
-//! A program whose threads share queues often guards them by a lock of its own, and polls while it holds this lock, as
-//! UCX does. A poller that sleeps only inside the poll then sleeps only with the lock held. On a core that both threads
-//! share, the other one runs during these sleeps alone, and never finds the lock free: it starves for as long as the
-//! poller has nothing to do, which may be until the other thread posts.
+//! A program whose threads share queues often guards them with a lock of its own, and polls while it holds this lock,
+//! as UCX does. A poller that sleeps only inside the poll then sleeps only with the lock held. On a core that both
+//! threads share, the other one runs only during these sleeps, and never finds the lock free: it starves for as long as
+//! the poller has nothing to do, which may be until the other thread posts.
 //!
 //! So a poller alternates between sleeping and spinning. A spinning poller loses its core at moments that the kernel
 //! chooses, sometimes with the lock free. It then also looks at the sockets more rarely, so that the lock is free for a
-//! larger part of the time. Whether another thread waits cannot be seen: a thread that starves makes no calls. But one
-//! that used the shard until just now is more likely to, so the poller then spins more often; and the next call of
-//! another thread ends a spin.
+//! larger part of the time. Whether another thread waits cannot be detected, because a thread that starves makes no
+//! calls. A thread that used the shard until just now is more likely to wait, so the poller then spins more often. The
+//! next call of another thread ends a spin.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -114,8 +114,8 @@ impl Contention {
         self.spins.load(Ordering::Relaxed)
     }
 
-    /// Returns whether this poll looks at the shard. One that does not costs next to nothing: the lock is free during
-    /// the rest of the program's loop.
+    /// Returns whether this poll looks at the shard. A poll without a look costs almost nothing, so the program's lock
+    /// is free during the rest of its loop.
     #[inline]
     pub(super) fn is_look_due(&self) -> bool {
         let left = self.skips.load(Ordering::Relaxed);
@@ -149,7 +149,7 @@ mod tests {
 
     const STEP: Duration = Duration::from_micros(100);
 
-    /// Returns how long a poller that only sleeps is kept from it within this time, and how often.
+    /// Returns how long a poller that would only sleep must spin within this time, and how often.
     fn spins(contention: &Contention, from: Time, length: Duration) -> (Duration, usize) {
         let (mut now, mut spun, mut count, mut slept) = (from, Duration::ZERO, 0, true);
         while now < from + length {

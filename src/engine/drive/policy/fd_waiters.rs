@@ -1,8 +1,8 @@
 //! Whether the shard's thread must watch the sockets although a thread polls.
 //!
 //! A poller lease lets the thread sleep without watching them. But a program that sleeps on an edge-exact channel's
-//! descriptor sleeps until another thread has served the packet, and a moment ago the poller may have been that very
-//! program.
+//! descriptor sleeps until another thread has served the packet, and that program may have been the poller a moment
+//! ago.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -24,7 +24,7 @@ impl FdWaiters {
     pub(super) fn need(&self, now: Time, queues: u32) -> bool {
         self.last_armed.store(now.as_nanos(), Ordering::Relaxed);
         // Before the thread's state is read. The thread writes its state before it reads the count, so at least one of
-        // the two sees the other.
+        // the two sees the other's write.
         self.queues.fetch_add(queues, Ordering::SeqCst);
         self.is_away.load(Ordering::SeqCst) && self.is_away.swap(false, Ordering::SeqCst)
     }
@@ -45,8 +45,8 @@ impl FdWaiters {
         self.queues.load(Ordering::SeqCst)
     }
 
-    /// Called by the thread before it sleeps without watching the sockets; a waiter that needs it wakes it. Returns
-    /// false if one needs it already.
+    /// Called by the thread before it sleeps without watching the sockets; a waiter that needs the thread wakes it.
+    /// Returns false if a waiter needs it already.
     pub(super) fn leave(&self) -> bool {
         self.is_away.store(true, Ordering::SeqCst);
         let leaves = self.queues() == 0;

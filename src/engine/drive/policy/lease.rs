@@ -2,8 +2,9 @@
 //!
 //! If both watched a socket, each packet would wake the shard's thread unnecessarily, on a core that may be the
 //! poller's. A poller that comes back soon after its last visit takes a lease; the shard's thread sleeps until it ends.
-//! A single visit takes none, since another one may never follow. Nor do the few visits of a program that waits for its
-//! memory to change and polls in between only to take its own completions: that program needs the shard's thread.
+//! A single visit takes none, since another one may never follow. The few visits of a program that waits for its memory
+//! to change, and polls in between only to take its own completions, take none either: that program needs the shard's
+//! thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -65,7 +66,7 @@ impl Lease {
     }
 
     /// Notes that the shard's thread stood back until the end of a lease. If the poller has left and packets wait, the
-    /// series of visits starts again, and the next lease takes longer to get.
+    /// series of visits starts again, and the next lease requires a longer series.
     pub(super) fn note_end(&self, now: Time, packets_wait: impl FnOnce() -> bool) {
         let next = if self.is_alive(now) {
             (self.min_poll_time() / 2).max(MIN_POLL_TIME)

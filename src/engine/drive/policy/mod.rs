@@ -1,12 +1,11 @@
-//! The driving policy: who serves a shard at a time, how pollers share their core, and when the shard's thread rests.
+//! The driving policy: which thread serves a shard, how pollers share their core, and when the shard's thread rests.
 //!
-//! The policy reads no clock and makes no system call. Threads report what they do and when, and the policy answers
-//! with a state: [`PollerState`] after an empty look of a poller, [`Duty`] before and [`Rest`] after a pass of the
-//! shard's thread. The fields of the lease and of the back-offs are hints: a value lost to a race makes a thread wait
-//! or work for a moment longer. The counts of armed queues are exact, and `fd_waiters` has a handshake with the
-//! shard's thread.
+//! The policy reads no clock and makes no system call. Threads report what they do and when, and the policy returns a
+//! state: [`PollerState`] after an empty look of a poller, [`Duty`] before and [`Rest`] after a pass of the shard's
+//! thread. The fields of the lease and of the back-offs are hints: a value lost to a race makes a thread wait or work
+//! for a moment longer. The counts of armed queues are exact, and `fd_waiters` has a handshake with the shard's thread.
 //!
-//! `constants` has all constants.
+//! All constants are in `constants`.
 
 mod constants;
 mod contention;
@@ -45,7 +44,7 @@ pub(super) enum PollerState {
     /// It looks again at once.
     Polling,
     /// It gives its core to another thread that wants it. `is_suspected`: yields took long lately, and the kernel must
-    /// say whether another thread had the core.
+    /// be queried whether another thread had the core.
     Yielding { is_suspected: bool },
     /// It sleeps on the sockets, because yields go through other threads' time slices.
     Napping,
@@ -54,7 +53,7 @@ pub(super) enum PollerState {
     Spinning,
 }
 
-/// Duty of the shard's thread at a time.
+/// Duty of the shard's thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Duty {
     /// It makes a pass.
@@ -94,8 +93,8 @@ impl DrivingPolicy {
         self.lease.is_alive(now)
     }
 
-    /// Returns the latest time by which work that is due at this time must wake the shard's thread: before the lease
-    /// ends the poller comes back.
+    /// Returns the time by which the shard's thread must handle work that is due at this time: the end of the lease if
+    /// that is later, because the poller comes back before it ends.
     #[inline]
     pub(super) fn thread_is_due(&self, due: Time) -> Time {
         due.max(self.lease.end())
@@ -214,14 +213,14 @@ impl DrivingPolicy {
         }
     }
 
-    /// Called by the thread before it stands back; a waiter on a descriptor that needs it calls it. Returns false if
-    /// one needs it already.
+    /// Called by the thread before it stands back; a waiter on a descriptor that needs the thread calls it. Returns
+    /// false if a waiter needs it already.
     pub(super) fn stand_back(&self) -> bool {
         self.fd_waiters.leave()
     }
 
-    /// Called by the thread when it stood back until `until` or was called. If the poller has left and packets wait,
-    /// the next lease takes longer to get.
+    /// Called by the thread after it stood back until `until`, or until it was called. If the poller has left and
+    /// packets wait, the next lease requires more polling.
     pub(super) fn end_stand_back(&self, now: Time, until: Time, packets_wait: impl FnOnce() -> bool) {
         self.fd_waiters.come_back();
         if now >= until {

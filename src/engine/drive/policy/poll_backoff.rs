@@ -1,7 +1,7 @@
-//! Decides when a polling thread yields, naps, or does with a quick poll.
+//! Decides when a polling thread yields, naps, or only makes a quick poll.
 //!
-//! Alone on its core, a thread that yields continues at once (0.3 µs), and a peer that shares the core gets its turn.
-//! So a poller yields often if another thread uses that, and now and then otherwise.
+//! A thread alone on its core continues at once after a yield (0.3 µs), and a peer that shares the core gets its turn.
+//! So a poller yields often if another thread uses the yield, and now and then otherwise.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(super) struct PollBackoff {
 }
 
 impl PollBackoff {
-    /// Returns whether yields took long lately.
+    /// Returns whether the core counts as crowded, because two yields took long lately.
     #[inline]
     pub(super) fn is_crowded(&self, now: Time) -> bool {
         now.as_nanos() < self.until.load(Ordering::Relaxed)

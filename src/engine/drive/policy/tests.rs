@@ -13,7 +13,7 @@ struct Outcome {
     by_thread: usize,
     /// Longest time that a packet waited.
     longest_wait: Duration,
-    /// Times that the shard's thread woke up to see whether the lease goes on.
+    /// Times that the shard's thread woke up to check whether the lease continues.
     lease_ends: usize,
 }
 
@@ -93,7 +93,7 @@ impl World {
         arrived.is_some()
     }
 
-    /// Polls with these pauses for this time. Returns what happened in it.
+    /// Polls with these pauses for this time. Returns the counts of this time.
     fn poll_for(&mut self, length: Duration, pause: Duration) -> Outcome {
         self.outcome = Outcome::default();
         let end = self.now + length;

@@ -8,9 +8,9 @@ use crate::types::Time;
 /// Rest of the shard's thread after a pass that left nothing to do at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::engine::drive) enum Rest {
-    /// It stays awake: after work more of it is likely.
+    /// It stays awake, because more work is likely soon after work.
     Linger,
-    /// It sleeps until this time at the latest, which is never unless it had work a moment ago.
+    /// It sleeps until this time at the latest: [`Time::NEVER`] unless it had work a moment ago.
     Sleep(Time),
 }
 
@@ -19,7 +19,7 @@ pub(in crate::engine::drive) struct ThreadRest {
     linger_until: Time,
     /// Time from which it may sleep without a time limit.
     light_until: Time,
-    /// It does not stay awake before this time, because others want the core.
+    /// It does not stay awake before this time, because other threads want the core.
     not_before: Time,
     backoff: Duration,
     /// Involuntary context switches so far.
@@ -52,8 +52,8 @@ impl ThreadRest {
     }
 
     /// Notes a yield and its length. `switches` counts the thread's involuntary context switches; it is called if
-    /// another thread may have run. Its result shows whether one did: a long pause may also be an interrupt, or the
-    /// machine's own.
+    /// another thread may have run. Its result shows whether one did: an interrupt or a pause of the whole machine also
+    /// makes a yield long.
     pub(in crate::engine::drive) fn note_yield(&mut self, now: Time, took: Duration, switches: impl FnOnce() -> u64) {
         if took < USEFUL_YIELD {
             return;
