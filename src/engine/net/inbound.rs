@@ -12,15 +12,14 @@ use crate::sys::{Received, SEVERAL, receive, receive_several};
 use crate::transport::{CheckField, Datagram, DatagramOutcome};
 use crate::types::{Counter, Counters};
 
-/// The outcome of a packet for another socket. Its connection may have a key, which is not known here, so no capture
-/// may show its check field.
+/// The outcome of a packet for another socket. Its connection may have a key that this process does not have, so no
+/// capture may show its check field.
 const OF_ANOTHER_SOCKET: DatagramOutcome =
     DatagramOutcome { dropped: None, is_from_own_peer: false, ends_write: false, check_field: CheckField::Withheld };
 /// Room for one datagram, or for as many as the kernel merges.
 const PART_BYTES: usize = 65_536;
-/// Datagrams in a row that arrive singly before a call receives several. Merged ones fill a call by themselves. Where
-/// each message gets a response before the next arrives, the second call finds nothing, and need not prepare eight
-/// slots.
+/// Datagrams in a row that arrive singly before a call receives several. Merged ones fill a call by themselves. If each
+/// message gets a response before the next arrives, the second call finds nothing, and need not prepare eight slots.
 const MOST_ALONE: usize = 2;
 
 /// The recipient of a batch of datagrams, with counters and captures.
@@ -50,7 +49,7 @@ pub(super) struct Taken {
 
 /// The buffers of a shard's sockets.
 pub(super) struct Inbound {
-    /// Parts of [`PART_BYTES`]. A part that nothing is received into is never backed by memory.
+    /// Parts of [`PART_BYTES`]. A part into which nothing is received is never backed by memory.
     buffer: Box<[u8]>,
 }
 
@@ -134,7 +133,7 @@ pub(super) trait Source {
     /// Returns the last seen value of the kernel's count of dropped datagrams.
     fn dropped(&mut self) -> &mut u32;
 
-    /// Determines the process that the packet is for, and forwards it if it is another one.
+    /// Determines the process that the packet is for, and forwards the packet if that is another process.
     fn route(&self, datagram: &Datagram<'_>) -> Route;
 }
 

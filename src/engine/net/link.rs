@@ -36,7 +36,7 @@ pub(crate) enum Sent {
     Accepted,
     /// The socket's send buffer is full: try again soon.
     Full,
-    /// The kernel refused it. The transport retransmits what matters.
+    /// The kernel refused it. The transport retransmits it if necessary.
     Refused,
 }
 
@@ -150,7 +150,8 @@ impl Link {
         }
     }
 
-    /// Returns the last error that system or network reported for packets to an address, not earlier than `since`.
+    /// Returns the last error that the system or the network reported for packets to an address, not earlier than
+    /// `since`.
     pub(crate) fn path_error(&self, now: Time, destination: IpAddr, since: Time) -> Option<PathError> {
         self.errors.find(now, destination, since)
     }
@@ -220,7 +221,7 @@ impl Link {
         batch
     }
 
-    /// Returns whether no datagram waits. One that does is kept for the next batch.
+    /// Returns whether no datagram waits. If one does, it is kept for the next batch.
     #[inline]
     pub(crate) fn is_quiet(&mut self) -> bool {
         if self.found.is_some() {
@@ -259,8 +260,8 @@ impl Link {
         }
     }
 
-    /// Returns `None` if the socket's send buffer is full. If the queue of the network interface is, the packets are
-    /// lost as in the network: retrying until it has room would hold up everything behind them.
+    /// Returns `None` if the socket's send buffer is full. If the queue of the network interface is full, the packets
+    /// count as lost in the network: retrying until it has room would delay everything behind them.
     #[inline]
     fn depart(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Departure> {
         let Some(index) = self.find_sender(transmit.source, transmit.source_port) else {
@@ -544,7 +545,7 @@ mod tests {
             link.send(&transmit(address, plain, bytes.len(), None), &bytes);
         }
         let received = link.receive(10_000, |_| DatagramOutcome::default(), || false).datagrams as u64;
-        // The count of drops comes with the next datagram that is received.
+        // The kernel reports the count of drops with the next datagram that is received.
         link.send(&transmit(address, plain, 4, None), b"abcd");
         link.receive(1, |_| DatagramOutcome::default(), || false);
         assert_eq!(received + link.counters.get(Counter::SocketOverflow), 4_000);

@@ -13,7 +13,7 @@ use crate::sys::{EventFd, Generation, LinkWatch, wait_readable, with_signals_blo
 /// allocator and a logger.
 const STACK_BYTES: usize = 256 << 10;
 
-/// The thread. Dropping this ends it.
+/// The thread that watches the interfaces. Dropping this ends the thread.
 pub(crate) struct LinkListener {
     thread: Option<JoinHandle<()>>,
     end: Arc<End>,
@@ -55,7 +55,7 @@ impl Drop for LinkListener {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if !self.generation.is_current() {
-            // The thread is the parent's.
+            // The thread belongs to the parent process.
             return std::mem::forget(thread);
         }
         self.end.is_now.store(true, Ordering::Release);

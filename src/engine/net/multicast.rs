@@ -120,7 +120,7 @@ impl GroupSockets {
         self.sockets.iter().any(|socket| socket.group == group)
     }
 
-    /// Returns whether one of them may be readable. Without groups this costs nothing.
+    /// Returns whether one of them may be readable. Without groups this makes no system call.
     #[inline]
     pub(super) fn may_be_ready(&self) -> bool {
         match &self.set {

@@ -1,8 +1,8 @@
-//! Errors of system and network for packets to each address: refused sends, and ICMP messages.
+//! Errors that the system and the network report for packets to each address: refused sends, and ICMP messages.
 //!
-//! They are kept for explanations only and decide nothing: an ICMP message can be forged, and the transport tries until
-//! its own timers end it. A pending ICMP error makes the next send of its socket fail, whatever its destination, so it
-//! is taken off the socket and the send is tried again.
+//! They are kept for explanations only and do not affect the transport: an ICMP message can be forged, and the
+//! transport retries until its own timers expire. A pending ICMP error makes the next send of its socket fail, whatever
+//! the destination of that send, so the error is taken off the socket and the send is repeated.
 
 use std::io;
 use std::net::IpAddr;
@@ -39,7 +39,7 @@ impl PathErrors {
         self.note(destination, errno, None, None, Some(bytes));
     }
 
-    /// Takes the network's reports off a sending socket. Returns whether any came from the network.
+    /// Takes the queued errors off a sending socket. Returns whether any came from the network.
     pub(super) fn take(&mut self, socket: BorrowedFd<'_>) -> bool {
         let mut any = false;
         for _ in 0..MOST_TAKEN {

@@ -48,8 +48,8 @@ pub(crate) fn leaves_host(own: IpAddr, peer: IpAddr) -> bool {
     own != peer && !is_of_this_host(peer)
 }
 
-/// Returns whether this host has the address. One that is not listed is treated as another host's, which only costs
-/// speed.
+/// Returns whether this host has the address. An address that is not listed is treated as another host's, which only
+/// costs speed.
 fn is_of_this_host(address: IpAddr) -> bool {
     let is_listed = || if_addrs::get_if_addrs().is_ok_and(|all| all.iter().any(|own| own.ip() == address));
     address.to_canonical().is_loopback() || is_listed()

@@ -26,9 +26,9 @@ use crate::sys::{
 };
 use crate::types::ROCE_PORT;
 
-/// Sends with the same other traffic class after which it becomes the socket's. Changing it is a system call.
+/// Sends with the same other traffic class after which it becomes the socket's. The change takes a system call.
 const CLASS_RUN: u32 = 64;
-/// Source ports: those of the standard's convention.
+/// Source ports, by the standard's convention.
 const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 /// Random ports that are tried before giving up.
 const PORT_TRIES: u32 = 64;
@@ -37,7 +37,7 @@ const PORT_TRIES: u32 = 64;
 const FOREIGN_LOOKS: u32 = 20;
 const FOREIGN_PAUSE: Duration = Duration::from_millis(5);
 
-/// Sizes asked for; the kernel gives at most what its own limits allow.
+/// Requested buffer sizes; the kernel reduces those above its limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SocketSizes {
     /// Receive buffer in bytes, as `SO_RCVBUF` takes it.
@@ -46,7 +46,7 @@ pub(crate) struct SocketSizes {
     pub(crate) send_bytes: usize,
 }
 
-/// Header fields that the kernel reports of what arrives.
+/// Header fields that the kernel reports for received packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct ReportedFields {
     pub(super) hop_limit: bool,
@@ -72,7 +72,7 @@ impl ReceiveSocket {
     }
 
     /// Makes the kernel report these header fields of received packets. If it cannot, captures show the default values,
-    /// and marks are not seen.
+    /// and congestion marks are not detected.
     pub(super) fn report(&self, fields: ReportedFields) {
         let [hop_limit, traffic_class] = match self.address.ip {
             IpAddr::V4(_) => [SocketOption::ReportHopLimit4, SocketOption::ReportTrafficClass4],
@@ -108,7 +108,7 @@ fn refuse_foreign_members(address: IpAddr, own: &Socket, known: &dyn Fn() -> Vec
     let mut foreign = Vec::new();
     for _ in 0..FOREIGN_LOOKS {
         foreign = holders(address, ROCE_PORT);
-        // After the sockets: a member that has joined meanwhile has bound its socket before it wrote its entry.
+        // Read after the sockets: a member that has joined meanwhile has bound its socket before it wrote its entry.
         let known = known();
         foreign.retain(|holder| holder.address == address && holder.inode != own && !known.contains(&holder.inode));
         if foreign.is_empty() {
