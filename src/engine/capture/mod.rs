@@ -2,8 +2,8 @@
 //!
 //! A link without a capture makes one check per datagram ([`CaptureSink::is_idle`]). With one, the thread that drives
 //! the shard rebuilds the headers and appends a block to a bounded buffer; the capture's own thread writes the buffer
-//! to the file. So a slow disk costs packets of the capture, which are counted and reported in the file, and never
-//! delays traffic.
+//! to the file. A slow disk therefore only makes the capture lose packets, which are counted and reported in the file;
+//! it never delays traffic.
 //!
 //! The file's size is bounded. When it reaches the bound, the capture ends: the file is completed and no further
 //! packets are recorded.
@@ -42,7 +42,7 @@ const LONGEST_PENDING: Duration = Duration::from_millis(50);
 /// Bytes reserved for the file's last block.
 const LAST_BLOCK_BYTES: u64 = 512;
 
-/// A packet as the link saw it.
+/// A packet that passed the link.
 #[derive(Clone, Copy, Debug)]
 struct PacketRecord<'a> {
     time: Timestamp,

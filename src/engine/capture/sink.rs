@@ -193,8 +193,8 @@ fn now() -> Timestamp {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as Timestamp)
 }
 
-/// Returns identification and "don't fragment" of a packet that arrived: the socket does not report them, but the ICRC
-/// covers them.
+/// Returns identification and "don't fragment" of a packet that arrived. The socket does not report them, but the ICRC
+/// covers them, so they are computed from it.
 pub(super) fn solve(datagram: &Datagram<'_>) -> (u16, bool) {
     if datagram.payload.len() > LONGEST_PACKET {
         return (datagram.segment_index, true);
