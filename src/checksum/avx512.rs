@@ -1,12 +1,12 @@
 //! Carry-less multiplication of 64 bytes at a time.
 //!
-//! The bytes are a polynomial over GF(2), the first bit that of the highest power. 64 bytes are four lanes of 128 bits;
-//! a lane is *folded* over a distance by multiplying its two words with x to the power of that distance, modulo the
-//! CRC's polynomial: the product stands for the same remainder, 128 bits wide, that much further on. Four registers are
-//! folded over 256 bytes as long as there are bytes, then onto each other and their lanes onto the last, all at once,
-//! and what remains is reduced to 32 bits (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
-//! Instruction"). Zeros before the first byte change nothing, so a length that is not a multiple of 64 begins with a
-//! partial register, filled from the right.
+//! The bytes are a polynomial over GF(2), whose first bit has the highest power. 64 bytes are four lanes of 128 bits. A
+//! lane is *folded* over a distance by multiplying its two words with x to the power of that distance, modulo the CRC's
+//! polynomial: the product, 128 bits wide, has the same remainder at that distance further on. Four registers are
+//! folded over 256 bytes as long as there are bytes, then onto each other, and then their lanes onto the last lane, all
+//! at once. The last lane is reduced to 32 bits (Gopal et al., "Fast CRC Computation for Generic Polynomials Using
+//! PCLMULQDQ Instruction"). Zeros before the first byte change nothing, so a length that is not a multiple of 64 begins
+//! with a partial register, filled from the right.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -20,11 +20,12 @@ const REGISTER: usize = 64;
 const LENGTHS: [usize; 5] = [256, 512, 1024, 2048, 4096];
 /// The CRC's polynomial, x^32 left out, highest power first.
 const POLYNOMIAL: u32 = 0x04c1_1db7;
-/// The same and its quotient of x^64, reflected: for the reduction.
+/// The polynomial with x^32, and the quotient of x^64 and the polynomial, both reflected: for the reduction.
 const REFLECTED: i64 = 0x1_db71_0641;
 const QUOTIENT: i64 = 0x1_f701_1641;
 
-/// x^power modulo the polynomial, reflected, as the multiplication of reflected words requires: shifted by one.
+/// Returns x^power modulo the polynomial, reflected, and shifted by one as the multiplication of reflected words
+/// requires.
 const fn power_of_x(power: usize) -> i64 {
     let mut value: u32 = 1;
     let mut done = 0;
@@ -77,13 +78,13 @@ fn is_supported() -> bool {
     *SUPPORTED
 }
 
-/// [`super::update`], if the processor can and these are whole words.
+/// [`super::update`], if the processor has the features and `bytes` are whole words.
 #[inline]
 pub(super) fn update(crc: u32, bytes: &[u8]) -> Option<u32> {
     if !bytes.len().is_multiple_of(4) || !is_supported() {
         return None;
     }
-    // SAFETY: the processor has what the function was compiled for.
+    // SAFETY: the processor has the features that the function was compiled for.
     Some(unsafe { sum_of(crc, bytes) })
 }
 
@@ -91,7 +92,7 @@ pub(super) fn update(crc: u32, bytes: &[u8]) -> Option<u32> {
 #[inline]
 pub(super) fn after(sum: &Sum, crc: u32, head: &[u8]) -> u32 {
     debug_assert!(is_supported());
-    // SAFETY: sums are made by `copy` alone, which checked that the processor has what this was compiled for.
+    // SAFETY: only `copy` makes sums, after checking that the processor has the features that this was compiled for.
     unsafe { sum_after(sum, crc, head) }
 }
 
@@ -109,8 +110,8 @@ pub(super) unsafe fn copy<const MAY_FAULT: bool>(
     if !fits || !is_supported() {
         return Ok(None);
     }
-    // SAFETY: the caller answers for `source`; the length is a multiple of 256 and not 0, and the processor has what
-    // the function was compiled for.
+    // SAFETY: the caller upholds the requirements on `source`; the length is a multiple of 256 and not 0, and the
+    // processor has the features that the function was compiled for.
     unsafe { copy_and_sum::<MAY_FAULT>(source, target, ahead) }.map(Some)
 }
 
@@ -287,10 +288,10 @@ unsafe fn copy_and_fold<const MAY_FAULT: bool>(
     let (a, b, c, d): (__m512i, __m512i, __m512i, __m512i);
     let faulted: u64;
     // SAFETY: loads and stores 256 bytes at 0, 256, ... as long as the offset is below `target.len()`, a multiple of
-    // 256 and not 0: so all bytes of both ranges and no others. The caller answers for `source`, `target` is writable,
-    // and they do not overlap. The block is opaque to the compiler, so other threads' accesses to `source` may meet its
-    // loads, one for each byte: what is stored is what is folded. It uses no stack. Prefetched memory is never
-    // accessed, and may lie anywhere.
+    // 256 and not 0: so all bytes of both ranges and no others. The caller upholds the requirements on `source`,
+    // `target` is writable, and they do not overlap. The block is opaque to the compiler, so its loads may race with
+    // other threads' accesses to `source`. Each byte is loaded once, so the bytes stored are the bytes folded. It uses
+    // no stack. Prefetched memory is never accessed, and may lie anywhere.
     unsafe {
         asm!(
             access_begins!(),
@@ -356,7 +357,7 @@ unsafe fn copy_and_sum<const MAY_FAULT: bool>(
     target: &mut [u8],
     ahead: usize,
 ) -> Result<Sum, Faulted> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller upholds the same requirements.
     let lane = join(unsafe { copy_and_fold::<MAY_FAULT>(source, target, ahead) }?);
     let words = [_mm_cvtsi128_si64(lane) as u64, _mm_extract_epi64(lane, 1) as u64];
     Ok(Sum { words, length: target.len() })

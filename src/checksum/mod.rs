@@ -1,8 +1,8 @@
-//! CRC-32 (IEEE 802.3), the basis of the ICRC, as fast as the processor can.
+//! CRC-32 (IEEE 802.3), the basis of the ICRC, as fast as the processor allows.
 //!
 //! Packets are short: for 1 KiB, a general implementation takes as long to reduce the last few words as to fold the
-//! bytes themselves. The one here is made for packets, and can copy bytes and sum them in one pass, which takes hardly
-//! longer than copying alone. Processors without AVX-512 use `crc32fast`.
+//! bytes themselves. This implementation is made for packets, and can copy bytes and sum them in one pass, which takes
+//! hardly longer than copying alone. Processors without AVX-512 use `crc32fast`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
@@ -57,25 +57,26 @@ impl Sum {
 pub struct Faulted;
 
 /// Copies `target.len()` bytes from `source`, in any order, and sums them; each is read once. `None`: nothing was
-/// copied, because this processor cannot, or not this length. The lengths that it can are the payloads of full packets.
+/// copied, because the processor lacks the features, or the length is not supported. The supported lengths are the
+/// payloads of full packets.
 ///
-/// Prefetches the bytes `ahead` bytes further on into the cache; 0 disables this. Without it, megabytes of memory that
-/// are read once arrive late: the processor itself looks ahead within a page only.
+/// Prefetches the bytes `ahead` bytes further on into the cache; 0 disables this. Without it, reads of megabytes of
+/// memory that are read once are slow, because the processor itself prefetches only within a page.
 ///
 /// # Safety
-/// The bytes from `source` on are mapped and readable, and do not overlap `target`. Others may change them meanwhile;
-/// the bytes copied are still the bytes summed.
+/// The bytes from `source` on are mapped and readable, and do not overlap `target`. Other threads may change them
+/// meanwhile; the bytes copied are still the bytes summed.
 #[inline]
 pub unsafe fn copy(source: *const u8, target: &mut [u8], ahead: usize) -> Option<Sum> {
-    // SAFETY: the caller's promise is the same. Nothing faults.
+    // SAFETY: the caller upholds the same requirements. Nothing faults.
     unsafe { wide::copy::<false>(source, target, ahead) }.unwrap_or(None)
 }
 
 /// [`copy`] of memory whose pages may be missing; after an error, `target` may have been written in part.
 ///
 /// # Safety
-/// As [`copy`], except that pages may be missing while the handler of `memory::raw` is there.
+/// As [`copy`], except that pages may be missing while the handler of `memory::raw` is installed.
 pub(crate) unsafe fn try_copy(source: *const u8, target: &mut [u8], ahead: usize) -> Result<Option<Sum>, Faulted> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller upholds the same requirements.
     unsafe { wide::copy::<true>(source, target, ahead) }
 }

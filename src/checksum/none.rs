@@ -1,4 +1,5 @@
-//! The fallback for processors without an implementation here, and where a checker must see the accesses.
+//! The fallback for processors without an implementation here, and for builds under loom, Miri or the sanitizer, which
+//! must see the accesses.
 
 use super::{Faulted, Sum};
 
@@ -11,7 +12,7 @@ pub(super) fn after(_: &Sum, _: u32, _: &[u8]) -> u32 {
 }
 
 /// # Safety
-/// Nothing is accessed.
+/// There are no requirements: nothing is accessed.
 pub(super) unsafe fn copy<const MAY_FAULT: bool>(_: *const u8, _: &mut [u8], _: usize) -> Result<Option<Sum>, Faulted> {
     Ok(None)
 }
