@@ -5,7 +5,7 @@ use crate::types::KeyShare;
 
 static KEY_SHARE: PerGeneration<OwnShare> = PerGeneration::new();
 
-/// `None` without randomness.
+/// `None` if the system provides no random bytes.
 struct OwnShare(Option<KeyShare>);
 
 impl Default for OwnShare {
@@ -15,7 +15,7 @@ impl Default for OwnShare {
     }
 }
 
-/// Returns this process's share. `None` without randomness: then its connections have no key.
+/// Returns this process's share. `None` if the system provides no random bytes: then its connections have no key.
 pub(super) fn key_share() -> Option<KeyShare> {
     KEY_SHARE.get()?.0
 }

@@ -1,7 +1,7 @@
 //! How the processes of one user share addresses and queue pair numbers.
 //!
-//! All of them receive on one UDP port of an address. The registry says which process has which numbers, the kernel
-//! steers each packet to its process, and a process that gets another one's packet passes it on.
+//! All of them receive on one UDP port of an address. The registry lists which process has which numbers, the kernel
+//! steers each packet to its process, and a process that receives another one's packet forwards it.
 #![forbid(unsafe_code)]
 
 mod key_share;

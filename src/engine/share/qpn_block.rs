@@ -1,9 +1,9 @@
 //! Leases of QPN blocks.
 //!
 //! A block is 4,096 numbers with the same top 12 bits. Each is owned by one shard of one process, which the registry
-//! ensures among all processes of a user; numbers inside are random. Blocks are random too, so that two successive
-//! lives of a process rarely share one, and so that a sender that knows one number of a process has to guess the blocks
-//! of its others.
+//! ensures among all processes of a user; numbers inside are random. Blocks are random too, so that successive runs of
+//! a program rarely share one, and so that a sender that knows one number of a process has to guess the blocks of its
+//! others.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -32,12 +32,12 @@ pub(crate) struct QpnBlocks {
 
 impl QpnBlocks {
     /// Leases `most` random blocks. While more than an eighth of the blocks that it tries are in use, it stops at
-    /// `least`: then blocks last for several times as many processes, and the steering program of a full group holds
-    /// them all on older kernels, too.
+    /// `least`: then the blocks are enough for several times as many processes, and the steering program of a full
+    /// group has room for all of them on older kernels, too.
     ///
     /// # Errors
     ///
-    /// If fewer than `least` are left, or no randomness is available.
+    /// If fewer than `least` are left, or no random number is available.
     pub(crate) fn lease(least: usize, most: usize) -> io::Result<Self> {
         let mut leased = leased().ok_or_else(|| io::Error::other("too many forks of forks"))?;
         let registry = Registry::of_process();
@@ -45,7 +45,7 @@ impl QpnBlocks {
         let step = getrandom::u32().map_err(io::Error::other)? as usize | 1;
         // An odd step visits all 4,096 before it repeats, so enough free ones are found.
         let candidates = (0..BLOCKS).map(|turn| (start.wrapping_add(turn.wrapping_mul(step)) % BLOCKS) as u32);
-        // Without a registry, or if it cannot be queried, chance alone keeps processes apart.
+        // Without a registry, or if it cannot be queried, only the random choice keeps the blocks of processes apart.
         let is_free_elsewhere =
             |block: u32| registry.is_none_or(|registry| registry.lease_block(block).unwrap_or(true));
         let (mut blocks, mut in_use) = (Vec::new(), 0);
@@ -112,8 +112,8 @@ mod tests {
 
     #[test]
     fn scarce_blocks_are_left_to_others() {
-        // A lease that happens to try many free blocks first takes a few more, and with an unlucky step of the many all
-        // of a round do.
+        // A lease that happens to try many free blocks first takes a few more. With an unlucky step of the large lease,
+        // all leases of a round do.
         let round = |_| -> usize {
             // Other tests lease some, too.
             let _many = QpnBlocks::lease(2_500, 2_500).unwrap();

@@ -24,7 +24,7 @@ const LEAF: u16 = u16::MAX;
 const MAX_INSTRUCTIONS: usize = 4_096;
 /// Most blocks whose search fits into it. A leaf has one instruction, and so has a branch; but a branch with more than
 /// [`NEAR_BLOCKS`] on its lower side has two, and there are fewer of these than one per [`NEAR_BLOCKS`] blocks. Each
-/// socket has one instruction, the rest are seven.
+/// socket has one instruction, and seven others come first.
 const MAX_BLOCKS: usize = (MAX_INSTRUCTIONS - 8 - SLOTS) * NEAR_BLOCKS / (2 * NEAR_BLOCKS + 1);
 /// Most blocks whose search a conditional jump can skip: 255 instructions.
 const NEAR_BLOCKS: usize = 128;

@@ -46,7 +46,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Parses a message; returns `None` if this version does not know it: then it is ignored.
+    /// Parses a message; returns `None` if this version does not support it: then it is ignored.
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk::<HEADER_BYTES>()?;
         let address = |from: usize| header[from..from + 16].try_into().map(from_v6).ok();
@@ -87,8 +87,8 @@ fn from_v6(bytes: [u8; 16]) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()
 }
 
-/// Entry point of the inbox's fuzz target: parses a message with any content. A message that parses is written again as
-/// it was.
+/// Entry point of the inbox's fuzz target: parses a message with any content. A message that parses must be written
+/// again with the same bytes.
 #[cfg(feature = "sim")]
 pub fn inbox_message(bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(MESSAGE_BYTES)];

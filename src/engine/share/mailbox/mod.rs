@@ -1,9 +1,9 @@
 //! The mailbox: how processes of one user that share addresses communicate, and detect that one has ended.
 //!
-//! Each process has two Unix sockets in the registry's folder, which other users cannot enter: they can neither send
-//! there nor fill the queues. One socket receives messages: packets that reached the wrong process, and requests to
-//! check a group. The other accepts connections and carries no bytes: a connection ends when either process ends,
-//! however it ends.
+//! Each process has two Unix sockets in the registry's folder, which other users cannot enter, so they can neither send
+//! to the sockets nor fill their queues. One socket receives messages: packets that reached the wrong process, and
+//! requests to check a group. The other accepts connections and carries no bytes: a connection ends when either process
+//! ends, however it ends.
 //!
 //! A thread sleeps until a message arrives or a connection ends. It starts with the first socket on an address and ends
 //! with the last.
@@ -43,13 +43,13 @@ const BACKLOG: i32 = 4_096;
 /// Least time between two group checks that misdirected packets trigger.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Takes the packets for a socket of this process that another process received and passed on.
+/// Takes the packets for a socket of this process that another process received and forwarded.
 pub(crate) trait Recipient: Send + Sync {
     /// Handles the packet as if it had arrived at the socket.
     fn deliver(&self, datagram: &Datagram<'_>);
 }
 
-/// Looks at the group of an address, and returns the names of the other processes in it.
+/// Checks the group of an address, and returns the names of the other processes in it.
 pub(super) type LookAtGroup = fn(IpAddr) -> Vec<Name>;
 
 static MAILBOX: PerGeneration<Mutex<Weak<Mailbox>>> = PerGeneration::new();
@@ -151,10 +151,11 @@ impl Mailbox {
         self.shared.name
     }
 
-    /// Packets to this address and these blocks that others pass on go to this recipient.
+    /// Sets the recipient of packets to this address and these blocks that other processes forward.
     pub(super) fn add_recipient(&self, address: IpAddr, blocks: &[u16], recipient: &Arc<impl Recipient + 'static>) {
         let mut recipients = lock(&self.shared.recipients);
-        // Those of devices that were closed: at most as many stay as there are sockets and blocks for each.
+        // Removes those of closed devices. Until the next call, at most as many stay as there are sockets and blocks
+        // for each.
         recipients.retain(|_, recipient| recipient.strong_count() > 0);
         let recipient: Weak<dyn Recipient> = Arc::downgrade(recipient) as _;
         recipients.extend(blocks.iter().map(|block| ((address, *block), Weak::clone(&recipient))));
@@ -232,7 +233,7 @@ impl Drop for Mailbox {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if !self.generation.is_current() {
-            // The thread is the parent's.
+            // The thread belongs to the parent process.
             std::mem::forget(thread);
             return;
         }

@@ -1,4 +1,5 @@
-//! The live processes: connections between processes that share addresses. A connection ends with either process.
+//! Detection of processes that have ended: connections between processes that share addresses. A connection ends with
+//! either process.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -102,8 +103,8 @@ impl Neighbours {
     }
 }
 
-/// Returns whether the other process lives. Nothing is ever written to these connections: any result but "would block"
-/// is the end.
+/// Returns whether the other process lives. Nothing is ever written to these connections: any result other than "would
+/// block" means that it has ended.
 fn lives(connection: &Socket) -> bool {
     let read = connection.recv(&mut [MaybeUninit::uninit(); 1]);
     matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)

@@ -2,11 +2,12 @@
 //!
 //! All sockets of a user's processes on one address form a group ([`super::steering`]). The kernel numbers a group's
 //! sockets in the order in which they joined; when one is closed, the last takes its index. So a process that joins or
-//! leaves properly knows the new order, under the lock of the address's registry file. When a process ends otherwise,
-//! the order is determined with probes: packets that are steered to each index in turn, and that the members answer in
-//! the file. A member that does not answer in time, because it is stopped, gets one of the remaining indices.
+//! leaves properly knows the new order, and publishes it under the lock of the address's registry file. When a process
+//! ends without leaving, the order is determined with probes: packets that are steered to each index in turn, and that
+//! the members answer in the file. A member that does not answer in time, because it is stopped, gets one of the
+//! remaining indices.
 //!
-//! A packet that reaches the wrong process all the same is forwarded to the right one ([`super::mailbox`]), and
+//! A packet that nevertheless reaches the wrong process is forwarded to the right one ([`super::mailbox`]), and
 //! triggers a check of the group.
 
 mod order;
@@ -59,7 +60,7 @@ impl JoinRequest<'_> {
 /// The sockets of this process on one address.
 pub(super) struct Group {
     address: LocalAddress,
-    /// State shared by the processes; without a registry this process is alone.
+    /// State shared by the processes; `None` without a registry: then no other process can share the address.
     file: Option<Arc<AddressFile>>,
     members: Vec<OwnMember>,
     routes: Arc<Routes>,
@@ -111,8 +112,8 @@ impl Membership {
     /// Binds a socket to the address with `bind`, and steers packets for its blocks to it unless `check` fails.
     ///
     /// `check` gets the bound socket, and a function that reads the inodes of the sockets that are known to be in the
-    /// group: another process that joins at the same time, because this one was stopped in the middle of it, may appear
-    /// among them later.
+    /// group. A later call may return more: if this process was stopped while it joined, another one may join at the
+    /// same time.
     pub(crate) fn join<E: From<io::Error>>(
         request: JoinRequest<'_>,
         bind: impl FnOnce() -> Result<Socket, E>,
@@ -133,7 +134,7 @@ impl Membership {
         self.socket.as_ref().expect("present until dropped").as_fd()
     }
 
-    /// Packets for this socket that other processes receive and pass on go to this recipient.
+    /// Sets the recipient of packets for this socket that other processes receive and forward.
     pub(crate) fn add_recipient(&self, recipient: &Arc<impl Recipient + 'static>) {
         if let Some(mailbox) = &self.routes.mailbox {
             mailbox.add_recipient(self.address, &self.blocks, recipient);
@@ -413,7 +414,7 @@ impl Group {
         let Some(place) = self.members.iter().position(|member| member.slot == slot) else { return };
         let Some(file) = self.file.clone() else {
             drop(socket);
-            // This was the last reference: the socket is closed, and the kernel moves its last one to the same index.
+            // Drops the last reference: the socket is closed, and the kernel moves its last socket to the same index.
             self.members.swap_remove(place);
             return self.steer_own();
         };
@@ -426,7 +427,7 @@ impl Group {
             Some(index) => drop(header.order.swap_remove(index)),
             None => header.is_settled = false,
         }
-        // Earlier answers are invalid, because a socket moves. If no randomness is available, the group is probed.
+        // Earlier answers are invalid, because a socket moves. If no random bytes are available, the group is probed.
         header.is_settled &= getrandom::fill(&mut header.nonce).is_ok();
         // Before the socket is closed, because attaching a program needs a socket. Until then the socket that moves may
         // miss packets.
@@ -493,8 +494,8 @@ impl Group {
         self.steer_blocks(&blocks);
     }
 
-    /// Attaches the program that sends packets for `blocks[i]` to socket `i` of the group. Any member's socket serves
-    /// for that.
+    /// Attaches the program that sends packets for `blocks[i]` to socket `i` of the group. It can be attached to any
+    /// member's socket.
     fn steer_blocks(&self, blocks: &[&[u16]]) {
         let Some(socket) = self.members.first().map(|member| member.socket.as_fd()) else { return };
         if blocks.len() <= 1 {

@@ -24,7 +24,7 @@ pub(super) const PROBE_BYTES: usize = 40;
 const PROBE_MAGIC: [u8; 8] = *b"RDMVPROB";
 
 impl Group {
-    /// Attaches the program for the group's present members, unless it is in place.
+    /// Attaches the program for the group's present members, after determining their order unless it is known.
     pub(super) fn arrange(
         &self,
         file: &AddressFile,
@@ -66,8 +66,8 @@ impl Group {
         }
     }
 
-    /// Returns whether the local members' answers to the latest probes fit the order: a member that was stopped then
-    /// may have got a wrong index.
+    /// Returns whether the local members' answers to the latest probes fit the order: a member that was stopped during
+    /// the probes may have got a wrong index.
     fn answers_fit(&self, file: &AddressFile, header: &Header) -> bool {
         self.members.iter().all(|member| {
             let answered = file.answer(member.slot, &header.nonce);
@@ -169,7 +169,7 @@ impl Group {
     }
 
     /// Receives for a socket that no shard has yet, and answers probes. Other packets that the kernel delivers to it
-    /// are lost, or forwarded if they fit.
+    /// are lost, except that those for other processes are forwarded if they fit the buffer.
     fn take_probes(&self, joined: &Membership) {
         let mut buffer = [0; 256];
         for _ in 0..MOST_TAKEN {

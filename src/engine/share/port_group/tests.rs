@@ -143,7 +143,7 @@ fn a_packet_that_goes_astray_has_the_order_found_out() {
     }
 }
 
-/// The others have not noticed yet, and the new member gets the slot of the one that was killed.
+/// The other members have not noticed yet, and the new member gets the slot of the killed one.
 #[test]
 fn a_newcomer_in_the_slot_of_a_killed_member_is_found() {
     let address: IpAddr = "127.77.0.5".parse().unwrap();

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use super::{find_file, is_in_place, open_file};
 use crate::sys::{NotInherited, is_range_locked_by_others, try_lock_byte, try_share_byte, unlock_byte};
 
-/// Byte that every process shares while it has the file open for leases.
+/// Byte on which every process holds a shared lock while it has the file open for leases.
 const PRESENCE_OFFSET: u64 = 1 << 40;
 /// Number of blocks; block N is locked by byte N.
 const BLOCKS: u64 = 4_096;
-/// Longest time that a process which removes the file holds the byte alone. It takes one call, unless the process is
-/// stopped meanwhile.
+/// Longest time that a process which removes the file holds the byte's exclusive lock. It takes one call, unless the
+/// process is stopped meanwhile.
 const LONGEST_REMOVAL: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_micros(200);
 
@@ -52,7 +52,8 @@ impl BlocksFile {
     /// Removes the file unless a process has it open for leases.
     pub(super) fn remove_unused(path: &Path) -> io::Result<()> {
         let file = find_file(path)?;
-        // The lock ends with the file. A process that opens it meanwhile waits for the byte and then opens it again.
+        // The lock ends when the file is closed. A process that opens the file meanwhile waits for the byte and then
+        // opens the file again.
         let is_alone = try_lock_byte(file.as_fd(), PRESENCE_OFFSET)?;
         // An earlier version leases blocks without sharing the byte.
         let is_used = is_range_locked_by_others(file.as_fd(), 0, BLOCKS)?;

@@ -88,7 +88,7 @@ impl AddressFile {
         Ok(change)
     }
 
-    /// Waits for a change to end. Returns whether this process now holds the lock for its own.
+    /// Waits for a change to end. Returns whether this process now holds the lock for its own change.
     fn wait_for_change(&self) -> io::Result<bool> {
         let end = Instant::now() + LONGEST_CHANGE;
         while Instant::now() < end {
@@ -143,7 +143,7 @@ impl AddressFile {
     /// Returns whether the slot belongs to a live process.
     fn is_present(&self, slot: u8, own: &[u8]) -> bool {
         let by_others = || is_byte_locked_by_others(self.file.as_fd(), PRESENCE_OFFSET + u64::from(slot));
-        // If the lock cannot be queried, rather keep the member than lose it.
+        // If the lock cannot be queried, keep the member rather than lose it.
         own.contains(&slot) || by_others().unwrap_or(true)
     }
 

@@ -54,10 +54,10 @@ pub(super) fn prepare(folder: &Path) -> io::Result<()> {
 }
 
 /// Warns if another user, or a mistake, occupies the folder's name. A candidate that does not exist or cannot be
-/// written is the same for all processes of the user, so it is not worth a warning.
+/// written is unusable for all processes of the user, so it is not worth a warning.
 pub(super) fn warn_of_others(refused: &[(PathBuf, io::Error)], used: &Path) {
     for (folder, error) in refused {
-        // Errors of the system have a number.
+        // Errors of system calls have a number; refusals by `prepare` have none.
         if error.kind() == io::ErrorKind::PermissionDenied && error.raw_os_error().is_none() {
             let (folder, used) = (folder.display(), used.display());
             tracing::warn!(

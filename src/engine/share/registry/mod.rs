@@ -59,7 +59,7 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    /// Returns where other processes of this user are found, or `None` if there is no folder for it.
+    /// Returns the registry of this process, or `None` if there is no folder for it.
     pub(super) fn of_process() -> Option<&'static Self> {
         REGISTRY.get()?.0.as_ref()
     }

@@ -10,7 +10,7 @@ use super::table::{NAME_BYTES, Name};
 
 const INBOX: &str = "inbox-";
 const LIFE: &str = "life-";
-/// Name prefix of a socket that does not work yet.
+/// Name prefix of a socket that is not ready yet.
 const NEW: &str = "new-";
 /// Age at which a socket with the prefix counts as abandoned. A socket gets its final name within microseconds, unless
 /// its process ended before; the limit is generous.
@@ -44,7 +44,7 @@ pub(crate) fn place_socket(path: &Path, bind: impl FnOnce(&Path) -> io::Result<(
 /// Removes the sockets of a process that is dead, or about to end.
 pub(crate) fn remove_sockets(folder: &Path, name: &Name) {
     let _ = std::fs::remove_file(life_path(folder, name));
-    // Last, because `sweep` takes a process without an inbox for dead.
+    // Last, because `sweep` treats a process without an inbox as dead.
     let _ = std::fs::remove_file(inbox_path(folder, name));
 }
 
