@@ -1,12 +1,12 @@
 //! The overhead of the driving scheme over the sockets below it: an 8-byte polling SEND ping-pong against a raw
 //! non-blocking UDP ping-pong of the same payload, on loopback.
 //!
-//! All run between the same two processes, each pinned to its own core, in turns, so that other load of the machine
+//! All run in turns between the same two processes, each pinned to its own core, so that other load of the machine
 //! affects all alike. Raw UDP runs twice: between empty receives it spins, which is best on idle cores, or yields, like
 //! the engine, which is best on busy ones. The output has the medians of the repetitions' means, and our ratio to the
 //! faster of the two.
 //!
-//! `cargo bench --bench loopback`; with `-- --check`, the exit code says whether the ratio is at most 1.5.
+//! `cargo bench --bench loopback`; with `-- --check`, the exit code indicates whether the ratio is at most 1.5.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -124,14 +124,14 @@ fn measure(mut exchange: impl FnMut() -> Outcome) -> Outcome<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(EXCHANGES) / 2.0)
 }
 
-/// The way of waiting for a message. On a single core, nothing would proceed without yielding.
+/// How an end waits for a message. On a single core, nothing would proceed without yielding.
 #[derive(Clone, Copy)]
 enum Pause {
     Spin,
     Yield,
 }
 
-/// The ends of raw UDP.
+/// One end of the raw UDP exchange.
 struct Udp {
     socket: UdpSocket,
 }
@@ -143,7 +143,7 @@ impl Udp {
         Ok(Self { socket })
     }
 
-    /// Exchanges the ports of both ends.
+    /// Exchanges ports with the other end, and connects the socket.
     fn meet<S: Read + Write>(&self, stream: &mut S) -> Outcome {
         let own = self.socket.local_addr()?;
         stream.write_all(&own.port().to_be_bytes())?;
@@ -179,7 +179,7 @@ impl Udp {
     }
 }
 
-/// The ends of a reliable connection.
+/// One end of a reliable connection.
 struct Verbs {
     cq: CompletionQueue,
     qp: QueuePair,

@@ -1,5 +1,5 @@
 //! The cost of a request on its path through the queues, without a transport, against a lower bound: a queue of the
-//! same records that one thread has for itself, without lock, check or atomic.
+//! same records that only one thread uses, without locks, checks or atomics.
 
 use std::collections::VecDeque;
 use std::hint::black_box;

@@ -25,8 +25,8 @@ struct Arguments {
     clients: u32,
 }
 
-/// Returns a connected queue pair and its buffers. The ends exchange their connection info over TCP, then that they are
-/// ready.
+/// Exchanges connection info over TCP, and returns a connected queue pair and its buffers. Afterwards the server
+/// reports over TCP that it is ready to receive.
 async fn connect(context: &Context, tcp: &mut TcpStream) -> Outcome<(QueuePair, BufferPool)> {
     let pd = context.alloc_pd()?;
     let qp = QueuePair::new(&pd, &CompletionQueue::new(context, 256)?)?;

@@ -73,7 +73,7 @@ impl End {
         Ok(self.qp.post_recv(&[ReceiveRequest::new(self.inbox.slice(start..start + size)?)])?)
     }
 
-    /// Polls until a message has arrived, past completions of sends.
+    /// Polls until a message has arrived, and ignores completions of sends.
     fn receive(&self) -> Outcome<usize> {
         let mut completion = [Completion::default()];
         let mut empty_polls = 0u32;
@@ -143,7 +143,8 @@ fn serve(end: &End, size: usize, count: u32) -> Outcome {
         post(end, SendRequest::send(end.inbox.slice(start..start + size)?), number)?;
         end.inbox.read_at(start, &mut bytes)?;
         check(&bytes, size, received, number.into())?;
-        // The response is the client's only clue that the receive is free: its next message goes to the other half.
+        // This may be later than the client's next message: the client sends it as soon as the response arrives, but to
+        // the other half.
         if number + 2 < count {
             end.post_receive(number, size)?;
         }

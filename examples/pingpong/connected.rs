@@ -21,7 +21,7 @@ const FILL: u8 = 0x7b;
 const PAGE: usize = 4096;
 /// The Q_Key of rdma-core's programs.
 const QKEY: Qkey = Qkey(0x1111_1111);
-/// Length of the route header in front of a datagram.
+/// Length of the global route header (GRH) in front of a datagram.
 const HEADER: usize = 40;
 
 /// Runs one end over queue pairs of this type.
@@ -170,7 +170,7 @@ impl<'a> End<'a> {
                     }
                 }
                 pending &= !completion.wr_id();
-                // The next message may go when the response has arrived and the last one has completed.
+                // The next message may be sent when the response has arrived and the last send has completed.
                 if sent < iters && pending == 0 {
                     self.post_send()?;
                     pending = RECEIVE | SEND;
@@ -216,7 +216,7 @@ impl<'a> End<'a> {
     }
 }
 
-/// Sends the address first, then receives one; the server is ready to receive when its response is here.
+/// Sends the address first, then receives one; the server is ready to receive when its response arrives.
 fn ask_server(server: &str, port: u16, local: &ConnectionInfo, mtu: Mtu) -> Outcome<ConnectionInfo> {
     let mut stream =
         TcpStream::connect((server, port)).map_err(|error| format!("cannot connect to {server}:{port}: {error}"))?;

@@ -62,7 +62,7 @@ fn parse_mtu(text: &str) -> Result<Mtu, String> {
     mtu.ok_or_else(|| "allowed are 256, 512, 1024, 2048 and 4096".to_owned())
 }
 
-/// Runs the programs' common frame: `both` without arguments, `one` with them; `adjust` changes the flags.
+/// Runs an example program: `both` without arguments, `one` with them; `adjust` changes the flags.
 pub(crate) fn launch_as<A: Parser>(
     name: &str,
     adjust: impl FnOnce(clap::Command) -> clap::Command,

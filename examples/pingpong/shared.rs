@@ -181,7 +181,7 @@ impl<'a> End<'a> {
                     }
                 }
                 pending[place] &= !completion.wr_id();
-                // The next message may go when the response has arrived and the last one has completed.
+                // The next message may be sent when the response has arrived and the last send has completed.
                 if sent < iters && pending[place] == 0 {
                     self.post_send(qp)?;
                     pending[place] = RECEIVE | SEND;
@@ -241,7 +241,7 @@ fn hear_all(stream: &mut TcpStream, mtu: Mtu) -> Outcome<Vec<ConnectionInfo>> {
     (0..MOST_QUEUE_PAIRS).map(|_| hear(stream, QueuePairType::ReliableConnection, mtu)).collect()
 }
 
-/// Sends the addresses first, then receives; the server is ready to receive when its response is here.
+/// Sends the addresses first, then receives; the server is ready to receive when its response arrives.
 fn ask_server(server: &str, port: u16, local: &[ConnectionInfo], mtu: Mtu) -> Outcome<Vec<ConnectionInfo>> {
     let mut stream =
         TcpStream::connect((server, port)).map_err(|error| format!("cannot connect to {server}:{port}: {error}"))?;
