@@ -97,7 +97,7 @@ impl WireHeaders {
     }
 
     fn put_ipv6(&mut self, addressing: &Addressing, udp_length: u16, source: [u8; 16], destination: [u8; 16]) {
-        // Flow label 0: our sockets set none, and do not report those of others.
+        // Flow label 0: this library's sockets set none, and do not report those of received packets.
         self.put(&(6 << 28 | u32::from(addressing.traffic_class) << 20).to_be_bytes());
         self.put(&udp_length.to_be_bytes());
         self.put(&[UDP, addressing.hop_limit]);

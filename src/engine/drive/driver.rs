@@ -108,7 +108,7 @@ impl Shard {
     }
 
     /// Sends the acknowledgements that wait for the application's response, because this thread, which left them, now
-    /// polls another shard. If another thread drives this one, that thread comes back or sends them.
+    /// polls another shard. If another thread drives this shard, that thread comes back or sends them.
     fn release_acknowledgements(&self) {
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
             if look == Look::Again || core.endpoint.has_held_acknowledgements() {

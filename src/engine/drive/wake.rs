@@ -21,8 +21,8 @@ impl Wake {
     }
 
     /// Publishes that the thread will make a pass at `time`, or when something that it watches is readable. Called by
-    /// the thread while it holds the shard, or with a time no earlier than the one by which another thread promised a
-    /// pass.
+    /// the thread while it holds the shard, or with a time no later than the one published before or than the end of
+    /// the lease: drivers do not need the thread earlier.
     pub(super) fn sleeps_until(&self, time: Time) {
         self.wakes_at.store(time.as_nanos(), Ordering::SeqCst);
     }
