@@ -36,7 +36,7 @@ pub struct TooSmall {
 enum Arm {
     Disarmed,
     Any,
-    /// One for a message that the peer marked solicited, or a failed one.
+    /// A completion of a message that the peer marked solicited, or a failed completion.
     Solicited,
 }
 
@@ -50,14 +50,14 @@ enum Due {
 }
 
 struct State {
-    /// Each with its source.
+    /// Each entry contains its source.
     entries: VecDeque<RawCompletion>,
     capacity: usize,
     sources: Sources,
     arm: Arm,
     /// Completions that a notification may wait for, and how long; a count of 0 or 1 disables moderation.
     moderation: (u32, Duration),
-    /// Completions gathered since the queue was armed, which wait for more.
+    /// Completions gathered since the queue was armed, whose notification is delayed.
     gathered: u32,
     /// Number of the current gathering, which ends when a notification is due.
     gathering: u32,
@@ -99,7 +99,7 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Creates a queue of `capacity` entries. `notify` is called with `id` when the queue was armed and gets a
+    /// Creates a queue of `capacity` entries. `notify` is called with `id` when the queue is armed and gets a
     /// completion.
     #[cfg(feature = "sim")]
     pub fn new(id: u32, capacity: u32, notify: Option<Arc<dyn Notify>>) -> Arc<Self> {
@@ -134,7 +134,7 @@ impl CompletionQueue {
         self
     }
 
-    /// The number it was created with.
+    /// The number that the queue was created with.
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -164,8 +164,8 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// [`Overflow`] if there is no room, and for every later completion. The first one notifies an armed queue
-    /// regardless of the kind of arming, so that a sleeping thread sees it.
+    /// [`Overflow`] if there is no room, and for every later completion. The first overflow triggers the notification
+    /// of an armed queue regardless of the kind of arming, so that a sleeping thread notices it.
     #[inline]
     pub fn push(&self, token: SourceToken, completion: RawCompletion, solicited: bool) -> Result<(), Overflow> {
         let (result, due) = self.push_locked(token, &completion, solicited);
@@ -226,7 +226,7 @@ impl CompletionQueue {
         lock(&self.state).moderation = (count, period);
     }
 
-    /// Ends the period of a gathering: notifies if its completions still wait for more.
+    /// Ends the period of a gathering: notifies if its notification is still pending.
     pub fn end_moderation(&self, gathering: u32) {
         let mut state = lock(&self.state);
         let is_due = state.gathering == gathering && state.gathered > 0 && state.arm != Arm::Disarmed;
@@ -240,7 +240,7 @@ impl CompletionQueue {
     }
 
     /// Whether no completion waits. Takes no lock. After [`req_notify`](Self::req_notify), `true` means that the next
-    /// completion will notify.
+    /// completion that the queue is armed for will notify.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -302,7 +302,7 @@ impl CompletionQueue {
         if is_lost {
             self.overflowed.store(true, Release);
         } else {
-            // Under the lock, so that later entries bear later times.
+            // Under the lock, so that later entries have later timestamps.
             let mut entry = RawCompletion { source: token.source(), ..*completion };
             if let Some(clock) = self.clock {
                 entry.timestamp = clock();
@@ -336,7 +336,7 @@ impl CompletionQueue {
     }
 }
 
-/// Whether the completion ends a send request. The opcode shows it, also after a failure.
+/// Whether the completion is that of a send request. Its opcode is valid even if the request failed.
 #[inline]
 fn is_of_send_queue(completion: &RawCompletion) -> bool {
     (completion.opcode as u32) < CompletionOpcode::Receive as u32

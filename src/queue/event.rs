@@ -9,7 +9,7 @@ use super::Notify;
 use super::sync::{Condvar, Mutex, lock};
 use crate::types::{AsyncEvent, EventObject};
 
-/// Number of events with preallocated room. Events are rare; the queue grows when they are not.
+/// Number of events that a new queue has room for. Events are rare; the queue grows if there are more.
 const FIRST_EVENTS: usize = 64;
 
 struct State {
@@ -77,13 +77,13 @@ impl AsyncEventQueue {
         *count -= 1;
         if *count == 0 {
             state.handed_out.remove(&object);
-            // With the queue locked: a waiter may drop the queue as soon as it is unlocked.
+            // While the queue is locked: a waiter may drop the queue as soon as it is unlocked.
             self.acknowledged.notify_all();
         }
     }
 
-    /// Whether no event about `object` is unacknowledged. If one is, first waits up to `limit` (`None`: forever) until
-    /// the last event of some object is acknowledged.
+    /// Returns whether all events about `object` are acknowledged. If not, first waits up to `limit` (`None`: forever)
+    /// until the last event of any object is acknowledged.
     pub fn wait_acknowledged(&self, object: EventObject, limit: Option<Duration>) -> bool {
         let mut state = lock(&self.state);
         if state.handed_out.contains_key(&object) {

@@ -26,7 +26,7 @@ impl Bell {
 }
 
 impl Notify for Bell {
-    /// Time does not pass in models: the period is over at some point of another thread's choice.
+    /// Models have no clock: another thread ends the period at any point.
     fn notify_within(&self, _completion_queue: u32, _period: Duration, _gathering: u32) {}
 
     fn notify(&self, _completion_queue: u32) {
@@ -64,7 +64,7 @@ fn poll_one(queue: &CompletionQueue) -> Option<u64> {
     (queue.poll(&mut out) == 1).then_some(out[0].wr_id)
 }
 
-/// The consumer reads, retires and releases while the producer goes round the ring, the numbers wrapping on the way.
+/// The consumer reads, retires and releases while the producer wraps around the ring, and the numbers wrap as well.
 #[test]
 fn ring_wraps() {
     loom::model(|| {
@@ -129,8 +129,8 @@ fn third_threads_release() {
     });
 }
 
-/// A thread that knows that a request is retired frees it, even if another thread releases an earlier one at the same
-/// time.
+/// A thread that learned that a request is retired frees its slot, even if another thread releases an earlier one at
+/// the same time.
 #[test]
 fn no_release_is_lost() {
     loom::model(|| {
@@ -257,7 +257,8 @@ fn solicited_arming_loses_no_wake_up() {
     });
 }
 
-/// Two threads arm and two push: never more notifications than armings, and one if the queue was empty after any.
+/// Two threads arm and two push: there are at most as many notifications as armings, and at least one if the queue was
+/// empty after an arming.
 #[test]
 fn each_arming_notifies_at_most_once() {
     loom::model(|| {
@@ -280,7 +281,7 @@ fn each_arming_notifies_at_most_once() {
 }
 
 /// A source is detached while another thread polls and the endpoint pushes once more: its completions are polled at
-/// most once, never afterwards, and the number of entries stays right.
+/// most once, never afterwards, and the number of entries stays correct.
 #[test]
 fn detaching_meets_polling_and_pushing() {
     loom::model(|| {
@@ -332,7 +333,7 @@ fn polling_releases_slots() {
 }
 
 /// A receive is posted while the queue pair goes to the error state: either the endpoint takes it then, or the posting
-/// thread learns that it must call the endpoint.
+/// thread learns that it must notify the endpoint.
 #[test]
 fn a_receive_is_not_forgotten_when_flushing_begins() {
     loom::model(|| {

@@ -101,7 +101,7 @@ fn a_slot_is_used_again_after_it_was_read() {
     });
 }
 
-/// A request seen waiting may be gone before it is taken; one published before is seen.
+/// A request that is seen waiting may be taken by another thread first; one published before is seen.
 #[test]
 fn what_waits_is_seen() {
     loom::model(|| {
@@ -222,7 +222,7 @@ fn nothing_is_taken_from_a_queue_that_went() {
     });
 }
 
-/// A datagram that needs more room than the oldest request has leaves it to others; checking and taking are one step.
+/// A datagram that needs more room than the oldest request has does not take it; checking and taking are one step.
 #[test]
 fn a_datagram_takes_what_it_fits_into() {
     loom::model(|| {

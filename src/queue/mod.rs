@@ -22,12 +22,12 @@
 //!
 //! The producer lock of a queue is held by the posting thread between `begin` and `end`, across calls. The only lock
 //! taken under it is the mutex of a [`SharedReceiveQueue`]. A completion queue's mutex is a leaf: releasing slots takes
-//! no lock, and [`Notify::notify`] is called after the mutex is released. So is the mutex of a [`SharedReceiveQueue`],
-//! from which queue pairs of several shards take: it is held for copying one request, and the limit event is raised
-//! after it is released. The mutex of an [`XrcDomain`] guards its table alone.
+//! no lock, and [`Notify::notify`] is called after the mutex is released. The mutex of a [`SharedReceiveQueue`], from
+//! which queue pairs of several shards take requests, is also a leaf: it is held while one request is copied, or while
+//! a resize copies all of them, and the limit event is raised after it is released. The mutex of an [`XrcDomain`]
+//! guards only its table.
 //!
-//! Only `ring.rs` contains `unsafe`; whatever callers do with numbers and calls of this module, no slot is written
-//! while it can be read.
+//! Only `ring.rs` contains `unsafe`. No sequence of calls, with any numbers, writes a slot while it can be read.
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
@@ -80,9 +80,9 @@ pub trait Notify: Send + Sync {
     /// with no lock of this module held.
     fn notify(&self, completion_queue: u32);
 
-    /// Notifies that the completion queue with this number has completions that may wait for more, but no longer than
-    /// `period`: then call its [`CompletionQueue::end_moderation`] with the number of this gathering. Called as
-    /// [`Notify::notify`], once per gathering.
+    /// Reports that the completion queue with this number holds completions whose notification is delayed, by at most
+    /// `period`. When it has passed, call [`CompletionQueue::end_moderation`] with the number of this gathering. Called
+    /// like [`Notify::notify`], once per gathering.
     fn notify_within(&self, completion_queue: u32, period: Duration, gathering: u32);
 }
 

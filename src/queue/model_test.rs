@@ -1,4 +1,4 @@
-//! The queues against plain models of them, and under load from several threads.
+//! Compares the queues with plain models, and runs them under load from several threads.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -38,7 +38,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The expected contents of a request; everything follows from its number, so that mixed-up parts show.
+/// The expected contents of a request. They all derive from its number, so that mixed-up parts are detected.
 #[derive(Clone, Debug, PartialEq)]
 struct Image {
     wr_id: u64,
@@ -71,7 +71,7 @@ fn read(consumer: &SendConsumer, index: u32) -> Image {
     }
 }
 
-/// The ring as two lists and a count.
+/// A model of the ring: two lists and a count.
 #[derive(Default)]
 struct Model {
     batch: Vec<Image>,
@@ -156,7 +156,7 @@ proptest! {
 const THREADS: u64 = 3;
 const PER_THREAD: u64 = 20_000;
 
-/// Posts the requests of one thread in batches, rolling some back on the way.
+/// Posts the requests of one thread in batches, some of which are rolled back first.
 fn produce(queue: &SendQueue, thread: u64) {
     let mut next = 0;
     while next < PER_THREAD {

@@ -1,5 +1,5 @@
 //! The lock of a queue's producing end. A batch is begun and ended by separate calls, so there is no guard: the lock
-//! knows its owner and is checked on every call.
+//! stores its owner, and every call checks it.
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
@@ -11,7 +11,7 @@ use super::sync::{AtomicU64, SPINS, thread_local, yield_now};
 /// The owner of a free lock, which is no thread's token.
 const FREE: u64 = 0;
 
-// A plain number without a destructor, so that it can be read at any moment of a thread's life.
+// A plain number without a destructor, so that it can be read at any time, even while the thread exits.
 #[cfg(not(loom))]
 thread_local! {
     static TOKEN: Cell<u64> = const { Cell::new(FREE) };
@@ -21,7 +21,7 @@ thread_local! {
     static TOKEN: Cell<u64> = Cell::new(FREE);
 }
 
-/// A lock that is held by a thread across calls.
+/// A lock that a thread holds across calls.
 ///
 /// A thread that ends while it holds the lock leaves it locked forever. Tokens are never reused, so no later thread is
 /// mistaken for the owner.

@@ -74,8 +74,8 @@ impl ReceiveQueue {
     /// Whether the endpoint must be notified of the requests just published, because it completes every request as
     /// flushed.
     ///
-    /// Call it after publishing: then either it returns true, or [`ReceiveConsumer::set_flushes`] was not called yet,
-    /// and the caller of that sees the requests.
+    /// Call it after publishing. Either it returns true, or [`ReceiveConsumer::set_flushes`] was not called yet and its
+    /// caller will see the requests.
     #[inline]
     pub fn flushes(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -102,7 +102,7 @@ pub struct ReceiveConsumer {
 }
 
 impl ReceiveConsumer {
-    /// Takes the oldest request and frees its slot: its entries replace the contents of `sges`, its `wr_id` and number
+    /// Takes the oldest request and frees its slot. Its entries replace the contents of `sges`; its `wr_id` and number
     /// are returned. Allocates nothing if `sges` has room for the queue's longest list.
     #[inline]
     pub fn take(&mut self, sges: &mut Vec<Sge>) -> Option<(u64, u32)> {
@@ -114,7 +114,7 @@ impl ReceiveConsumer {
     }
 
     /// Sets whether requests are completed as flushed from now on, so that posting threads notify the endpoint of new
-    /// ones. After this, those that were published without a notification can be taken.
+    /// ones. Afterwards, the requests that were published without a notification can be taken.
     pub fn set_flushes(&mut self, flushes: bool) {
         self.flushes.store(flushes, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -33,7 +33,7 @@ pub(super) struct Layout {
     pub(super) limit: u32,
     pub(super) max_sge: u32,
     pub(super) max_inline: u32,
-    /// Number of the first request; not 0 only to test numbers that wrap.
+    /// Number of the first request; nonzero only in tests of wrapping numbers.
     pub(super) start: u64,
 }
 
@@ -45,12 +45,12 @@ struct Slot<H> {
     inline_length: u32,
 }
 
-/// State of the thread that holds the producer lock. Atomics only so that the ring can be shared; all accesses but the
-/// lock's are by its holder and need no order.
+/// State of the thread that holds the producer lock. The fields are atomics only so that the ring can be shared: apart
+/// from the lock itself, only its holder accesses them, so they need no ordering.
 struct Producer {
     lock: ProducerLock,
     tail: AtomicU64,
-    /// A past value of `released`; saves reading the pollers' cache line on most pushes.
+    /// An earlier value of `released`; saves reading the pollers' cache line on most pushes.
     released_seen: AtomicU64,
 }
 
@@ -110,7 +110,7 @@ impl<H: Copy + Default> Ring<H> {
         Some(RingConsumer { retired: self.layout.start, ring: Arc::clone(self) })
     }
 
-    /// The sizes it was made with.
+    /// The sizes that the ring was created with.
     pub(super) fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -183,15 +183,15 @@ impl<H: Copy + Default> Ring<H> {
         Ok(count)
     }
 
-    /// Frees the slots of requests before number `up_to`, as far as the consumer has retired them. Numbers already
-    /// released do nothing.
+    /// Frees the slots of requests before number `up_to`, as far as the consumer has retired them. A number that
+    /// is already released has no effect.
     pub(super) fn release(&self, up_to: u32) {
-        // Relaxed: the exchange checks it, and nothing is concluded from it alone.
+        // Relaxed: the compare-exchange validates the value, and nothing is concluded from it alone.
         let mut released = self.released.0.load(Relaxed);
         loop {
-            // Acquire: the consumer's reads of retired slots happened before the release below. A caller that knows of
-            // a retirement (from a completion) sees at least that one here; an older value, even one behind `released`,
-            // only releases less.
+            // Acquire: the consumer's reads of retired slots happened before the release below. A caller that learned
+            // of a retirement from a completion sees at least that one here; an older value, even one behind
+            // `released`, only releases less.
             let retired = self.retired.0.load(Acquire);
             let wanted = up_to.wrapping_sub(released as u32) as i32;
             let step = u64::try_from(wanted).unwrap_or(0).min(retired.saturating_sub(released));
@@ -212,7 +212,8 @@ impl<H: Copy + Default> Ring<H> {
 
     /// Number of published requests whose slots are not free yet.
     pub(super) fn occupied(&self) -> u32 {
-        // `published` is read last and seen at least as far as what was released, so the difference is not negative.
+        // `published` is loaded after an acquire load of `released`, so it is not less, and the difference is not
+        // negative.
         let released = self.released.0.load(Acquire);
         (self.published.0.load(Acquire) - released) as u32
     }
@@ -250,7 +251,7 @@ impl<H: Copy + Default> Ring<H> {
     }
 }
 
-/// The consuming end of a ring; there is one.
+/// The only consuming end of a ring.
 pub(super) struct RingConsumer<H> {
     ring: Arc<Ring<H>>,
     /// The ring's `retired`, which only this end changes.
@@ -288,8 +289,9 @@ impl<H: Copy + Default> RingConsumer<H> {
         self.sges_at(self.locate(index))
     }
 
-    /// Hands the oldest request's number, header and entries to `take`, then retires it and frees its slot; `None` if
-    /// there is none. It need not check what others free: that never exceeds what is retired.
+    /// Passes the oldest request's number, header and entries to `take`, then retires the request and frees its slot;
+    /// `None` if there is none. It frees the slot without checking `released`, because other threads never free more
+    /// than is retired.
     #[inline]
     pub(super) fn take_oldest<R>(&mut self, take: impl FnOnce(u32, &H, &[Sge]) -> R) -> Option<R> {
         if self.available() == 0 {
@@ -298,7 +300,7 @@ impl<H: Copy + Default> RingConsumer<H> {
         let slot = self.ring.slot_of(self.retired);
         let taken = take(self.retired as u32, &self.fixed(slot).header, self.sges_at(slot));
         self.retired += 1;
-        // Release, both: the reads of the slot happened before.
+        // Both are release stores: the reads of the slot happened before.
         self.ring.retired.0.store(self.retired, Release);
         self.ring.released.0.store(self.retired, Release);
         Some(taken)
@@ -340,7 +342,7 @@ impl<H: Copy + Default> RingConsumer<H> {
         self.ring.retired.0.store(self.retired, Release);
     }
 
-    /// Frees the slots of all requests retired.
+    /// Frees the slots of all retired requests.
     #[inline]
     pub(super) fn release_retired(&self) {
         self.ring.release(self.retired as u32);

@@ -79,7 +79,8 @@ impl SendQueue {
         Arc::new(Self { ring: Ring::new(Layout { limit: max_wr, max_sge, max_inline, start }), prefix: 0 })
     }
 
-    /// Creates a queue for datagrams, whose requests each carry a destination. Only such a queue has room for it.
+    /// Creates a queue for datagrams, whose requests each carry a destination. Only such a queue has room for
+    /// destinations.
     ///
     /// # Panics
     ///
@@ -175,7 +176,7 @@ impl SendQueue {
     }
 
     /// Frees the slots of requests before number `up_to` (wrapping). Slots that the endpoint has not retired stay
-    /// taken, and slots already released stay free, whatever the number.
+    /// taken, and slots already released stay free, regardless of the number.
     #[inline]
     pub fn release(&self, up_to: u32) {
         self.ring.release(up_to);
@@ -245,7 +246,7 @@ fn check_inline(operation: &Operation, pieces: &[&[u8]], limit: u32) -> Result<u
     if operation.is_read_or_atomic() {
         return Err(QueueError::InlineNotAllowed);
     }
-    // Saturating: the same bytes may be given any number of times.
+    // Saturating: the slices may overlap, so the address space does not bound their sum.
     let given = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len() as u64));
     if given > u64::from(limit) {
         return Err(QueueError::InlineTooLong { given, limit });

@@ -71,7 +71,7 @@ struct Slot {
     sge_count: u32,
 }
 
-/// Slots by request number modulo their count: `taken..published` wait, `published..tail` are of an open batch.
+/// Slots by request number modulo their count: `taken..published` wait, `published..tail` belong to an open batch.
 struct State {
     slots: Box<[Slot]>,
     sges: Box<[Sge]>,
@@ -217,7 +217,7 @@ impl SharedReceiveQueue {
         if self.producer.is_held() { Ok(()) } else { Err(QueueError::NotBegun) }
     }
 
-    /// Takes the oldest request and frees its slot: its entries replace the contents of `sges`, its `wr_id` and number
+    /// Takes the oldest request and frees its slot. Its entries replace the contents of `sges`; its `wr_id` and number
     /// are returned. Allocates nothing if `sges` has room for [`SharedReceiveQueue::max_sge`] entries. Raises the limit
     /// event if fewer are left than the limit.
     pub fn take(&self, sges: &mut Vec<Sge>) -> Option<(u64, u32)> {
@@ -225,7 +225,7 @@ impl SharedReceiveQueue {
     }
 
     /// As [`SharedReceiveQueue::take`], if the oldest request has room for `needed` bytes. Checking and taking are one
-    /// step: others take too.
+    /// step, because other queue pairs take concurrently.
     ///
     /// # Errors
     ///
@@ -252,7 +252,7 @@ impl SharedReceiveQueue {
         Ok((wr_id, number as u32))
     }
 
-    /// Number of waiting requests. Takes no lock; others may take them meanwhile.
+    /// Number of waiting requests. Takes no lock; other queue pairs may take them at any time.
     #[inline]
     pub fn available(&self) -> u32 {
         self.waiting.0.load(Acquire)
@@ -265,7 +265,7 @@ impl SharedReceiveQueue {
         SharedReceiveQueueStatus { max_wr, max_sge: self.max_sge, srq_limit: state.srq_limit }
     }
 
-    /// Arms the limit event, or disarms it with 0. If fewer requests wait already, it is raised at once.
+    /// Arms the limit event, or disarms it with 0. If fewer requests than `limit` wait, the event is raised at once.
     ///
     /// # Errors
     ///
@@ -332,7 +332,7 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Closes the queue: no request is taken any more.
+    /// Closes the queue: no further request can be taken.
     pub fn close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;
@@ -344,8 +344,8 @@ impl SharedReceiveQueue {
         lock(&self.state).closed
     }
 
-    /// Raises the limit event if it is due. Called without the lock: the receiver of the event may ask for the queue's
-    /// status.
+    /// Raises the limit event if it is due. Called without the lock, because the receiver of the event may query the
+    /// queue's status.
     fn raise_limit_if(&self, is_due: bool) {
         if is_due {
             self.events.push(AsyncEvent::SharedReceiveQueueLimitReached(self.number));

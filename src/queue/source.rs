@@ -1,4 +1,4 @@
-//! The sources of a completion queue: the sides of queue pairs that put completions into it.
+//! The sources of a completion queue: the send and receive sides of queue pairs that put completions into it.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -6,23 +6,23 @@ use std::sync::Arc;
 use super::send::SendQueue;
 use crate::types::{CompletionSource, RawCompletion};
 
-/// Names a source of a completion queue. It is invalid once the source is detached, even if its slot is reused: a
+/// Identifies a source of a completion queue. It is invalid once the source is detached, even if its slot is reused: a
 /// completion queue never issues a token twice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SourceToken {
     index: u32,
-    /// Never 0.
+    /// Never 0, so that no source is [`CompletionSource::NONE`].
     generation: u32,
 }
 
 impl SourceToken {
-    /// The source as its completions name it.
+    /// The source that its completions carry.
     #[inline]
     pub fn source(self) -> CompletionSource {
         CompletionSource::new(u64::from(self.generation) << 32 | u64::from(self.index))
     }
 
-    /// The token of an entry of the queue.
+    /// The token of a completion's source.
     #[inline]
     pub(super) fn of(completion: &RawCompletion) -> Self {
         let number = completion.source.number();

@@ -69,7 +69,7 @@ pub(crate) use std::sync::atomic::Ordering;
 
 pub(crate) use primitive::*;
 
-/// Locks the mutex, also after a panic of another holder: no critical section of this module leaves its data half
+/// Locks the mutex, even if an earlier holder panicked: no critical section of this module leaves its data half
 /// changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

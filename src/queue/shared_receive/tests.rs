@@ -25,7 +25,7 @@ fn post(queue: &SharedReceiveQueue, wr_id: u64) -> Result<(), QueueError> {
     pushed
 }
 
-/// Takes one and checks that its parts belong together.
+/// Takes a request and checks that its parts belong together.
 fn take(queue: &SharedReceiveQueue) -> Option<(u64, u32)> {
     let mut sges = vec![Sge::default(); 3];
     let taken = queue.take(&mut sges)?;
@@ -116,7 +116,8 @@ fn closed_queue_gives_nothing() {
     assert_eq!((take(&queue), queue.available(), queue.is_closed()), (None, 0, true));
 }
 
-/// Four threads take what two post: each request once, and each taker sees each poster's requests in ascending order.
+/// Two threads post and four take: each request is taken once, and each taker sees each poster's requests in ascending
+/// order.
 #[test]
 fn every_request_is_taken_once() {
     const EACH: u64 = 5_000;
