@@ -9,7 +9,7 @@ use super::table::{MemoryView, RegionTable};
 use super::{AccessError, AdviseError, Region};
 
 impl RegionTable {
-    /// Follows advice about ranges of on-demand regions before it returns. Ranges are named as in local requests. No
+    /// Applies advice to ranges of on-demand regions before it returns. The ranges are given as in local requests. No
     /// page is touched unless all ranges are found. Concurrent accesses are not affected.
     ///
     /// # Errors
@@ -20,12 +20,12 @@ impl RegionTable {
             let view = self.read();
             ranges.iter().map(|range| view.advisable(domain, advice, range)).collect::<Result<_, _>>()?
         };
-        // Copies find present pages by themselves, so there is nothing to do.
+        // Accesses use present pages without preparation, so there is nothing to do.
         if advice == MemoryAdvice::PrefetchNoFault {
             return Ok(());
         }
-        // Touching pages may take long, so the table is unlocked and the regions are held. Pages of a region that is
-        // deregistered meanwhile are made present unnecessarily.
+        // Touching pages may take long, so the table is unlocked, and references keep the regions. If a region is
+        // deregistered meanwhile, its pages are made present unnecessarily.
         let write = advice == MemoryAdvice::PrefetchWrite;
         for ((region, offset), &Sge { addr, length, .. }) in found.iter().zip(ranges) {
             region.memory().make_present(*offset, length as usize, write).map_err(|unusable| match unusable {
@@ -39,7 +39,7 @@ impl RegionTable {
 }
 
 impl MemoryView<'_> {
-    /// Returns the region that `range` names and the offset in it, if the advice is allowed.
+    /// Returns the region of `range` and the offset in it, if the advice is allowed.
     fn advisable(
         &self,
         domain: DomainId,

@@ -13,7 +13,7 @@ use super::{DevicePart, OwnedBytes, RawRange};
 pub enum Backing {
     /// Zeroed pages, private to this process.
     Anonymous(Mapping),
-    /// Part of a file, shared with all others that map or write it.
+    /// Part of a file, shared with all processes that map or write it.
     File(Mapping),
     /// A vector or boxed slice, given back with its original allocation.
     Owned(OwnedBytes),

@@ -33,7 +33,7 @@ pub enum AccessError {
     /// The window is bound to another queue pair.
     #[error("the memory window was bound by another queue pair")]
     WrongQueuePair,
-    /// The memory is an adapter's, or behind a descriptor: the adapter reaches it, this process does not.
+    /// The memory is an adapter's, or behind a descriptor: the adapter can reach it, this process cannot.
     #[error("this process cannot reach the memory: it is the adapter's, or behind a descriptor")]
     Elsewhere,
 }
@@ -60,7 +60,7 @@ pub enum BindError {
     NotBindable,
 }
 
-/// Why advice about a range was not followed.
+/// Why advice about a range was not applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdviseError {
@@ -123,7 +123,7 @@ pub enum RecoverError {
         /// The kernel's error number.
         errno: i32,
     },
-    /// The program installed another handler since.
+    /// The program has installed another handler since.
     #[error("the handler of signal {signal} was replaced by the program; the kernel makes copies")]
     Replaced {
         /// The signal's number.

@@ -8,10 +8,11 @@ use super::RegisterError;
 /// Number of the most recently freed indices that are not reused, so that a request still in flight with the key of a
 /// freed region does not reach another region.
 pub(super) const QUARANTINE: usize = 65_536;
-/// Most regions that a table holds: half the indices, so that a free one is found in about two tries.
+/// Most regions that a table holds: half the indices. Windows use up to a quarter, so a free index is found in about
+/// four tries at most.
 pub(super) const MAX_REGIONS: usize = 1 << 23;
-/// Most attempts to find a free index. With at most half of them taken, 256 failures in a row do not happen in
-/// practice.
+/// Most attempts to find a free index. With at most about three quarters of them taken, 256 failures in a row do not
+/// happen in practice.
 const MAX_TRIES: usize = 256;
 /// Randomness is fetched in blocks: a system call for each key would cost more than the rest of a registration.
 const BLOCK_BYTES: usize = 1024;
@@ -130,8 +131,8 @@ mod tests {
         let keys: Vec<u32> = (0..4096).map(|_| keys.next(|_| false).unwrap()).collect();
         let tags: HashSet<u8> = keys.iter().map(|&key| key as u8).collect();
         let tops: HashSet<u32> = keys.iter().map(|&key| key >> 24).collect();
-        // With 4,096 draws, one of the 256 values is missing with a probability of 3e-5 in each set; ten are never
-        // missing.
+        // With 4,096 draws, one of the 256 values is missing with a probability of 3e-5 in each set; ten missing values
+        // do not happen in practice.
         assert!(tags.len() > 246, "{} tags", tags.len());
         assert!(tops.len() > 246, "{} index bytes", tops.len());
     }

@@ -20,9 +20,9 @@
 //! # Every access can fail
 //!
 //! The library's own memory ([`Backing::anonymous`], [`Backing::from_vec`]) is always present. A raw range may be
-//! unmapped and a file truncated by others; touching such a page would raise a signal. The kernel makes the copies to
-//! and from these two, and reports [`AccessError::Fault`] instead. A handler of that signal does the same several times
-//! as fast, if the program opts in with [`recover_from_faults`]; `raw` describes how, and how atomics work.
+//! unmapped and a file truncated by others; touching such a page would raise a signal. For these two, the kernel makes
+//! the copies and reports [`AccessError::Fault`] instead. If the program opts in with [`recover_from_faults`], a
+//! handler of that signal does the same several times as fast; `raw` describes how, and how atomics work.
 //!
 //! # Lifetime
 //!

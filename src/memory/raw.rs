@@ -1,6 +1,6 @@
 //! The unsafe part of registered memory: the ownership of the bytes, and every access to them.
 //!
-//! [`Memory`] is the gate: it holds a backing and its address together, checks bounds, and picks one of two access
+//! Every access goes through [`Memory`]: it holds a backing and its address, checks bounds, and picks one of two access
 //! methods.
 //!
 //! *Direct*, for the library's own memory. On x86-64 every access, copies and atomics alike, is a machine instruction
@@ -11,21 +11,21 @@
 //!
 //! *Guarded*, for raw ranges and file mappings, whose pages others can unmap. Again there are two methods.
 //!
-//! * If the program called [`recover_from_faults`], accesses are the direct ones, in blocks of their own: a signal
-//!   handler knows their addresses, and ends one that hits a missing page by setting a flag. That costs some
-//!   nanoseconds.
+//! * If the program called [`recover_from_faults`], accesses are the direct ones, in blocks of their own. A table
+//!   lists the addresses of these blocks, and a signal handler ends a block that hits a missing page, and sets a flag.
+//!   That costs some nanoseconds.
 //! * Otherwise, and whenever a check finds that the handler is not in place or that the thread blocks its signals, the
 //!   kernel makes the copy (`process_vm_readv` and `process_vm_writev` on this process), and reports a missing page as
-//!   an error. That costs 0.4 to 0.9 µs a copy out, and about 0.4 µs more a copy in, whose tail is a separate segment.
-//!   Loads and stores of words use the same calls.
+//!   an error. That costs 0.4 to 0.9 µs for a copy out, and about 0.4 µs more for a copy in, whose tail is a separate
+//!   segment. Loads and stores of words use the same calls.
 //!
 //! There is no such call for read-modify-write atomics. Reading a word and writing it back through the kernel would not
-//! be atomic with respect to the processor or another process: it would lose updates silently, and a peer's atomics are
-//! promised to be host atomics. So without the handler a guarded atomic first has the kernel make the page present and
-//! writable, which reports [`AccessError::Fault`] if it cannot, and then executes the instruction. The process gets the
-//! signal only if the page is unmapped between these two steps, nanoseconds apart unless the thread is interrupted just
-//! there. That is the lesser evil: it takes a program that unmaps or truncates memory at the very moment in which a
-//! peer changes it, and it is loud.
+//! be atomic with respect to the processor or another process: it would lose updates silently, although a peer's
+//! atomics are documented as host atomics. So without the handler a guarded atomic first has the kernel make the page
+//! present and writable, which reports [`AccessError::Fault`] if it cannot, and then executes the instruction. The
+//! process gets the signal only if the page is unmapped between these two steps, nanoseconds apart unless the thread is
+//! interrupted just there. That is better than lost updates: it happens only if a program unmaps or truncates memory at
+//! the very moment at which a peer changes it, and it cannot go unnoticed.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -57,8 +57,8 @@ mod tests;
 
 pub(super) use kernel::{Unusable, probe};
 
-/// Distance in bytes between a read and the memory that it prefetches: enough time for the memory to arrive from
-/// anywhere.
+/// Distance in bytes between a read and the memory that it prefetches: large enough for the data to arrive in time from
+/// any cache or memory.
 const FETCHED_AHEAD_BYTES: usize = 8_192;
 
 impl Backing {
@@ -131,13 +131,15 @@ impl RawRange {
 /// kernel makes each copy, at half a microsecond and more. It also does so at any later time
 ///
 /// * in a thread that blocks one of the two signals;
-/// * in all threads, and for good, if the program installed another handler: these are not installed a second time.
+/// * in all threads, permanently, if the program installed another handler: the library's handlers are not installed a
+///   second time.
 ///
-/// There the exception for peers' atomics that [`Backing::raw`] names applies again.
+/// In both cases, the exception for peers' atomics that [`Backing::raw`] describes applies again.
 ///
-/// Both are checked before an access: at first about every 100 µs, and ever more rarely while nothing changes, up to
-/// some milliseconds. If a program does one of the two *and* unmaps or truncates registered memory that is in use,
-/// between two checks or during one access, its own handler is called, or the signal ends the process.
+/// Both conditions are checked before an access, at first about every 100 µs, and less and less often while nothing
+/// changes, down to once every few milliseconds. If a program does one of the two *and* unmaps or truncates registered
+/// memory that is in use, between two checks or during one access, its own handler is called, or the signal ends the
+/// process.
 ///
 /// The handlers are code of the program or library that contains this crate. A library that can be unloaded must not
 /// call this, unless it is linked with `-z nodelete`, as the library for C programs is. If two libraries in one process
@@ -175,8 +177,8 @@ pub fn recover_from_faults() -> Result<(), RecoverError> {
     recovery::install()
 }
 
-/// The raw parts of a vector. Moving a `Vec` or `Box` asserts that nothing else accesses its bytes, which is not so
-/// while they are registered; the parts assert nothing.
+/// The raw parts of a vector. Moving a `Vec` or `Box` asserts that nothing else accesses its bytes, which does not
+/// hold while they are registered; the parts assert nothing.
 #[derive(Debug)]
 pub struct OwnedBytes {
     address: NonNull<u8>,
@@ -223,7 +225,7 @@ impl Drop for OwnedBytes {
     }
 }
 
-/// A backing together with the address of its bytes. All accesses of this library go through here.
+/// A backing together with the address of its bytes. All accesses of this library go through it.
 ///
 /// Every access relies on the *invariant*: `base` and `length` name the bytes of `owner`, which stay allocated as long
 /// as any of its holders lives (a mapping is unmapped and a vector freed in its destructor, both types are private to
@@ -287,8 +289,9 @@ impl Memory {
         let source = self.at(offset, out.len())?;
         if self.guarded {
             // SAFETY: `at` found the range in bounds of a raw range or file mapping. The caller of `Backing::raw`
-            // promised that it may be read if it can be, and that nothing else lies there; a file mapping of ours is
-            // only ever unmapped by `owner`'s destructor. `out` does not overlap it, because no reference to it exists.
+            // promised that reading it is allowed where it is readable, and that nothing else lies there; a file
+            // mapping of ours is only ever unmapped by `owner`'s destructor. `out` does not overlap it, because no
+            // reference to it exists.
             return unsafe { guarded::read(self.exposed(source)?, out) };
         }
         // SAFETY: `at` found the range in bounds, so by the invariant it is mapped; `out` cannot overlap it, because
@@ -297,7 +300,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies out, and sums the bytes if that costs next to nothing. `goes_on`: the bytes that follow are read soon.
+    /// Copies out, and sums the bytes if that is nearly free. `goes_on`: the bytes that follow are read soon.
     #[inline]
     pub(super) fn read_summed(&self, offset: usize, out: &mut [u8], goes_on: bool) -> Result<Option<Sum>, AccessError> {
         let source = self.at(offset, out.len())?;
@@ -321,7 +324,7 @@ impl Memory {
         let target = self.at(offset, data.len())?;
         self.check_writable()?;
         if self.guarded {
-            // SAFETY: as in `read`, and it may be written if it can be.
+            // SAFETY: as in `read`, and writing is allowed where the range is writable.
             return unsafe { guarded::write(self.exposed(target)?, data) };
         }
         // SAFETY: as in `read`, and the pages of a backing that is not guarded are writable.
@@ -333,8 +336,8 @@ impl Memory {
     pub(super) fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<u64, AccessError> {
         let word = self.word_for_update(offset)?;
         if self.guarded {
-            // SAFETY: `word_for_update` found the word in bounds and aligned; it may be changed if it can be, as in
-            // `write`.
+            // SAFETY: `word_for_update` found the word in bounds and aligned; changing it is allowed where it is
+            // writable, as in `write`.
             return unsafe { guarded::compare_exchange_u64(word, current, new) };
         }
         // SAFETY: as above, and it is mapped and writable.
@@ -365,7 +368,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes earlier writes visible to everyone and, if `persist`, durable in the file.
+    /// Makes earlier writes globally visible and, if `persist`, durable in the file.
     pub(super) fn flush(&self, offset: usize, length: usize, persist: bool) -> Result<(), AccessError> {
         let start = self.at(offset, length)?;
         fence(Ordering::SeqCst);
@@ -379,7 +382,7 @@ impl Memory {
             return Err(Unusable::NotMapped);
         }
         match probe(start, length, write) {
-            // The library's own memory works without it: its pages become present on access.
+            // The library's own memory works without these calls: its pages become present on access.
             Err(Unusable::NoCopy { .. }) if !self.guarded => Ok(()),
             other => other,
         }
@@ -392,7 +395,7 @@ impl Memory {
     }
 
     /// Returns the pointer by which memory owned by others is accessed. In the whole address space every allocation has
-    /// its own provenance, so the pointer takes an exposed one. Memory elsewhere has none.
+    /// its own provenance, so the pointer takes an exposed one. Memory elsewhere has no pointer.
     fn exposed(&self, place: *mut u8) -> Result<*mut u8, AccessError> {
         if !self.base.is_null() {
             return Ok(place);

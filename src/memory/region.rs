@@ -14,8 +14,8 @@ use super::sync::AtomicU32;
 use super::users::{Users, Using};
 use super::{AccessError, Backing, RegisterError};
 
-/// Access flags that a registration may request. Huge pages need nothing special here, so that flag is accepted and
-/// ignored.
+/// Access flags that a registration may request. Huge pages need no special treatment, so [`AccessFlags::HUGETLB`] is
+/// accepted and ignored.
 pub(super) const SUPPORTED: AccessFlags = AccessFlags::REMOTE
     .union(AccessFlags::LOCAL_WRITE)
     .union(AccessFlags::MEMORY_WINDOW_BIND)
@@ -25,7 +25,7 @@ pub(super) const SUPPORTED: AccessFlags = AccessFlags::REMOTE
     .union(AccessFlags::ON_DEMAND)
     .union(AccessFlags::RELAXED_ORDERING);
 
-/// Bits 20 to 29 are hints by the standard: a device ignores those that it does not know.
+/// Bits 20 to 29 are optional (`IBV_ACCESS_OPTIONAL_RANGE`): a device ignores those that it does not support.
 const OPTIONAL_BITS: u32 = 0x3ff0_0000;
 
 /// Options of a registration. Setters have the names of the fields.
@@ -77,11 +77,12 @@ pub struct Region {
     key: u32,
     domain: DomainId,
     invalidatable: bool,
-    /// Number of windows bound to it, or `REVOKED`: in one word, because a region with windows is not revoked.
+    /// Number of windows bound to it, or `REVOKED`. One word holds both, so that a region with windows is never
+    /// revoked.
     bound: AtomicU32,
     /// Accesses in progress, if its key can be revoked meanwhile.
     users: Users,
-    /// Distinguishes registrations that had the same key one after the other.
+    /// Distinguishes consecutive registrations with the same key.
     serial: u64,
 }
 
@@ -183,7 +184,7 @@ impl Region {
         self.invalidatable
     }
 
-    /// Whether its key was not invalidated, regardless of deregistration.
+    /// Whether its key was not invalidated. Deregistration does not change this.
     pub fn is_valid(&self) -> bool {
         self.bound.load(Ordering::SeqCst) != REVOKED
     }
@@ -359,11 +360,11 @@ pub(super) fn check(backing: &Backing, options: &RegionInit) -> Result<Checked, 
     Ok(checked)
 }
 
-/// As [`check`], without looking at the memory itself.
+/// As [`check`], without checking the memory itself.
 fn check_terms(backing: &Backing, options: &RegionInit) -> Result<Checked, RegisterError> {
     let access = check_access(options.access)?;
     let (address, length) = (backing.as_mut_ptr(), backing.len());
-    // C programs also register 0 bytes of device memory; such a region has no use.
+    // C programs also register 0 bytes of device memory, so such a region is allowed, although it has no use.
     if length == 0 && !matches!(backing, Backing::Device(_)) {
         return Err(RegisterError::Empty);
     }
@@ -407,7 +408,7 @@ fn check_memory(backing: &Backing, access: AccessFlags) -> Result<(), RegisterEr
     if backing.is_elsewhere() {
         return Err(RegisterError::NotMapped { address, length });
     }
-    // Each access finds out whether the pages of an on-demand region are present.
+    // The pages of an on-demand region may be absent: each access detects it.
     let is_on_demand = access.contains(AccessFlags::ON_DEMAND) && backing.may_be_absent();
     let length_now = if is_on_demand { 0 } else { backing.len() };
     raw::probe(backing.as_mut_ptr(), length_now, write).map_err(|unusable| match unusable {

@@ -230,7 +230,7 @@ impl Entries {
         Ok((key, self.registrations))
     }
 
-    /// Returns the key of a region for the one that replaces it, with a new serial number.
+    /// Returns the key of `old`, for the region that replaces it, with a new serial number.
     fn same_key(&mut self, old: &Arc<Region>) -> (u32, u64) {
         self.registrations += 1;
         (old.key(), self.registrations)
@@ -244,7 +244,7 @@ impl Entries {
         self.regions.get(&index_of(region.key())).is_some_and(|entry| Arc::ptr_eq(entry, region))
     }
 
-    /// Removes a region. The caller holds it, so it is not dropped here.
+    /// Removes a region. The caller holds a reference, so the region is not dropped here.
     fn remove(&mut self, region: &Arc<Region>) -> bool {
         if !self.holds(region) {
             return false;
@@ -261,7 +261,7 @@ impl fmt::Debug for RegionTable {
     }
 }
 
-/// The target of an access. While it lives, the key that named it is not revoked.
+/// The target of an access. While it lives, no revocation of its key completes.
 pub(super) struct Found<'a> {
     pub(super) region: &'a Region,
     pub(super) offset: usize,
@@ -276,7 +276,7 @@ pub(crate) struct Payloads<'a> {
 }
 
 impl Payloads<'_> {
-    /// Fills `out` with the next bytes, and sums them if that costs next to nothing.
+    /// Fills `out` with the next bytes, and sums them if that is nearly free.
     ///
     /// # Errors
     /// [`AccessError::OutOfBounds`] past the end, and [`AccessError::Fault`].
@@ -294,9 +294,9 @@ impl Payloads<'_> {
 /// Access to registered memory by key, for one pass of the engine. While it lives, no region that it finds is
 /// deregistered.
 ///
-/// Every access checks, in this order: the key, tag and validity included; the protection domain; the access flags; the
-/// bounds; the alignment of an atomic (IBTA 9.3.3.2 and 9.4.5). Addresses are those of requests: they count from the
-/// region's `iova`.
+/// Every access checks, in this order: the key, including its tag and validity; the protection domain; the access
+/// flags; the bounds; the alignment of an atomic (IBTA 9.3.3.2 and 9.4.5). Addresses are those of requests: they count
+/// from the region's `iova`.
 pub struct MemoryView<'a> {
     entries: RwLockReadGuard<'a, Entries>,
 }
@@ -335,7 +335,7 @@ impl MemoryView<'_> {
         found.region.memory().read(found.offset, out)
     }
 
-    /// Fills `out`, a packet's payload, and sums it if that costs next to nothing. `goes_on`: more payloads follow.
+    /// Fills `out`, a packet's payload, and sums it if that is nearly free. `goes_on`: more payloads follow.
     ///
     /// # Errors
     /// As [`MemoryView::read`].
@@ -354,8 +354,8 @@ impl MemoryView<'_> {
     }
 
     /// As [`MemoryView::read_payload`], for the consecutive payloads of several packets from `addr` on. `None`: the
-    /// access is not allowed, or a peer may revoke the key, which must wait for the copy of one packet only, not of
-    /// many.
+    /// access is not allowed, or the key can be revoked during the copy. A revocation must wait for the copy of one
+    /// packet only, not of many.
     pub(crate) fn payloads(
         &self,
         key: u32,

@@ -1,6 +1,6 @@
 //! Accesses in progress through a key that can be revoked while the table is only read.
 //!
-//! A pass of another shard may have found the key valid and be copying while this one revokes it. A revocation first
+//! A pass of another shard may have found the key valid and still copy while this shard revokes it. A revocation first
 //! marks the key and then waits for all earlier accesses to end; an access first counts itself and then checks the key.
 //! So one of them sees the other, and once an invalidation has completed, nothing reaches the memory through its key.
 

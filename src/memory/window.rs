@@ -16,7 +16,7 @@ use super::table::{Found, MemoryView};
 use super::users::Users;
 use super::{AccessError, BindError};
 
-/// Access flags that only peers need; an access that needs one of them came with a remote key.
+/// Access flags that only peers need; an access that needs one of them uses a remote key.
 const PEERS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::FLUSH);
 
 /// A memory window, bound or not.
@@ -86,7 +86,7 @@ impl Window {
         self.with(|state| if state.key == key { state.binding } else { None })
     }
 
-    /// Removes the binding for good. [`Unbound::settle`] reports it to the region.
+    /// Removes the binding. [`Unbound::settle`] reports its end to the region.
     pub(super) fn unbind(&self) -> Unbound {
         Unbound(self.with(|state| state.binding.take()))
     }
@@ -114,7 +114,7 @@ impl Unbound {
         self.0.and_then(|binding| binding.queue_pair)
     }
 
-    /// Reports the end of the binding to `region`, the one with that key, if it is still the same.
+    /// Reports the end of the binding to `region`, which has that key now, unless it is a later registration.
     pub(super) fn settle(self, region: Option<&Region>) {
         if let (Some(binding), Some(region)) = (self.0, region)
             && region.serial() == binding.serial
@@ -168,8 +168,8 @@ impl MemoryView<'_> {
         self.find(binding.region).map(|region| &**region).filter(|region| region.serial() == binding.serial)
     }
 
-    /// Binds a window for a queue pair: its new key becomes valid for the range, and its old one invalid. The window
-    /// works only as long as the region's key exists.
+    /// Binds a window for a queue pair: its new key becomes valid for the range, and its old key invalid. Accesses
+    /// through the window fail once the region's key is invalid.
     ///
     /// # Errors
     /// [`BindError`]; the window is unchanged.
@@ -179,7 +179,7 @@ impl MemoryView<'_> {
         let window = window.ok_or(BindError::UnknownWindow)?;
         let new = self.plan_binding(window, accessor, bind)?;
         let old = window.with(|state| {
-            // A window whose region is gone counts as free.
+            // A window whose region is gone counts as unbound.
             let is_bound = state.binding.is_some_and(|binding| self.region_of(&binding).is_some());
             if window.kind == MemoryWindowType::Type2 && is_bound {
                 return Err(BindError::AlreadyBound);

@@ -1,7 +1,7 @@
 //! Direct accesses as atomics: for processors other than x86-64, and where a checker must see them.
 //!
 //! Copies use relaxed atomics of bytes up to the first aligned word and after the last, and of words between. Accesses
-//! of different sizes may overlap; the language's model leaves that open, and every compiler for the machines that Rust
+//! of different sizes may overlap; Rust's memory model leaves that open, and every compiler for the machines that Rust
 //! supports translates each into one load or store.
 
 use std::ptr;
@@ -21,7 +21,7 @@ pub(super) unsafe fn copy_out(source: *const u8, out: &mut [u8]) {
     let (words, tail) = rest.as_chunks_mut::<WORD>();
     let mut source = source.cast_mut();
     // SAFETY: the three parts are `out` cut in order, and `source` advances by the size of each load, so every access
-    // is within the range the caller answers for. After the head it is aligned to words, if any follow.
+    // is within the range that the caller guarantees. After the head it is aligned to words, if any follow.
     unsafe {
         for byte in head {
             *byte = AtomicU8::from_ptr(source).load(Ordering::Relaxed);
@@ -50,8 +50,9 @@ pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
     let (head, words) = body.split_at(target.align_offset(WORD).min(body.len()));
     let mut target = target;
     // SAFETY: head, words and tail are `data` cut in order, and `target` advances by the size of each store, so every
-    // access is within the range the caller answers for. After the head it is aligned to words; the words come out
-    // even, because the body ends at an aligned word unless it is empty. `piece_size` aligns the stores of the tail.
+    // access is within the range that the caller guarantees. After the head it is aligned to words; no bytes remain
+    // after the words, because the body ends at an aligned word unless it is empty. `piece_size` aligns the stores of
+    // the tail.
     unsafe {
         for byte in head {
             AtomicU8::from_ptr(target).store(*byte, Ordering::Relaxed);
@@ -74,7 +75,7 @@ pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
 /// # Safety
 /// `size`, a power of two up to 8, bytes are readable at `source` and writable at `target`, which is aligned to `size`.
 unsafe fn store_piece(target: *mut u8, source: *const u8, size: usize) {
-    // SAFETY: the caller answers for both ranges and for the alignment of `target`; `source` may be unaligned.
+    // SAFETY: the caller guarantees both ranges and the alignment of `target`; `source` may be unaligned.
     unsafe {
         match size {
             1 => store_release_u8(target, *source),
@@ -91,7 +92,7 @@ macro_rules! word_access {
             /// # Safety
             /// The word is mapped, readable and aligned.
             pub(super) unsafe fn $load(word: *const $word) -> $word {
-                // SAFETY: the caller answers for the word; it is accessed by atomics only.
+                // SAFETY: the caller guarantees a mapped, readable and aligned word; it is accessed by atomics only.
                 unsafe { $atomic::from_ptr(word.cast_mut()) }.load(Ordering::Acquire)
             }
 
@@ -115,7 +116,7 @@ word_access! {
 /// # Safety
 /// The word is mapped, writable and aligned.
 pub(super) unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> u64 {
-    // SAFETY: the caller answers for the word; it is accessed by atomics only.
+    // SAFETY: the caller guarantees a mapped, writable and aligned word; it is accessed by atomics only.
     let word = unsafe { AtomicU64::from_ptr(word) };
     match word.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst) {
         Ok(found) | Err(found) => found,

@@ -10,19 +10,19 @@ use crate::checksum::Sum;
 /// If the bytes from `source` on are mapped, reading them is allowed; they do not overlap `out`.
 pub(super) unsafe fn read(source: *const u8, out: &mut [u8]) -> Result<(), AccessError> {
     match recovery::ready() {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         Some(recovery) => unsafe { recovery.read(source, out) },
         None => kernel::read(source, out),
     }
 }
 
-/// Copies out, and sums the bytes if that costs next to nothing; otherwise copies nothing and returns `None`.
+/// Copies out, and sums the bytes if that is nearly free; otherwise copies nothing and returns `None`.
 ///
 /// # Safety
 /// As [`read`].
 pub(super) unsafe fn read_summed(source: *const u8, out: &mut [u8], ahead: usize) -> Result<Option<Sum>, AccessError> {
     match recovery::ready() {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         Some(recovery) => unsafe { recovery.read_summed(source, out, ahead) },
         None => Ok(None),
     }
@@ -34,7 +34,7 @@ pub(super) unsafe fn read_summed(source: *const u8, out: &mut [u8], ahead: usize
 /// If the range from `target` on is mapped and writable, then writing `data.len()` bytes there is allowed.
 pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessError> {
     match recovery::ready() {
-        // SAFETY: the caller's promise is the same; no reference to registered bytes exists, so `data` does not
+        // SAFETY: the caller upholds the same contract; no reference to registered bytes exists, so `data` does not
         // overlap.
         Some(recovery) => unsafe { recovery.write(target, data) },
         // SAFETY: as above.
@@ -48,7 +48,7 @@ pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessErr
 /// The word is aligned, and if it is mapped and writable, then changing it is allowed.
 pub(super) unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> Result<u64, AccessError> {
     if let Some(recovery) = recovery::ready() {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         return unsafe { recovery.compare_exchange_u64(word, current, new) };
     }
     kernel::make_writable(word.cast(), size_of::<u64>())?;
@@ -62,7 +62,7 @@ pub(super) unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64
 /// As [`compare_exchange_u64`].
 pub(super) unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> Result<u64, AccessError> {
     if let Some(recovery) = recovery::ready() {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         return unsafe { recovery.fetch_add_u64(word, add) };
     }
     kernel::make_writable(word.cast(), size_of::<u64>())?;
@@ -76,7 +76,7 @@ pub(super) unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> Result<u64, Acce
 /// As [`compare_exchange_u64`].
 pub(super) unsafe fn store_in_place_u64(word: *mut u64, value: u64) -> Result<(), AccessError> {
     if let Some(recovery) = recovery::ready() {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         return unsafe { recovery.store_release_u64(word, value) };
     }
     kernel::make_writable(word.cast(), size_of::<u64>())?;
@@ -92,7 +92,7 @@ macro_rules! words {
             /// The word is aligned, and if it is mapped, reading it is allowed.
             pub(super) unsafe fn $load(word: *const $word) -> Result<$word, AccessError> {
                 if let Some(recovery) = recovery::ready() {
-                    // SAFETY: the caller's promise is the same.
+                    // SAFETY: the caller upholds the same contract.
                     return unsafe { recovery.$load(word) };
                 }
                 let mut bytes = [0; size_of::<$word>()];
@@ -104,7 +104,7 @@ macro_rules! words {
             /// The word is aligned, and if it is mapped and writable, writing it is allowed.
             pub(super) unsafe fn $store(word: *mut $word, value: $word) -> Result<(), AccessError> {
                 match recovery::ready() {
-                    // SAFETY: the caller's promise is the same.
+                    // SAFETY: the caller upholds the same contract.
                     Some(recovery) => unsafe { recovery.$store(word, value) },
                     // SAFETY: as above.
                     None => unsafe { kernel::write(word.cast(), &value.to_ne_bytes()) },

@@ -2,12 +2,12 @@
 //! the previous handler.
 //!
 //! It is installed only on request ([`super::recover_from_faults`]), once, and never removed or reinstalled: a handler
-//! that was installed after it may call it, and if it were then put in front of that one again, the two would call each
-//! other endlessly. So replacing it ends recovery, and accesses go through the kernel from then on.
+//! that was installed after it may call it, and if it were then installed in front of that one again, the two would
+//! call each other endlessly. So replacing it ends recovery, and accesses go through the kernel from then on.
 //!
-//! # Why the handler may do what it does
+//! # Why the handler is sound
 //!
-//! It runs wherever the processor was interrupted, so it takes no lock, allocates nothing, has no thread-local
+//! It runs wherever the processor was interrupted, so it takes no lock, allocates nothing, uses no thread-local
 //! variables, and calls nothing of libc but system calls, and those only when the process is about to end. The table of
 //! accesses is part of the program's read-only data. It changes two registers of the interrupted block, which declares
 //! both results (see `recoverable`): the instruction pointer, and register 11. It does so only for faults that the
@@ -29,7 +29,7 @@ use crate::memory::RecoverError;
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 /// The kernel's set of signals, in bytes.
 const SET_BYTES: usize = 8;
-/// Flag: the action names the code that its handler returns to.
+/// Flag: the action has the address of the code that its handler returns to.
 const SA_RESTORER: u64 = 0x0400_0000;
 /// A memory error that no current access caused.
 const BUS_MCEERR_AO: c_int = 5;
@@ -101,7 +101,8 @@ pub(super) fn install() -> Result<(), RecoverError> {
 }
 
 fn install_for(signal: c_int, previous: &Previous, put_in: &AtomicBool) -> Result<(), RecoverError> {
-    // After a partial installation, a handler that replaced this one since may call it.
+    // After a partial installation, a handler that has replaced this one since may call it, so it is not installed
+    // again.
     if put_in.load(Ordering::Relaxed) {
         return Ok(());
     }
@@ -115,7 +116,7 @@ fn install_for(signal: c_int, previous: &Previous, put_in: &AtomicBool) -> Resul
     let action = Action {
         handler: address(),
         flags: libc::SA_SIGINFO as u64 | SA_RESTORER | kept_flags(&before),
-        // Past the first byte: see there.
+        // Past the first byte, for the reason given there.
         restorer: sigaction_restorer as *const () as usize + 1,
         // The signals that the previous handler wants blocked while it runs.
         mask: before.mask,
@@ -131,8 +132,8 @@ fn install_for(signal: c_int, previous: &Previous, put_in: &AtomicBool) -> Resul
     Ok(())
 }
 
-/// Returns the flags that let the previous handler run as before, also on the stack that it wants. Without a previous
-/// handler that is the alternate stack for signals, if the thread has one: its own stack may be the missing memory.
+/// Returns the flags with which the previous handler runs as before, including the stack that it requested. Without a
+/// previous handler that is the alternate signal stack, if the thread has one: its own stack may be the missing memory.
 fn kept_flags(before: &Action) -> u64 {
     let kept = libc::SA_NODEFER | libc::SA_RESTART | libc::SA_ONSTACK;
     let added = if matches!(before.handler, libc::SIG_DFL | libc::SIG_IGN) { libc::SA_ONSTACK } else { 0 };
@@ -160,8 +161,8 @@ fn address() -> usize {
 fn exchange(signal: c_int, new: Option<&Action>) -> Result<Action, i32> {
     let mut old = Action::default();
     let new = new.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: the kernel reads and writes structures of this form. The handlers set are `handle`, which may be called
-    // at any instruction (see above), and none in `end_by_default`.
+    // SAFETY: the kernel reads and writes structures of this form. The only handler set is `handle`, which may be
+    // called at any instruction (see above); `end_by_default` sets the default action.
     let result = unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, new, &raw mut old, SET_BYTES) };
     if result == 0 { Ok(old) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)) }
 }
@@ -253,7 +254,7 @@ fn pass_on(signal: c_int, was_sent: bool, info: *mut siginfo_t, context: *mut c_
         libc::SIG_DFL | libc::SIG_IGN => end_by_default(signal, was_sent),
         handler => {
             // SAFETY: the address is that of a handler, and the arguments are the kernel's. The kernel passes three to
-            // every handler as well: one that takes only the first does not look at the others.
+            // every handler as well: one that takes only the first ignores the others.
             unsafe {
                 let handler: extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void) = std::mem::transmute(handler);
                 handler(signal, info, context);

@@ -1,21 +1,21 @@
-//! Direct accesses on x86-64, each a machine instruction that the compiler cannot look into.
+//! Direct accesses on x86-64, each a machine instruction that is opaque to the compiler.
 //!
 //! The processor keeps stores in program order and loads in program order (SDM volume 3, 9.2.2), so a plain `mov` is an
 //! acquire load or a release store; the blocks are not marked `nomem`, so the compiler moves no other access across
-//! them. Only within one string instruction may stores become visible in any order (9.2.4); those of the instruction
-//! before are all visible first. Hence the body may use `rep movsb`, and the tail must not.
+//! them. Only within one string instruction may stores become visible in any order (9.2.4); the stores of earlier
+//! instructions are all visible first. Hence the body may use `rep movsb`, and the tail must not.
 //!
-//! Each access exists twice. With `MAY_FAULT` false it is for memory whose pages are present. With true, in the
-//! functions called `try_…`, a page may be missing, as long as the fault handler is there to end the instruction: see
-//! `recoverable`.
+//! Each access exists in two variants. With `MAY_FAULT` false it is for memory whose pages are present. With true, in
+//! the functions called `try_…`, a page may be missing, as long as the fault handler is in place to end the
+//! instruction: see `recoverable`.
 
 use std::arch::asm;
 use std::ptr;
 
 use super::{AccessError, body_length, piece_size};
 
-/// From about this size on, `rep movsb` beats a loop of four 16-byte moves: its start costs 9 ns, and 20 if the
-/// positions of source and target within their pages are unlucky. Measured on a Zen 5.
+/// From about this size on, `rep movsb` beats a loop of four 16-byte moves: its start costs 9 ns, and 20 for
+/// some offsets of source and target within their pages. Measured on a Zen 5.
 const STRING_INSTRUCTION_FROM: usize = 1280;
 
 /// The result of a block, from the flag that the handler sets. The flag is not checked where no page can be missing.
@@ -30,16 +30,16 @@ fn outcome<const MAY_FAULT: bool>(faulted: u64) -> Result<(), AccessError> {
 /// The bytes from `source` on are mapped and readable, and do not overlap `out`.
 #[inline]
 pub(super) unsafe fn copy_out(source: *const u8, out: &mut [u8]) {
-    // SAFETY: the caller answers for `source`; `out` is writable and does not overlap. Nothing faults.
+    // SAFETY: the caller guarantees that `source` is readable; `out` is writable and does not overlap. Nothing faults.
     let _ = unsafe { move_bytes::<false>(out.as_mut_ptr(), source, out.len()) };
 }
 
 /// [`copy_out`]; after a fault, `out` may have been written in part.
 ///
 /// # Safety
-/// As [`copy_out`], except that pages may be missing while the handler is there.
+/// As [`copy_out`], except that pages may be missing while the handler is in place.
 pub(super) unsafe fn try_copy_out(source: *const u8, out: &mut [u8]) -> Result<(), AccessError> {
-    // SAFETY: the caller answers for `source`; `out` is writable and does not overlap.
+    // SAFETY: the caller guarantees `source`, except for missing pages; `out` is writable and does not overlap.
     unsafe { move_bytes::<true>(out.as_mut_ptr(), source, out.len()) }
 }
 
@@ -49,16 +49,16 @@ pub(super) unsafe fn try_copy_out(source: *const u8, out: &mut [u8]) -> Result<(
 /// `data.len()` bytes from `target` on are mapped and writable, and do not overlap `data`.
 #[inline]
 pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
-    // SAFETY: the caller's promise is the same. Nothing faults.
+    // SAFETY: the caller upholds the same contract. Nothing faults.
     let _ = unsafe { place::<false>(target, data) };
 }
 
 /// [`copy_in`]; after a fault, some of it may have been placed, but nothing past the fault.
 ///
 /// # Safety
-/// As [`copy_in`], except that pages may be missing or read-only while the handler is there.
+/// As [`copy_in`], except that pages may be missing or read-only while the handler is in place.
 pub(super) unsafe fn try_copy_in(target: *mut u8, data: &[u8]) -> Result<(), AccessError> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller upholds the same contract.
     unsafe { place::<true>(target, data) }
 }
 
@@ -111,7 +111,7 @@ unsafe fn move_bytes<const MAY_FAULT: bool>(
     source: *const u8,
     count: usize,
 ) -> Result<(), AccessError> {
-    // SAFETY: each branch passes a count in the range that its callee asks for; the caller answers for the rest.
+    // SAFETY: each branch passes a count in the range that its callee requires; the caller guarantees the rest.
     let faulted = unsafe {
         match count {
             0 => 0,
@@ -197,9 +197,9 @@ move_ends!(move_ends_of_8, 8, ":r", "8 to 16");
 #[inline]
 unsafe fn move_by_16<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, count: usize) -> u64 {
     let faulted;
-    // SAFETY: the loop moves 16 bytes at 0, 16, ... as long as the offset is below `count - 16`, so it ends within the
-    // range; the last move covers the final 16 bytes. Together they touch every byte and none outside. The final bytes
-    // are loaded first, which does not matter, as the ranges do not overlap.
+    // SAFETY: the loop moves 16 bytes at 0, which are in the range, and at 16, 32, ... as long as the offset is below
+    // `count - 16`, so it ends within the range; the last move covers the final 16 bytes. Together they touch every
+    // byte and none outside. The final bytes are loaded first, which does not matter, as the ranges do not overlap.
     unsafe {
         asm!(
             access_begins!(),
@@ -232,8 +232,9 @@ unsafe fn move_by_16<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, 
 #[inline]
 unsafe fn move_by_64<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, count: usize) -> u64 {
     let faulted;
-    // SAFETY: the loop moves 64 bytes at 0, 64, ... as long as the offset is below `count - 64`, so it ends within the
-    // range; the moves after it cover the final 64 bytes. Together they touch every byte and none outside.
+    // SAFETY: the loop moves 64 bytes at 0, which are in the range, and at 64, 128, ... as long as the offset is below
+    // `count - 64`, so it ends within the range; the moves after it cover the final 64 bytes. Together they touch every
+    // byte and none outside.
     unsafe {
         asm!(
             access_begins!(),
@@ -302,11 +303,11 @@ macro_rules! word_access {
        $put:ident, $store:ident, $try_store:ident;)*) => {
         $(
             /// # Safety
-            /// The word is mapped, readable and aligned; or its page may be missing while the handler is there.
+            /// The word is mapped, readable and aligned; or its page may be missing while the handler is in place.
             #[inline]
             unsafe fn $get<const MAY_FAULT: bool>(word: *const $word) -> Result<$word, AccessError> {
                 let (value, faulted);
-                // SAFETY: reads the word that the caller answers for, and nothing else.
+                // SAFETY: reads the word that the caller guarantees, and nothing else.
                 unsafe {
                     asm!(
                         access_begins!(),
@@ -326,24 +327,24 @@ macro_rules! word_access {
             /// The word is mapped, readable and aligned.
             #[inline]
             pub(super) unsafe fn $load(word: *const $word) -> $word {
-                // SAFETY: the caller's promise is the same. Nothing faults.
+                // SAFETY: the caller upholds the same contract. Nothing faults.
                 unsafe { $get::<false>(word) }.unwrap_or_default()
             }
 
             /// # Safety
             /// The word is aligned, and readable if its page is present, which it need not be while the handler is
-            /// there.
+            /// in place.
             pub(super) unsafe fn $try_load(word: *const $word) -> Result<$word, AccessError> {
-                // SAFETY: the caller's promise is the same.
+                // SAFETY: the caller upholds the same contract.
                 unsafe { $get::<true>(word) }
             }
 
             /// # Safety
-            /// The word is mapped, writable and aligned; or its page may be missing while the handler is there.
+            /// The word is mapped, writable and aligned; or its page may be missing while the handler is in place.
             #[inline]
             unsafe fn $put<const MAY_FAULT: bool>(word: *mut $word, value: $word) -> Result<(), AccessError> {
                 let faulted;
-                // SAFETY: writes the word that the caller answers for, and nothing else.
+                // SAFETY: writes the word that the caller guarantees, and nothing else.
                 unsafe {
                     asm!(
                         access_begins!(),
@@ -363,15 +364,15 @@ macro_rules! word_access {
             /// The word is mapped, writable and aligned.
             #[inline]
             pub(super) unsafe fn $store(word: *mut $word, value: $word) {
-                // SAFETY: the caller's promise is the same. Nothing faults.
+                // SAFETY: the caller upholds the same contract. Nothing faults.
                 let _ = unsafe { $put::<false>(word, value) };
             }
 
             /// # Safety
             /// The word is aligned, and may be written if its page is writable, which it need not be while the handler
-            /// is there.
+            /// is in place.
             pub(super) unsafe fn $try_store(word: *mut $word, value: $word) -> Result<(), AccessError> {
-                // SAFETY: the caller's promise is the same.
+                // SAFETY: the caller upholds the same contract.
                 unsafe { $put::<true>(word, value) }
             }
         )*
@@ -390,11 +391,11 @@ word_access! {
 }
 
 /// # Safety
-/// The word is mapped, writable and aligned; or its page may be missing or read-only while the handler is there.
+/// The word is mapped, writable and aligned; or its page may be missing or read-only while the handler is in place.
 #[inline]
 unsafe fn exchange<const MAY_FAULT: bool>(word: *mut u64, current: u64, new: u64) -> Result<u64, AccessError> {
     let (found, faulted);
-    // SAFETY: reads and writes the word that the caller answers for, and nothing else.
+    // SAFETY: reads and writes the word that the caller guarantees, and nothing else.
     unsafe {
         asm!(
             access_begins!(),
@@ -416,7 +417,7 @@ unsafe fn exchange<const MAY_FAULT: bool>(word: *mut u64, current: u64, new: u64
 #[inline]
 unsafe fn add<const MAY_FAULT: bool>(word: *mut u64, add: u64) -> Result<u64, AccessError> {
     let (found, faulted);
-    // SAFETY: reads and writes the word that the caller answers for, and nothing else.
+    // SAFETY: reads and writes the word that the caller guarantees, and nothing else.
     unsafe {
         asm!(
             access_begins!(),
@@ -435,27 +436,27 @@ unsafe fn add<const MAY_FAULT: bool>(word: *mut u64, add: u64) -> Result<u64, Ac
 /// # Safety
 /// The word is mapped, writable and aligned.
 pub(super) unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> u64 {
-    // SAFETY: the caller's promise is the same. Nothing faults.
+    // SAFETY: the caller upholds the same contract. Nothing faults.
     unsafe { exchange::<false>(word, current, new) }.unwrap_or_default()
 }
 
 /// # Safety
-/// The word is aligned, and may be changed if its page is writable, which it need not be while the handler is there.
+/// The word is aligned, and may be changed if its page is writable, which it need not be while the handler is in place.
 pub(super) unsafe fn try_compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> Result<u64, AccessError> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller upholds the same contract.
     unsafe { exchange::<true>(word, current, new) }
 }
 
 /// # Safety
 /// The word is mapped, writable and aligned.
 pub(super) unsafe fn fetch_add_u64(word: *mut u64, value: u64) -> u64 {
-    // SAFETY: the caller's promise is the same. Nothing faults.
+    // SAFETY: the caller upholds the same contract. Nothing faults.
     unsafe { add::<false>(word, value) }.unwrap_or_default()
 }
 
 /// # Safety
 /// As [`try_compare_exchange_u64`].
 pub(super) unsafe fn try_fetch_add_u64(word: *mut u64, value: u64) -> Result<u64, AccessError> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller upholds the same contract.
     unsafe { add::<true>(word, value) }
 }

@@ -60,7 +60,7 @@ pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessErr
     let (first, rest) = data.split_at(ahead);
     let mut place = target;
     for chunk in first.chunks(MAX_CALL_BYTES) {
-        // SAFETY: the caller answers for the range, and this is a part of it.
+        // SAFETY: the caller allows writes to the whole range if it can be written, and this is a part of it.
         unsafe { write_pieces(&[span(place, chunk.len())], chunk) }?;
         place = place.wrapping_add(chunk.len());
     }
@@ -69,7 +69,7 @@ pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessErr
         // SAFETY: as above.
         return unsafe { write_pieces(pieces(place, body, rest.len()).as_slice(), rest) };
     }
-    // On other processors the kernel's stores may pass one another; the fence keeps the body's before the tail's.
+    // On other processors the kernel's stores may be reordered; the fence keeps those of the body before the tail's.
     let (body, tail) = rest.split_at(body);
     if !body.is_empty() {
         // SAFETY: as above.
@@ -111,8 +111,8 @@ pub(crate) fn probe(address: *mut u8, length: usize, write: bool) -> Result<(), 
     if write { Err(Unusable::NotWritable) } else { Ok(()) }
 }
 
-/// Reads a byte of each page. Before Linux 5.14 there is no way to try a write without changing anything, so the first
-/// write finds out: the kernel refuses it.
+/// Reads a byte of each page. Before Linux 5.14 there is no way to try a write without changing anything, so a
+/// read-only page is detected by the first write, which the kernel refuses.
 fn probe_by_reading(address: *mut u8, length: usize) -> Result<(), Unusable> {
     let page = page_size();
     let lead = address.addr() % page;
@@ -163,7 +163,7 @@ fn pieces(target: *mut u8, body: usize, length: usize) -> Pieces {
 unsafe fn write_pieces(targets: &[iovec], data: &[u8]) -> Result<(), AccessError> {
     let local = span(data.as_ptr().cast_mut(), data.len());
     let count = targets.len() as libc::c_ulong;
-    // SAFETY: the kernel reads `data` and writes to the ranges that the caller answers for, as far as they are mapped.
+    // SAFETY: the kernel reads `data` and writes to the ranges, which the caller allows, as far as they are mapped.
     let copied = unsafe { libc::process_vm_writev(own_process(), &local, 1, targets.as_ptr(), count, 0) };
     expect_copied(copied, data.len())
 }
@@ -176,14 +176,14 @@ fn span(address: *mut u8, length: usize) -> iovec {
     iovec { iov_base: address.cast(), iov_len: length }
 }
 
-/// Queried each time: after a fork, a cached number would name the parent's memory.
+/// Queried each time: after a fork, a cached number would refer to the parent's memory.
 fn own_process() -> pid_t {
     // SAFETY: has no preconditions.
     unsafe { libc::getpid() }
 }
 
-/// Checks that the kernel copies for this process; otherwise returns the error number with which it refuses (a seccomp
-/// filter, a small kernel).
+/// Checks that the kernel makes copies for this process. Otherwise returns the error number of the refusal, for example
+/// by a seccomp filter, or by a kernel built without these calls.
 fn copy_is_allowed() -> Result<(), i32> {
     static ALLOWED: OnceLock<Result<(), i32>> = OnceLock::new();
     *ALLOWED.get_or_init(|| {
@@ -203,7 +203,7 @@ fn copy_is_allowed() -> Result<(), i32> {
 fn populate_is_known() -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();
     *KNOWN.get_or_init(|| {
-        // SAFETY: an empty range; the kernel only says whether it knows the advice.
+        // SAFETY: an empty range; the kernel only reports whether it knows the advice.
         unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_WRITE) == 0 }
     })
 }

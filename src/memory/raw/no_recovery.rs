@@ -4,7 +4,7 @@
 use super::{AccessError, RecoverError};
 use crate::checksum::Sum;
 
-/// Has no value: faults are never recovered from.
+/// Has no values: faults are never recovered from.
 #[derive(Clone, Copy)]
 pub(super) enum Recovery {}
 
@@ -18,31 +18,31 @@ pub(super) fn ready() -> Option<Recovery> {
 
 impl Recovery {
     /// # Safety
-    /// None is needed.
+    /// Never called: no [`Recovery`] exists.
     pub(super) unsafe fn read(self, _: *const u8, _: &mut [u8]) -> Result<(), AccessError> {
         match self {}
     }
 
     /// # Safety
-    /// None is needed.
+    /// Never called: no [`Recovery`] exists.
     pub(super) unsafe fn read_summed(self, _: *const u8, _: &mut [u8], _: usize) -> Result<Option<Sum>, AccessError> {
         match self {}
     }
 
     /// # Safety
-    /// None is needed.
+    /// Never called: no [`Recovery`] exists.
     pub(super) unsafe fn write(self, _: *mut u8, _: &[u8]) -> Result<(), AccessError> {
         match self {}
     }
 
     /// # Safety
-    /// None is needed.
+    /// Never called: no [`Recovery`] exists.
     pub(super) unsafe fn compare_exchange_u64(self, _: *mut u64, _: u64, _: u64) -> Result<u64, AccessError> {
         match self {}
     }
 
     /// # Safety
-    /// None is needed.
+    /// Never called: no [`Recovery`] exists.
     pub(super) unsafe fn fetch_add_u64(self, _: *mut u64, _: u64) -> Result<u64, AccessError> {
         match self {}
     }
@@ -53,13 +53,13 @@ macro_rules! words {
         impl Recovery {
             $(
                 /// # Safety
-                /// None is needed.
+                /// Never called: no [`Recovery`] exists.
                 pub(super) unsafe fn $load(self, _: *const $word) -> Result<$word, AccessError> {
                     match self {}
                 }
 
                 /// # Safety
-                /// None is needed.
+                /// Never called: no [`Recovery`] exists.
                 pub(super) unsafe fn $store(self, _: *mut $word, _: $word) -> Result<(), AccessError> {
                     match self {}
                 }

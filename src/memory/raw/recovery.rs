@@ -1,8 +1,8 @@
 //! Direct accesses to memory whose pages can vanish, where the fault handler ends those that hit a missing page.
 //!
 //! The program can replace the handler at any time, and any thread can block its signals. Three system calls before an
-//! access check that the handler would be called. The result serves the thread's accesses for [`SHORTEST`], and each
-//! time that nothing has changed for twice as long, up to [`LONGEST`]. So a change is noticed within the time for which
+//! access check that the handler would be called. The result is valid for the thread's accesses for [`SHORTEST`]; each
+//! check that finds no change doubles this time, up to [`LONGEST`]. So a change is detected within the time for which
 //! there had been none, or within some milliseconds if that is less: programs install handlers when they start, or
 //! never.
 
@@ -46,8 +46,8 @@ pub(super) fn install() -> Result<(), RecoverError> {
     installed
 }
 
-/// Proof that the handler ends faulting accesses of this thread, now and within the next microseconds, if the program
-/// does not replace it meanwhile.
+/// Proof that the handler ends faulting accesses of this thread, now and during the next microseconds, unless the
+/// program replaces it meanwhile.
 #[derive(Clone, Copy)]
 pub(super) struct Recovery(());
 
@@ -57,11 +57,11 @@ pub(super) fn ready() -> Option<Recovery> {
     if !handler::was_installed() {
         return None;
     }
-    // SAFETY: every processor of this architecture has the counter. A program that forbids itself to read it
-    // (PR_SET_TSC) gets the signal that it asked for.
+    // SAFETY: every processor of this architecture has the counter. A program that disables reading it (PR_SET_TSC)
+    // gets the signal that it requested.
     let now = unsafe { _rdtsc() };
     let ready = match LAST_LOOK.get() {
-        // Counters of different processors may differ: a check in the future counts as an old one.
+        // Counters of different processors may differ: a check in the future counts as expired.
         Some(look) if now.wrapping_sub(look.at) < look.ticks => look.ready,
         last => look_again(last, now),
     };
@@ -79,11 +79,11 @@ impl Recovery {
     /// # Safety
     /// The bytes from `source` on may be read, if they are mapped, and do not overlap `out`.
     pub(super) unsafe fn read(self, source: *const u8, out: &mut [u8]) -> Result<(), AccessError> {
-        // SAFETY: the caller's promise; the handler is there.
+        // SAFETY: the caller upholds the same contract, and the handler is in place.
         unsafe { direct::try_copy_out(source, out) }
     }
 
-    /// [`checksum::copy`].
+    /// Copies and sums the bytes as [`checksum::copy`] does.
     ///
     /// # Safety
     /// As [`Recovery::read`].
@@ -93,14 +93,14 @@ impl Recovery {
         out: &mut [u8],
         ahead: usize,
     ) -> Result<Option<Sum>, AccessError> {
-        // SAFETY: the caller's promise; the handler is there.
+        // SAFETY: the caller upholds the same contract, and the handler is in place.
         unsafe { checksum::try_copy(source, out, ahead) }.map_err(|checksum::Faulted| AccessError::Fault)
     }
 
     /// # Safety
     /// The bytes from `target` on may be written, if they can be, and do not overlap `data`.
     pub(super) unsafe fn write(self, target: *mut u8, data: &[u8]) -> Result<(), AccessError> {
-        // SAFETY: the caller's promise; the handler is there.
+        // SAFETY: the caller upholds the same contract, and the handler is in place.
         unsafe { direct::try_copy_in(target, data) }
     }
 
@@ -112,14 +112,14 @@ impl Recovery {
         current: u64,
         new: u64,
     ) -> Result<u64, AccessError> {
-        // SAFETY: the caller's promise; the handler is there.
+        // SAFETY: the caller upholds the same contract, and the handler is in place.
         unsafe { direct::try_compare_exchange_u64(word, current, new) }
     }
 
     /// # Safety
     /// As [`Recovery::compare_exchange_u64`].
     pub(super) unsafe fn fetch_add_u64(self, word: *mut u64, add: u64) -> Result<u64, AccessError> {
-        // SAFETY: the caller's promise; the handler is there.
+        // SAFETY: the caller upholds the same contract, and the handler is in place.
         unsafe { direct::try_fetch_add_u64(word, add) }
     }
 }
@@ -131,14 +131,14 @@ macro_rules! words {
                 /// # Safety
                 /// The word may be read, if its page is present, and is aligned.
                 pub(super) unsafe fn $load(self, word: *const $word) -> Result<$word, AccessError> {
-                    // SAFETY: the caller's promise; the handler is there.
+                    // SAFETY: the caller upholds the same contract, and the handler is in place.
                     unsafe { direct::$try_load(word) }
                 }
 
                 /// # Safety
                 /// The word may be written, if it can be, and is aligned.
                 pub(super) unsafe fn $store(self, word: *mut $word, value: $word) -> Result<(), AccessError> {
-                    // SAFETY: the caller's promise; the handler is there.
+                    // SAFETY: the caller upholds the same contract, and the handler is in place.
                     unsafe { direct::$try_store(word, value) }
                 }
             )*

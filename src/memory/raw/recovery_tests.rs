@@ -1,5 +1,5 @@
-//! The fault handler: the accesses that it ends, the faults that it passes on, and when it is not relied on. Cases that
-//! change the whole process run in a child, which is this program with the name of the case.
+//! The fault handler: the accesses that it ends, the faults that it passes on, and when accesses do not rely on it.
+//! Cases that change the whole process run in a child, which is this program with the name of the case.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
@@ -192,8 +192,8 @@ fn ends_well_in(case: &str) {
     assert_eq!(output.status.code(), Some(WELL), "{case}: {output:?}");
 }
 
-/// Rust's own handler reports the overflow. It can only because it runs on another stack, and so does the handler
-/// before it.
+/// Rust's own handler reports the overflow. That works only because it runs on another stack, and so does the library's
+/// handler, which is called before it.
 #[test]
 fn an_overflow_of_a_stack_is_reported_as_ever() {
     let output = run_child("overflow");
@@ -228,14 +228,14 @@ fn a_handler_that_comes_later_ends_recovery() {
 #[ignore = "run by the others"]
 fn child() {
     let Ok(case) = std::env::var(CHILD) else { return };
-    // SAFETY: only reads its argument; no core dump is to be written.
+    // SAFETY: only reads its argument, and prevents a core dump.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: 0, rlim_max: 0 }) };
     let three = ends_well as *const () as usize;
     let (handler, flags, then): (usize, c_int, fn()) = match &*case {
         "previous" => (three, libc::SA_SIGINFO, fault),
         "previous, one argument" => (ends_well_of_one as *const () as usize, 0, fault),
         "previous, once" => (three, libc::SA_SIGINFO | libc::SA_RESETHAND, fault),
-        // The instruction faults again, and then no handler is left.
+        // The instruction faults again, when no handler is left.
         "previous, twice" => (returns as *const () as usize, libc::SA_RESETHAND, fault),
         "sent to previous" => (three, libc::SA_SIGINFO, send),
         "previous, unwinds" => (unwinds as *const () as usize, 0, caught),
@@ -395,13 +395,13 @@ fn overflow() {
     thread::Builder::new().stack_size(1 << 17).spawn(|| deeper(1)).unwrap().join().unwrap();
 }
 
-/// An access as to the library's own memory, whose pages are always present.
+/// An access in the variant for the library's own memory, whose pages are always present.
 fn fault_of_our_own() {
     // SAFETY: the address is not mapped, which ends the process.
     unsafe { direct::copy_out(ptr::without_provenance(8), &mut [0; 100]) };
 }
 
-/// The signal without a fault.
+/// Raises the signal without a fault.
 fn send() {
     // SAFETY: has no preconditions.
     unsafe { libc::raise(libc::SIGSEGV) };
@@ -421,7 +421,7 @@ extern "C" fn chains(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
         // SAFETY: as below.
         unsafe { libc::_exit(1) };
     }
-    // SAFETY: the library's handler was there before.
+    // SAFETY: the library's handler was installed before.
     unsafe {
         let next: extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void) =
             std::mem::transmute(CHAINED_TO.load(Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! Copies and words against plain slices, and vanishing memory.
+//! Compares copies and word accesses with plain slices, and accesses memory that vanishes.
 
 use std::fs::{self, File};
 use std::ptr;
@@ -66,7 +66,7 @@ pub(super) fn pattern(length: usize, seed: usize) -> Vec<u8> {
     (0..length).map(|index| (index * 31 + seed * 17 + 1) as u8).collect()
 }
 
-/// Runs a test twice: with the kernel's copies, and, where there is one, with the fault handler.
+/// Runs a test twice: with the kernel's copies, and with the fault handler where it is supported.
 pub(super) fn both_ways(test: impl Fn() + Sync) {
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -261,7 +261,7 @@ fn unmapped_memory_is_refused() {
     }
     pages.take_away(0, 4);
     assert!(register(pages.backing(), ALL).is_err());
-    // SAFETY: nothing can be mapped there, and registration is to find that out.
+    // SAFETY: nothing can be mapped there, which registration must detect.
     let nowhere = unsafe { [Backing::raw(ptr::null_mut(), 8), Backing::raw(ptr::without_provenance_mut(!63), 64)] };
     for backing in nowhere {
         let result = RegionTable::new(1).register(DOMAIN, backing, 0u64, AccessFlags::empty());

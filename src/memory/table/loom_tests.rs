@@ -1,4 +1,4 @@
-//! Deregistration against views, in every order that the lock allows.
+//! Models of deregistration concurrent with views, in every order that the lock allows.
 
 use loom::thread;
 

@@ -239,7 +239,7 @@ fn last_byte_is_last(backing: Backing, rounds: u64) {
     });
 }
 
-/// Spins for a while to catch the moment, then yields.
+/// Spins first, to detect the change early, then yields.
 fn wait_until(done: impl Fn() -> bool) {
     while !(0..200).any(|_| done()) {
         thread::yield_now();
@@ -366,7 +366,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The expected contents of the table: plain vectors and the rules in plain code.
+/// A model of the table: plain vectors, and the rules in plain code.
 #[derive(Default)]
 struct Model {
     regions: HashMap<u32, (DomainId, u64, AccessFlags, Vec<u8>)>,
