@@ -1,11 +1,11 @@
 //! The check field of native peers: the ICRC, XOR a mask that only the two ends of the connection can compute.
 //!
-//! The standard's ICRC is a checksum that anyone can compute; only its numbers authenticate a packet. A constant XORed
-//! to a CRC keeps all that the CRC detects, because the CRC of an error pattern does not depend on it. To a sender that
-//! does not know the mask, each of the 2^32 values of the field is equally likely to be right.
+//! The standard's ICRC is a checksum that anyone can compute; a packet is authenticated only by its numbers. XORing a
+//! constant to a CRC preserves its error detection, because the CRC of an error pattern does not depend on it. To a
+//! sender that does not know the mask, each of the 2^32 values of the field is equally likely to be right.
 //!
-//! The mask is constant for a sequence of PSNs and a direction. So a sender on the path that sees one packet knows it:
-//! the mask protects against senders that do not see the traffic.
+//! The mask is constant for a sequence of PSNs and a direction, so a sender on the path can compute it from one packet.
+//! It protects against senders that do not see the traffic.
 
 use std::hash::Hasher;
 
@@ -13,7 +13,7 @@ use siphasher::sip::SipHasher24;
 
 use crate::types::{KeyShare, PeerKey, Psn, Qpn};
 
-/// Begins each message that is hashed, so that no other use of a share gives the same value.
+/// Prefix of each hashed message, so that no other use of a share yields the same value.
 const LABEL: [u8; 8] = *b"RDMVchk1";
 
 /// A sequence of PSNs: the requests of one queue pair and the responses to them.
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(here, there);
     }
 
-    /// The format is a promise to other versions: these values never change.
+    /// Other versions rely on the format: these values must never change.
     #[test]
     fn masks_of_version_1() {
         let masks = CheckMasks::new(&key(1, 2), &SEQUENCE);

@@ -75,7 +75,7 @@ impl Bth {
 
     #[inline]
     pub(super) fn emit(&self) -> [u8; BTH_BYTES] {
-        // Word by word: bytes that are stored one by one are slow to copy.
+        // Built from words: bytes that are stored one by one are slow to copy.
         let flags = u32::from(self.solicited) << 7 | u32::from(self.migrated) << 6 | u32::from(self.pad_count & 3) << 4;
         let first = u32::from(self.opcode.0) << 24 | flags << 16 | u32::from(self.pkey);
         let second = u32::from(self.fecn) << 31 | u32::from(self.becn) << 30 | self.destination.value();
@@ -109,8 +109,8 @@ impl Reth {
     }
 }
 
-/// FLUSH extended transport header (IBTA A19.4.1; `FETH_SEL_MASK`, `FETH_PLT_MASK`): what is to be flushed, and how
-/// far.
+/// FLUSH extended transport header (IBTA A19.4.1; `FETH_SEL_MASK`, `FETH_PLT_MASK`): the range to flush, and the
+/// placement to reach.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FlushEth {
     /// 0: the range of the RETH; 1: the whole region; 2 and 3 are reserved (IBTA A19.4.1.2).
@@ -170,7 +170,7 @@ pub enum Syndrome {
         /// Credit code, 0 to 31.
         credit: u8,
     },
-    /// No receive is posted; try again after the time with this code (IBTA 9.7.5.2.8).
+    /// No receive is posted; the requester retries after the time with this code (IBTA 9.7.5.2.8).
     ReceiverNotReady {
         /// Timer code, 0 to 31.
         timer: u8,

@@ -1,8 +1,9 @@
 //! The invariant CRC: CRC-32 over the packet without the fields that routers may change (IBTA A17.3.3; `rxe_icrc.c`).
 //!
-//! It covers the IPv4 identification, which a UDP socket does not show. Because a CRC is linear, the identification can
-//! be solved for: the difference between the received CRC and the one for identification 0 must be one that 16 bits at
-//! that offset can cause. 1 in 65,536 wrong packets passes as well.
+//! It covers the IPv4 identification, which a UDP socket does not report. Because a CRC is linear, the identification
+//! can be solved for: the difference between the received CRC and the one for identification 0 must be one that 16 bits
+//! at that offset can cause. 1 in 65,536 wrong packets passes as well, and twice as many if both values of "don't
+//! fragment" are tried.
 
 use std::net::IpAddr;
 use std::sync::OnceLock;
@@ -29,9 +30,9 @@ pub struct Flow {
 /// How an ICRC is verified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Verify {
-    /// The identification that is compared exactly.
+    /// The identification that is tried first, by an exact comparison.
     pub first_identification: u16,
-    /// Whether to solve for the identification if that does not fit (IPv4 only).
+    /// Whether to solve for the identification if the first one does not fit (IPv4 only).
     pub solve: bool,
     /// Whether the sender is expected to set "don't fragment" (IBTA A17.3.1.1.5); the other value is tried second.
     pub expected_df: bool,

@@ -219,7 +219,7 @@ const PLACES: [u8; 256] = {
     places
 };
 
-/// By code: its traits, and the bytes of its extended headers. Every packet needs them several times.
+/// By code: its traits, and the bytes of its extended headers. A table, because every packet needs them several times.
 static BY_CODE: [(Traits, u8); 256] = {
     let mut table = [(Traits::empty(), 0); 256];
     let mut place = 0;
@@ -290,7 +290,7 @@ impl Opcode {
         }
     }
 
-    /// The same operation of another service.
+    /// The code of the same operation in another service.
     pub const fn of(self, service: Service) -> Self {
         Self(service as u8 | (self.0 & 0x1f))
     }
@@ -332,7 +332,7 @@ impl Opcode {
         self.traits().contains(Traits::ONLY)
     }
 
-    /// Whether it ends a WRITE that the receiver's application is not notified of.
+    /// Whether it ends a WRITE without immediate data, of which the receiver's application is not notified.
     pub fn ends_silent_write(self) -> bool {
         let traits = self.traits();
         let ends = traits.intersects(Traits::LAST.union(Traits::ONLY));

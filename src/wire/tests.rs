@@ -1,4 +1,4 @@
-//! Round trips, and packets that must be dropped.
+//! Tests round trips, and packets that must be dropped.
 
 use super::*;
 use crate::types::{DropReason, Psn, Qkey, Qpn, Rkey, SharedReceiveQueueNumber};

@@ -1,8 +1,8 @@
 //! The start of the ICRC that all packets between two ports share.
 //!
 //! Of the headers before the base transport header, only the two lengths and the identification differ between the
-//! packets of a flow. They are always equally far from the end of these headers, and a CRC is linear: their effect on
-//! it depends on nothing else and is looked up.
+//! packets of a flow. Their distance from the end of these headers is constant, and a CRC is linear: their effect on
+//! it depends on nothing else and is looked up in tables.
 
 use std::sync::OnceLock;
 
@@ -61,14 +61,13 @@ impl Seed {
     /// Computes the seed of a flow.
     pub fn new(flow: &Flow) -> Self {
         let is_v4 = flow.source.is_ipv4() && flow.destination.is_ipv4();
-        // Ones instead of zeros four bytes further on have the effect on the CRC that they have here, moved back by
-        // four bytes.
+        // Ones instead of zeros four bytes further on change the CRC as they would here, moved back by four bytes.
         let mask = multiply(0xff, backward_words(MASKED / 4));
         Self { sum: headers_sum(flow, 0, 0) ^ mask, is_v4 }
     }
 
     /// Computes the ICRC of a packet, given from its base transport header to the end of its padding, with "don't
-    /// fragment". `None`: only [`super::compute`] takes the packet.
+    /// fragment". `None`: only [`super::compute`] supports the packet.
     #[inline]
     fn compute(&self, identification: u16, packet: &[u8]) -> Option<u32> {
         let headers = self.headers(identification, packet)?;
@@ -112,7 +111,7 @@ impl Seed {
         }
     }
 
-    /// Whether the ICRC at the end of a datagram's payload fits exactly. If not, [`super::verify`] says more.
+    /// Whether the ICRC at the end of a datagram's payload fits exactly. If not, [`super::verify`] decides.
     #[cfg(feature = "sim")]
     #[inline]
     pub fn fits(&self, identification: u16, udp_payload: &[u8]) -> bool {

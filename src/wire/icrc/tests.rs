@@ -1,4 +1,4 @@
-//! The published vectors, and the properties of solving for the identification.
+//! Tests the published vectors, and the properties of solving for the identification.
 
 use super::*;
 
@@ -86,7 +86,7 @@ fn worked_examples_of_solving_fit() {
     }
 }
 
-/// Packets of Linux 6.12.107, from its device rxe0.
+/// Packets from the device rxe0 of Linux 6.12.107.
 #[test]
 fn flushes_of_linux_fit_its_rule_only() {
     let v6 = "60000000 002c1140 fd990000 00000000 00000000 00000002 fd990000 00000000 00000000 00000001 ebf812b7 \
