@@ -1,5 +1,5 @@
-//! The layout of the structures, held at compile time to the numbers of rdma-core on 64-bit machines.
-//! `tests/ibverbs/layout.rs` holds the same numbers to the headers that are installed.
+//! Compile-time checks of the structures' layout against the numbers of rdma-core on 64-bit machines.
+//! `tests/ibverbs/layout.rs` checks the same numbers against the installed headers.
 
 use std::mem::offset_of;
 

@@ -51,7 +51,7 @@ pub struct Context {
 }
 
 /// `verbs_context`, which precedes an `ibv_context` in memory; as of rdma-core 34. Newer versions have more slots in
-/// front, and report this in `sz`.
+/// front, and report the size in `sz`.
 #[repr(C)]
 pub struct VerbsContext {
     pub query_port: Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int>,
@@ -137,7 +137,7 @@ pub struct QpRateLimitAttr {
     pub comp_mask: u32,
 }
 
-/// `ibv_packet_pacing_caps`: kilobits a second, and a bit for each kind of queue pair.
+/// `ibv_packet_pacing_caps`: rates in kilobits per second, and one bit for each type of queue pair.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct PacketPacingCaps {
@@ -195,7 +195,7 @@ pub struct PortAttr {
     pub port_cap_flags2: u16,
 }
 
-/// `PortAttr` with the field that rdma-core 60 and later append; others leave it zero.
+/// `PortAttr` with the field that rdma-core 60 and later append; older versions do not write it, so it stays zero.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct PortAttrWithSpeed {

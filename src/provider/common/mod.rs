@@ -1,4 +1,5 @@
-//! Parts of all providers: checks and errors with the same texts everywhere, and the state that posting threads check.
+//! Code that all providers share: checks and errors, so that their texts are the same everywhere, and the state that
+//! posting threads check.
 #![forbid(unsafe_code)]
 
 mod posting_state;

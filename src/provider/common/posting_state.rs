@@ -33,7 +33,7 @@ impl PostingState {
         QueuePairState::ALL.get(usize::from(self.state.swap(DESTROYED, Ordering::AcqRel))).copied()
     }
 
-    /// Takes [`PostingState::destroy`] back, because the device did not destroy the queue pair.
+    /// Undoes [`PostingState::destroy`] if the device could not destroy the queue pair.
     #[cfg(any(test, feature = "ibverbs"))]
     pub(in crate::provider) fn restore(&self, state: QueuePairState) {
         self.state.store(state as u8, Ordering::Release);

@@ -71,8 +71,8 @@ pub(in crate::provider) fn inherited(verb: &'static str) -> Error {
     Error::new(verb, ErrorKind::InvalidState, message)
 }
 
-/// Returns the error for a wait on a completion channel that ended without an event. It allocates nothing: programs
-/// look for events that are often not there.
+/// Returns the error for a wait on a completion channel that ended without an event. It allocates nothing, because
+/// programs often poll for events that have not occurred.
 pub(in crate::provider) fn no_event() -> Error {
     Error::new("get_cq_event", ErrorKind::TimedOut, "no event came within the timeout")
 }
@@ -129,7 +129,7 @@ pub(in crate::provider) fn check_range(
     Err(Error::out_of_range(verb, attribute, given, first.into()..=last.into(), message))
 }
 
-/// Refuses a period of moderation, in microseconds, that is longer than `longest`.
+/// Refuses a moderation period, in microseconds, that is longer than `longest`.
 pub(in crate::provider) fn check_cq_period(given: u32, longest: u32) -> Result<()> {
     if given <= longest {
         return Ok(());
@@ -138,8 +138,8 @@ pub(in crate::provider) fn check_cq_period(given: u32, longest: u32) -> Result<(
     Err(Error::out_of_range("modify_cq", "cq_period", given, 0..=longest.into(), message))
 }
 
-/// Checks the sizes of a new queue pair, except that of inline data, and raises those that are zero to the smallest
-/// that a queue has.
+/// Checks the sizes of a new queue pair, except that of inline data, and raises those that are zero to 1, the smallest
+/// size of a queue.
 pub(in crate::provider) fn check_sizes(
     limits: &DeviceAttributes,
     asked: &QueuePairCapabilities,
@@ -164,7 +164,7 @@ pub(in crate::provider) fn check_srq_sizes(limits: &DeviceAttributes, init: &Sha
     check_range("create_srq", "srq_limit", init.srq_limit, 0..=init.max_wr)
 }
 
-/// Refuses operations that queue pairs of this type do not have.
+/// Refuses operations that queue pairs of this type do not support.
 pub(in crate::provider) fn check_operation(qp_type: QueuePairType, operation: &Operation) -> Result<()> {
     if operation.is_possible_on(qp_type) {
         return Ok(());
@@ -177,7 +177,8 @@ pub(in crate::provider) fn check_operation(qp_type: QueuePairType, operation: &O
     Err(Error::unsuitable("post_send", "opcode", message))
 }
 
-/// Refuses send requests without a queue of the peer on queue pairs whose requests name one, or that have no requests.
+/// Refuses send requests that name no shared receive queue of the peer on XRC initiators, whose requests must name one,
+/// and on XRC targets, which send nothing.
 pub(in crate::provider) fn check_plain_send(qpn: Qpn, qp_type: QueuePairType) -> Result<()> {
     match qp_type {
         QueuePairType::XrcReceive => {
@@ -195,7 +196,7 @@ pub(in crate::provider) fn check_plain_send(qpn: Qpn, qp_type: QueuePairType) ->
     }
 }
 
-/// Refuses send requests that name a queue of the peer on queue pairs whose requests cannot.
+/// Refuses send requests that name a shared receive queue of the peer, except on XRC initiators.
 pub(in crate::provider) fn check_named_queue(
     qpn: Qpn,
     qp_type: QueuePairType,
@@ -214,7 +215,8 @@ pub(in crate::provider) fn check_named_queue(
     }
 }
 
-/// Refuses receives on queue pairs without a receive queue of their own; `srq` is the shared one that it uses.
+/// Refuses receives on queue pairs without a receive queue of their own; `srq` is the shared queue that the queue pair
+/// uses, if any.
 pub(in crate::provider) fn check_receive(
     qpn: Qpn,
     qp_type: QueuePairType,
@@ -233,7 +235,7 @@ pub(in crate::provider) fn check_receive(
     Err(Error::new("post_recv", ErrorKind::InvalidArgument, message))
 }
 
-/// Refuses groups that the queue pair cannot be in, and addresses that are no group's.
+/// Refuses queue pairs that cannot join multicast groups, and addresses that are not multicast addresses.
 pub(in crate::provider) fn check_group(verb: &'static str, qpn: Qpn, qp_type: QueuePairType, gid: Gid) -> Result<()> {
     let (name, message) = if qp_type != QueuePairType::UnreliableDatagram {
         ("qp_type", format!("qp_type of queue pair {qpn} is {qp_type:?}; only UnreliableDatagram receives multicasts"))
@@ -278,8 +280,9 @@ pub(in crate::provider) fn length_of(data: &Data<'_>) -> u64 {
     }
 }
 
-/// Refuses a datagram whose address handle belongs to another domain than the queue pair, or that is longer than its
-/// port carries. `is_own` says whether the domains are the same: domains of different devices may have the same number.
+/// Refuses a datagram whose address handle belongs to another domain than the queue pair, or that is longer than the
+/// MTU of its port. `is_own` says whether the domains are the same: domains of different devices may have the same
+/// number.
 pub(in crate::provider) fn check_datagram(
     is_own: bool,
     handle: DomainId,
