@@ -64,7 +64,7 @@ impl Drop for SoftCapture {
     }
 }
 
-/// Starts the capture that the options requests, or else the environment's. It lasts as long as the device.
+/// Starts the capture that the options request, or else the environment. It lasts as long as the device.
 pub(super) fn start_with_device(engine: &Engine, device: &str, options: &SoftOptions) -> Result<()> {
     let from_environment = match &options.capture {
         Some(_) => None,
@@ -102,7 +102,7 @@ fn options_from(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Capt
 
 fn explain(verb: &'static str, error: OpenError) -> Error {
     match error.source.get_ref() {
-        // Not a system failure: the message says it all.
+        // Not a system failure: the message already explains it.
         None if error.source.kind() == io::ErrorKind::InvalidInput && error.source.raw_os_error().is_none() => {
             Error::new(verb, ErrorKind::InvalidArgument, error.message)
         }

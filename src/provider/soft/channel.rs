@@ -18,7 +18,7 @@ pub(super) struct SoftChannel {
 }
 
 impl SoftChannel {
-    /// Creates a channel whose descriptor packets make readable as well.
+    /// Creates a channel whose descriptor also becomes readable when packets arrive.
     pub(super) fn new(device: Arc<Device>) -> Result<Self> {
         Self::with(Channel::new, device)
     }

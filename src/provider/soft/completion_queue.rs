@@ -34,7 +34,7 @@ pub(super) struct SoftCompletionQueue {
 struct Announcer {
     channel: Arc<Channel>,
     notifier: Arc<CqNotifier>,
-    /// The device's shards; that at `comp_vector` times the moderation periods.
+    /// The device's shards.
     shards: Vec<Arc<Shard>>,
     /// Index of the shard that times the moderation periods.
     comp_vector: usize,
@@ -127,8 +127,8 @@ impl SoftCompletionQueue {
         }
     }
 
-    /// Fails if the queue overflowed or a shard failed. Called when the queue is empty after driving the shards: the
-    /// completions are then either not there yet or never will be.
+    /// Fails if the queue overflowed or a shard failed. Called when the queue is still empty after the shards were
+    /// driven, to distinguish completions that have not arrived yet from those that never will.
     fn check_alive(&self) -> Result<()> {
         if self.queue.overflowed() {
             self.spread_overflow();
@@ -171,7 +171,7 @@ impl CompletionQueue for SoftCompletionQueue {
         let count = self.queue.poll(out);
         if count == 0 {
             self.check_alive()?;
-            // With several shards, a nap ends early only for packets of the first one.
+            // With several shards, only packets for the first one end a nap early.
             match first {
                 Some(shard) => shard.idle(),
                 None => std::thread::yield_now(),

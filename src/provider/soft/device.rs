@@ -25,7 +25,7 @@ use crate::types::{
 
 /// Largest number of queue pairs of a shard.
 const MAX_QP_PER_SHARD: u32 = 16_384;
-/// Least number of QPN blocks of a shard: its queue pairs need five blocks of 4,000 numbers.
+/// Minimum number of QPN blocks of a shard, whose queue pairs need five blocks of 4,000 numbers.
 const LEAST_BLOCKS: usize = 5;
 /// Number of QPN blocks that a shard takes while many are free, so that one number reveals little about the others.
 const MOST_BLOCKS: usize = 15;
@@ -48,8 +48,8 @@ const MAX_CAPTURES: u32 = 16;
 
 /// Time that an acknowledgement waits for the application's reply while a thread polls.
 const ACK_HOLD: Duration = Duration::from_micros(50);
-/// Delay reported to peers: 4.096 µs × 2^8, 1.05 ms. When a poller turns to other work, the engine's thread takes over
-/// its acknowledgements within 0.4 ms, and then must get a processor.
+/// Delay reported to peers: 4.096 µs × 2^8, or 1.05 ms. When a poller turns to other work, the engine's thread takes
+/// over its acknowledgements within 0.4 ms, plus the time until it is scheduled.
 const LOCAL_CA_ACK_DELAY: u8 = 8;
 
 /// Largest overhead of a packet in bytes: IP, UDP, transport headers, ICRC. The longest headers are those of an XRC
@@ -83,7 +83,7 @@ pub(super) struct Device {
     /// Whether peers find this process before its queue pairs are connected.
     pub(super) present_from_init: bool,
     max_mtu: Mtu,
-    /// Unique, because a region of one domain must never pass for one of another.
+    /// Unique, because a region of one domain must never be taken for one of another.
     pub(super) domain_numbers: Numbers,
     pub(super) completion_queue_numbers: Numbers,
     next_shard: AtomicUsize,
@@ -197,7 +197,7 @@ impl Device {
         self.port.refresh();
     }
 
-    /// Handles interface changes as they come, not only when the application asks.
+    /// Handles interface changes when they occur, not only when a verb reads them.
     pub(super) fn listen_to_system(&self) -> Result<()> {
         let Some(watch) = self.events.watch() else { return Ok(()) };
         if self.listener.get().is_none() {
@@ -311,8 +311,8 @@ fn attributes(interface: &Interface, options: &SoftOptions) -> DeviceAttributes 
     }
 }
 
-/// Every operation can use on-demand regions: whatever the service, each copy between packets and memory that others
-/// own goes through the kernel.
+/// Every operation can use on-demand regions: for all services, each copy between packets and memory that this crate
+/// does not own goes through the kernel.
 fn on_demand_capabilities() -> OnDemandCapabilities {
     OnDemandCapabilities {
         general: OnDemandSupport::EXPLICIT | OnDemandSupport::IMPLICIT,

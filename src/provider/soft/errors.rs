@@ -22,7 +22,7 @@ pub(super) fn from_register(verb: &'static str, error: &RegisterError) -> Error 
         _ => ErrorKind::InvalidArgument,
     };
     let refusal = match error {
-        // For C programs, which see only the error number.
+        // C programs see only the error number.
         RegisterError::NotMapped { .. } | RegisterError::NotWritable { .. } => {
             Error::from_source(verb, kind, error.to_string(), std::io::Error::from_raw_os_error(error.errno()))
         }
@@ -39,7 +39,8 @@ pub(super) fn from_advise(error: &AdviseError) -> Error {
     Error::new("advise_mr", kind, error.to_string())
 }
 
-/// Explains why a send request was not queued. A full queue has a trap: unsignaled requests alone never leave it.
+/// Explains why a send request was not queued. For a full queue, the text explains that slots of unsignaled requests
+/// are freed only by a later signaled one.
 #[cold]
 pub(super) fn from_send_queue(queue: &SendQueue, error: &QueueError) -> Error {
     let QueueError::Full { limit } = error else { return from_queue("post_send", error) };

@@ -12,7 +12,7 @@ use crate::sys::{LinkState, LocalAddress, link_megabits, link_state};
 /// Interface MTU assumed if the system does not report one.
 const USUAL_MTU_BYTES: u32 = 1_500;
 
-/// A network interface, or the part of one, that a device represents.
+/// The network interface, or the single address of one, that a device represents.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Interface {
     pub(super) device_name: String,
@@ -25,14 +25,14 @@ pub(super) struct Interface {
     reach: Reach,
 }
 
-/// The part of the interface's addresses that is the device's.
+/// The addresses of the interface that belong to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reach {
     /// All of them.
     Whole,
     /// Only the one that the device is named after.
     Address,
-    /// The same, but the system owns the address without listing it, so its removal goes unnoticed.
+    /// As `Address`, but the system does not list the address (most of 127.0.0.0/8), so its removal goes unnoticed.
     Unlisted,
 }
 
@@ -42,7 +42,7 @@ impl Interface {
         let unknown = LinkState { mtu_bytes: USUAL_MTU_BYTES, running: true };
         let Some(name) = &self.name else { return unknown };
         let ask = || {
-            // Any socket serves for the query.
+            // The query works on any socket.
             let socket = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).or_else(|_| UdpSocket::bind("127.0.0.1:0"))?;
             link_state(socket.as_fd(), name)
         };
@@ -98,14 +98,15 @@ pub(super) fn find(device_name: &str) -> Result<Option<Interface>> {
 }
 
 fn is_up(address: &SystemAddress) -> bool {
-    // The loopback interface's state is "unknown" while it works.
+    // The loopback interface reports the state "unknown" while it is up.
     address.is_oper_up() || address.is_loopback() || address.oper_status == if_addrs::IfOperStatus::Unknown
 }
 
 fn of_name(name: &str, all: &[SystemAddress]) -> Interface {
     let mine: Vec<&SystemAddress> = all.iter().filter(|address| address.name == name).collect();
     let mut addresses: Vec<LocalAddress> = mine.iter().map(|address| local(address)).collect();
-    // Link-local addresses need the interface's name at both ends, so they are used only if there is nothing else.
+    // Link-local addresses need the interface's name at both ends, so they are used only if the interface has no other
+    // addresses.
     if addresses.iter().any(|address| !is_link_local_v6(address.ip)) {
         addresses.retain(|address| !is_link_local_v6(address.ip));
     }
@@ -119,7 +120,7 @@ fn of_name(name: &str, all: &[SystemAddress]) -> Interface {
 
 fn of_address(device_name: &str, address: IpAddr, all: &[SystemAddress]) -> Interface {
     let exact = all.iter().find(|known| known.ip() == address);
-    // All of 127.0.0.0/8 belongs to the loopback interface, though only one address is listed.
+    // All of 127.0.0.0/8 belongs to the loopback interface, but only one address is listed.
     let found = exact.or_else(|| all.iter().find(|known| known.is_loopback() && address.is_loopback()));
     let addresses = vec![exact.map_or(LocalAddress { ip: address, scope: 0 }, local)];
     Interface {

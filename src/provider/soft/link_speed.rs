@@ -16,8 +16,8 @@ const STEPS: [(u32, LinkWidth, LinkSpeed); 9] = [
     (400_000, LinkWidth::X4, LinkSpeed::Ndr),
 ];
 
-/// Returns the width and speed of a link. A link that does not know its speed, like loopback, is reported as the
-/// slowest, so that programs that share work by speed prefer real links.
+/// Returns the width and speed of a link. A link of unknown speed, such as loopback, is reported as the slowest, so
+/// that programs that distribute work by speed prefer real links.
 pub(super) fn width_and_speed(megabits: Option<u32>) -> (LinkWidth, LinkSpeed) {
     let megabits = megabits.unwrap_or(0);
     let step = STEPS.iter().find(|(limit, ..)| megabits <= *limit);

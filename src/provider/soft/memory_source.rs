@@ -16,7 +16,7 @@ use crate::types::AccessFlags;
 /// Largest `log_align_req`: every allocation begins at a page, and pages have at least 4 KiB.
 const MAX_LOG_ALIGN: u32 = 12;
 
-/// Access flags that device memory lacks because it has no pages.
+/// Access flags that device memory does not support, because it has no pages.
 const NOT_OF_DEVICES: AccessFlags = AccessFlags::ON_DEMAND.union(AccessFlags::HUGETLB);
 
 /// Device memory of a software device, which is host memory.

@@ -74,7 +74,7 @@ impl SoftQueuePair {
         Ok(())
     }
 
-    /// Returns the entry of another process of this user, on an address of this machine.
+    /// Returns the peer's registry entry, if the peer is a process of this user on this machine.
     fn registered_peer(
         &self,
         vector: &AddressVector,
@@ -110,7 +110,7 @@ impl SoftQueuePair {
     ) -> Result<()> {
         let mut outcome = Err(errors::engine_failed("modify_qp"));
         self.shard.command(|core, now| {
-            // The number may be another queue pair's by now.
+            // The number may belong to another queue pair by now.
             if let Err(error) = self.state.check_alive("modify_qp") {
                 outcome = Err(error);
                 return;
@@ -128,7 +128,7 @@ impl SoftQueuePair {
         let verb = "modify_qp_rate_limit";
         let mut outcome = Err(errors::engine_failed(verb));
         self.shard.command(|core, now| {
-            // The number may be another queue pair's once this one is destroyed.
+            // The number may belong to another queue pair once this one is destroyed.
             outcome = self.state.check_alive(verb);
             if outcome.is_ok() {
                 let limited = core.endpoint.limit_rate(now, self.qpn, limit);

@@ -21,7 +21,7 @@ impl Numbers {
         Self { taken: Mutex::default(), largest }
     }
 
-    /// Takes a free number. There are far more numbers than objects, so one is found soon.
+    /// Takes a free number. There are far more numbers than objects, so the search is short.
     pub(super) fn take(&self) -> u32 {
         let mut taken = self.lock();
         loop {

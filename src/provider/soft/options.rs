@@ -9,7 +9,7 @@ use super::{SoftProvider, environment_variable};
 use crate::provider::{Context, Provider, Result};
 use crate::types::{CaptureOptions, CongestionAlgorithm, Mtu, VendorIdentity};
 
-/// Environment variable naming the congestion control of paths that others may share.
+/// Environment variable naming the congestion control of paths to other hosts.
 const CONGESTION_VARIABLE: &str = "RDMA_VERBS_CONGESTION";
 /// Environment variable bounding the rate of each path to another host.
 const PATH_RATE_VARIABLE: &str = "RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND";
@@ -41,7 +41,7 @@ pub struct SoftOptions {
 }
 
 impl SoftOptions {
-    /// Creates the default settings.
+    /// Creates the default options.
     pub const fn new() -> Self {
         Self {
             shards: 1,
@@ -114,9 +114,9 @@ impl SoftOptions {
     }
 
     /// Publishes this process's capabilities to other processes of this machine as soon as a queue pair of a connected
-    /// type is in INIT, not only once one is in RTR. For programs that exchange only queue pair numbers, between the
-    /// two states: with the `ConnectionInfo` of `verbs`, peers know each other's capabilities anyway. Opens the receive
-    /// sockets of all of the device's addresses.
+    /// type is in INIT, not only once one is in RTR. This is for programs that exchange only queue pair numbers, and do
+    /// so between the two states; with the `ConnectionInfo` of `verbs`, peers know each other's capabilities anyway.
+    /// Opens the receive sockets of all of the device's addresses.
     pub const fn present_from_init(mut self, early: bool) -> Self {
         self.present_from_init = early;
         self
@@ -138,12 +138,12 @@ impl SoftOptions {
         self
     }
 
-    /// Limits the bytes per second that the device sends to each other host, whatever the path would carry; unlimited
-    /// by default and with 0. All queue pairs of a shard with that peer share the limit. It applies to requests, to
-    /// responses to READs that this end posts, and to datagrams to a peer that has a connection on the same shard. A
-    /// packet of a connection counts as a whole MTU. Responses to READs that the peer posts wait at most 2 ms, so many
-    /// queue pairs that serve READs may send more. Paths within the host have no limit. Overrides the environment
-    /// variable `RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND`. To limit a single queue pair, use
+    /// Limits the bytes per second that the device sends to each other host, even if the path could carry more. By
+    /// default, and with 0, there is no limit. All queue pairs of a shard with that peer share the limit. It applies to
+    /// requests, to responses to READs that this end posts, and to datagrams to a peer that has a connection on the
+    /// same shard. A packet of a connection counts as a whole MTU. Responses to READs that the peer posts wait at most
+    /// 2 ms, so many queue pairs that serve READs may send more. Paths within the host have no limit. Overrides the
+    /// environment variable `RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND`. To limit a single queue pair, use
     /// [`QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
     ///
     /// ```
@@ -170,7 +170,7 @@ impl SoftOptions {
         self.congestion.or_else(from_environment).unwrap_or_default()
     }
 
-    /// Opens a device by name with these settings.
+    /// Opens a device by name with these options.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! The device's port: its current addresses and link state, and the events that report changes.
 //!
 //! The kernel announces changes on a socket. No thread waits for them: the socket is part of the descriptor of the
-//! asynchronous events, and every verb that queries events, the port or its addresses reads it first. So nothing runs
-//! while the application does not ask, and a query never returns the state before an announced change.
+//! asynchronous events, and every verb that queries events, the port or its addresses reads it first. So no work is
+//! done until the application queries, and a query never returns the state before an announced change.
 //!
 //! An edge-exact descriptor is readable only while an event is pending, so it cannot contain the socket. An application
 //! that requests it gets a thread that reads the socket on its behalf.
@@ -18,11 +18,12 @@ use crate::types::AsyncEvent;
 
 /// Largest number of unread asynchronous events: four for every queue pair of a shard.
 const MAX_EVENTS: u32 = 1 << 16;
-/// Least number of GID table entries. One is never used, so that programs meet an empty entry wherever they run.
+/// Minimum number of GID table entries. One entry always stays empty, so that programs meet an empty entry wherever
+/// they run.
 const LEAST_GIDS: usize = 16;
 /// Largest number of addresses in the GID table.
 const MAX_GIDS: usize = 254;
-/// Most consecutive reads of the interface while changes keep coming.
+/// Maximum number of consecutive reads of the interface while changes keep arriving.
 const LOOKS: usize = 16;
 /// The only port.
 const PORT: u8 = 1;
@@ -155,10 +156,11 @@ impl Port {
 
     /// Reads the interface again if changes are pending, and reports them as events.
     pub(super) fn refresh(&self) {
-        // Locked before the check: a concurrent caller sees what this one finds.
+        // Locked before the check, so that a concurrent caller does not return before the changes found here are
+        // applied.
         let mut now = self.lock();
-        // A read may miss a change announced during it. An edge-triggered waiter is not woken for what is left in the
-        // socket.
+        // A read may miss a change announced during it. An edge-triggered waiter is not woken for announcements that
+        // are left in the socket.
         for _ in 0..LOOKS {
             if !self.events.has_news() {
                 return;

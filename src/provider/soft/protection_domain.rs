@@ -21,7 +21,7 @@ use crate::types::{
     RawCompletion, Sge,
 };
 
-/// Addressing of device memory: by offsets.
+/// Device memory is addressed by offsets.
 const ZERO_BASED: AccessFlags = AccessFlags::ZERO_BASED;
 
 /// A protection domain of a software device.
@@ -122,7 +122,7 @@ impl ProtectionDomain for SoftProtectionDomain {
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
     }
 
-    /// Follows the advice before it returns, with and without [`AdviceFlags::FLUSH`].
+    /// Applies the advice before it returns, with and without [`AdviceFlags::FLUSH`].
     fn advise_mr(&self, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
         self.shared.device.check_process("advise_mr")?;
         if !AdviceFlags::all().contains(flags) {

@@ -135,21 +135,21 @@ impl SoftQueuePair {
         })
     }
 
-    /// Checks the state again, since it may have changed after the batch began. If it becomes RESET only now, leaving
-    /// RESET discards what was posted there.
+    /// Checks the state again, since it may have changed after the batch began. If it becomes RESET after this check,
+    /// the transition out of RESET discards these requests.
     #[inline]
     fn check_batch(&self, verb: &'static str, first: QueuePairState, end: BatchEnd) -> Result<()> {
         if end == BatchEnd::Rollback { Ok(()) } else { self.state.check(verb, first) }
     }
 
-    /// Explains why a receive is refused. A queue that the queue pair does not have is always full.
+    /// Explains why a receive is refused. A queue that the queue pair does not have reports that it is full.
     #[cold]
     fn receive_refused(&self, error: &QueueError) -> Error {
         let allowed = errors::check_receive(self.qpn, self.qp_type, self.receive_kind.shared());
         allowed.err().unwrap_or_else(|| errors::from_queue("post_recv", error))
     }
 
-    /// Runs `read` on the endpoint's queue pair.
+    /// Runs `read` on the endpoint, unless the queue pair is destroyed.
     pub(super) fn with_endpoint<R>(
         &self,
         verb: &'static str,
@@ -158,7 +158,7 @@ impl SoftQueuePair {
         let mut answer = None;
         let commanded = self.shard.command(|core, _| {
             // Checked with the shard held: destruction marks the queue pair before it takes the shard, and the number
-            // may be another queue pair's afterwards.
+            // may belong to another queue pair afterwards.
             if !self.state.is_destroyed() {
                 answer = read(&core.endpoint);
             }
@@ -328,7 +328,8 @@ impl SoftwareQueuePair for SoftQueuePair {
         let (mut report, since) =
             self.shard.queue_pair_report(self.qpn).filter(|_| !self.state.is_destroyed()).ok_or_else(destroyed)?;
         if let Some(peer) = report.peer_address() {
-            // Unmatched packets may arrive at any shard. The shards' clocks start with the device, within microseconds.
+            // Unmatched packets may arrive at any shard. The shards' clocks start with the device, within microseconds
+            // of each other.
             let shards = self.device.engine.shards().iter();
             report.unmatched_packets = shards.flat_map(|shard| shard.unmatched_packets(peer, since)).collect();
         }
@@ -338,7 +339,7 @@ impl SoftwareQueuePair for SoftQueuePair {
 
 impl Drop for SoftQueuePair {
     fn drop(&mut self) {
-        // Fails only in a process that inherited it, where there is nothing to do.
+        // Fails only in a process that inherited the queue pair, where there is nothing to do.
         let _ = self.destroy();
     }
 }

@@ -14,7 +14,7 @@ use crate::types::{QueuePairCapabilities, QueuePairType, SharedReceiveQueueNumbe
 pub(super) enum ReceiveKind {
     /// A send queue and a receive queue of its own.
     Both,
-    /// A send queue; receives come from a shared queue, which it uses until it is destroyed.
+    /// A send queue; receives come from a shared queue, which is in use until the queue pair is destroyed.
     Sharing { queue: Arc<queue::SharedReceiveQueue>, usage: Mutex<Option<Use>> },
     /// An XRC initiator: a send queue, whose requests name shared receive queues of the peer.
     Initiator,
@@ -64,7 +64,7 @@ impl ReceiveKind {
         }
     }
 
-    /// Returns the number of the shared queue, if it takes receives from one.
+    /// Returns the number of the shared queue, if the queue pair uses one.
     pub(super) fn shared(&self) -> Option<SharedReceiveQueueNumber> {
         match self {
             Self::Sharing { queue, .. } => Some(queue.number()),

@@ -41,7 +41,7 @@ impl XrcDomain for SoftXrcDomain {
     }
 }
 
-/// Returns the domain behind the trait object, if it is of this device.
+/// Returns the domain behind the trait object, if it belongs to this device.
 pub(super) fn own_xrc_domain<'a>(
     device: &Arc<Device>,
     domain: &'a Arc<dyn XrcDomain>,
@@ -227,8 +227,8 @@ impl SharedReceiveQueue for SoftSharedReceiveQueue {
         let number = self.queue.number();
         if let Some(xrc) = &self.xrc {
             xrc.table.remove(number);
-            // Queue pairs that can find the queue need not be destroyed first, so a pass in progress may be about to
-            // complete a receive or push an event.
+            // XRC targets that can find the queue need not be destroyed first, so a pass in progress may be about to
+            // complete a receive or push an event. The empty command waits for that pass.
             self.device.engine.shards().iter().for_each(|shard| {
                 shard.command(|_, _| {});
             });
@@ -246,7 +246,7 @@ impl SharedReceiveQueue for SoftSharedReceiveQueue {
 
 impl Drop for SoftSharedReceiveQueue {
     fn drop(&mut self) {
-        // Queue pairs that use it keep it alive, so it fails only in a process that inherited it.
+        // Queue pairs that use it keep it alive, so this fails only in a process that inherited the queue.
         let _ = self.destroy();
     }
 }
