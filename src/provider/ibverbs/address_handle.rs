@@ -89,7 +89,7 @@ impl IbverbsAddressHandle {
 }
 
 /// Parses the header in front of a datagram. Datagrams that rxe loops back within the machine have an IPv4 header
-/// without a checksum; it is accepted if its destination is an own address or a multicast group.
+/// without a checksum; it is accepted if its destination is a local address or a multicast group.
 fn parse_header(device: &Device, port_num: u8, bytes: &[u8; GlobalRouteHeader::BYTES]) -> Option<GlobalRouteHeader> {
     const UDP: u8 = 17;
     let v4 = &bytes[20..];

@@ -20,7 +20,7 @@ pub(super) struct IbverbsChannel {
     device: Arc<Device>,
 }
 
-/// A completion queue as its channel knows it.
+/// A channel's record of a completion queue.
 pub(super) struct Notified {
     pub(super) cq_context: u64,
     /// Number of events delivered.

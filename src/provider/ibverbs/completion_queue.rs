@@ -204,7 +204,8 @@ impl Drop for IbverbsCompletionQueue {
     }
 }
 
-/// Converts a completion to this crate's form; `None` if its queue pair was destroyed or reset since.
+/// Converts a completion to this crate's form; `None` if its queue pair was destroyed or reset since, or the request
+/// has completed already.
 #[inline]
 fn translate(wc: &sys::Wc, timestamp: u64, device: &Device, known: &mut KnownTrackers) -> Option<RawCompletion> {
     let status = status(wc.status);
@@ -245,7 +246,7 @@ fn translate(wc: &sys::Wc, timestamp: u64, device: &Device, known: &mut KnownTra
     })
 }
 
-/// Numbers of `ibv_wc_status`.
+/// Converts a number of `ibv_wc_status`.
 fn status(number: u32) -> CompletionStatus {
     match number {
         0 => CompletionStatus::Success,
@@ -267,7 +268,7 @@ fn status(number: u32) -> CompletionStatus {
     }
 }
 
-/// Returns the cause as far as the status alone shows it.
+/// Returns the cause, as far as the status alone implies it.
 fn cause(status: CompletionStatus) -> Cause {
     match status {
         CompletionStatus::WorkRequestFlushedError => Cause::QueuePairInError,
@@ -281,7 +282,7 @@ fn cause(status: CompletionStatus) -> Cause {
     }
 }
 
-/// Numbers of `ibv_wc_opcode`.
+/// Converts a number of `ibv_wc_opcode`.
 fn opcode(number: u32) -> CompletionOpcode {
     match number {
         1 => CompletionOpcode::Write,

@@ -20,17 +20,17 @@ pub(super) struct Device {
     pub(super) sys: Arc<sys::Context>,
     pub(super) events: Events,
     attributes: DeviceAttributes,
-    /// Probed on first use, by trying: the adapter does not report it.
+    /// Capabilities that the adapter does not report, probed on first use.
     found: OnceLock<Found>,
-    /// WrTrackers by work queue number, which is the upper half of the `wr_id`s that the adapter gets.
+    /// Trackers by work queue number, which is the upper half of the `wr_id`s that the adapter gets.
     trackers: RwLock<WrTrackers>,
     /// Number of trackers removed so far.
     removed_trackers: AtomicU64,
-    /// Regions by local key, for binding windows and for inline atomics.
+    /// Regions by local key, for binds, ATOMIC WRITEs, advice and re-registration.
     regions: Mutex<HashMap<u32, Weak<sys::MemoryRegion>>>,
     /// Windows by the upper 24 bits of their key.
     windows: Mutex<HashMap<u32, Weak<Window>>>,
-    /// Numbers of shared receive queues, by the number that events name them by.
+    /// Numbers of shared receive queues, by the number by which events identify them.
     pub(super) shared_receive_numbers: Mutex<HashMap<u64, SharedReceiveQueueNumber>>,
     /// Whether each completion queue overflowed, by its number.
     queues: Mutex<HashMap<u32, Arc<AtomicBool>>>,
@@ -78,7 +78,7 @@ impl Device {
         &self.attributes
     }
 
-    /// Returns the limits and capabilities, without those of the adapter that the library has no requests for.
+    /// Returns the limits and capabilities, except those of the adapter that the library has no requests for.
     pub(super) fn attributes(&self) -> DeviceAttributes {
         let mut attributes = self.attributes.clone();
         if let Some(found) = self.found() {
@@ -98,7 +98,7 @@ impl Device {
         if khz == 0 { ticks } else { (u128::from(ticks) * 1_000_000 / u128::from(khz)) as u64 }
     }
 
-    /// Returns the probed capabilities of queue pairs; `None` if the adapter creates none to probe.
+    /// Returns the probed capabilities of queue pairs; `None` if no queue pair could be created for the probe.
     fn found(&self) -> Option<Found> {
         if self.found.get().is_none() && !self.is_inherited() {
             match probe(&self.sys) {
@@ -190,7 +190,7 @@ impl Device {
     }
 
     /// Removes a region. Call this before it is deregistered: afterwards the key may belong to another region, which
-    /// stays.
+    /// must stay.
     pub(super) fn remove_region(&self, region: &Arc<sys::MemoryRegion>) {
         let mut regions = self.regions();
         if regions.get(&region.lkey()).is_some_and(|found| found.as_ptr() == Arc::as_ptr(region)) {
@@ -221,7 +221,7 @@ impl Device {
         found.inspect(|overflowed| overflowed.store(true, Ordering::Relaxed)).is_some()
     }
 
-    /// Returns the number of the shared receive queue that events name by `number`.
+    /// Returns the number of the shared receive queue that events identify by `number`.
     pub(super) fn shared_receive_number(&self, number: u64) -> Option<SharedReceiveQueueNumber> {
         self.shared_receive_numbers.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied()
     }

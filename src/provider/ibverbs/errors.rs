@@ -10,7 +10,7 @@ pub(super) use crate::provider::common::refusal::{
 use crate::provider::{Error, ErrorKind};
 use crate::queue::QueueError;
 
-/// Converts an error number of the library; `asked` says what was asked for.
+/// Converts an error number of the library; `asked` describes the request.
 pub(super) fn from_errno(verb: &'static str, asked: impl Into<String>, error: &io::Error) -> Error {
     let asked = asked.into();
     let kind = match error.raw_os_error() {

@@ -1,5 +1,5 @@
 //! Asynchronous events. They are taken from the library and acknowledged there at once, so that destroying an object
-//! never waits for the program, and kept in a queue of this crate, which counts those that the program has taken.
+//! never waits for the program. A queue of this crate keeps them, and counts those that the program has taken.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -43,7 +43,7 @@ impl Events {
         self.moving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The caller holds `moving`.
+    /// Moves the kernel's events; the caller holds `moving`.
     fn move_all(&self, device: &Device) {
         for _ in 0..MAX_EVENTS {
             let Some(event) = device.sys.next_event() else { return };
@@ -60,7 +60,7 @@ impl Events {
         }
     }
 
-    /// Takes an event by `take`, and clears the descriptor if none is left.
+    /// Takes an event with `take`, and clears the descriptor if none is left.
     pub(super) fn next(
         &self,
         device: &Device,
@@ -95,7 +95,7 @@ impl AsFd for Events {
     }
 }
 
-/// Numbers of `ibv_event_type`. `None` for events that this crate does not have.
+/// Converts an event, by the numbers of `ibv_event_type`. `None` for types that this crate does not have.
 fn translate(device: &Device, event: &sys::Event) -> Option<AsyncEvent> {
     let port = |number: u32| u8::try_from(number).unwrap_or(0);
     match (event.event_type, &event.source) {

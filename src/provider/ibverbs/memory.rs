@@ -49,7 +49,7 @@ impl IbverbsProtectionDomain {
 }
 
 impl Domain {
-    /// Returns a region of one page, which unbinding a window names: rxe reads the region even then.
+    /// Returns a region of one page that requests to unbind a window name, because rxe reads the region even then.
     pub(super) fn spare_region(&self) -> Result<Arc<sys::MemoryRegion>> {
         if let Some(region) = self.spare.get() {
             return Ok(Arc::clone(region));
@@ -65,7 +65,8 @@ impl Domain {
     }
 }
 
-/// Returns the access flags for the adapter: the iova says where addresses start, and invalidation is not requested.
+/// Returns the access flags for the adapter: the iova already gives the start of the addresses, and invalidation is not
+/// requested.
 fn adapter_access(access: AccessFlags) -> u32 {
     access.difference(AccessFlags::ZERO_BASED).bits()
 }
@@ -180,7 +181,7 @@ impl ProtectionDomain for IbverbsProtectionDomain {
         match registered {
             Ok(registered) => Ok(Arc::new(registered)),
             Err(error) => {
-                // Memory that the old region still holds is not returned here.
+                // Memory that the old region still holds stays with it, and is not returned.
                 refuse(error, Region::into_backing(new).ok())
             }
         }
@@ -317,13 +318,13 @@ impl Drop for IbverbsMemoryRegion {
     }
 }
 
-/// A memory window of an adapter, as requests and completions know it.
+/// A memory window of an adapter, shared with requests that bind it until they complete.
 pub(super) struct Window {
     pub(super) sys: Arc<sys::MemoryWindow>,
     pub(super) kind: MemoryWindowType,
     /// The upper 24 bits of its keys.
     index: u32,
-    /// Key of the region that it was last bound to; 0: none.
+    /// Key of the region that it was last bound to, or 0 for none.
     lkey: AtomicU32,
 }
 

@@ -148,7 +148,7 @@ pub(super) fn register_descriptor(domain: &Arc<Domain>, init: &DmaBufInit<'_>) -
     })
 }
 
-/// Checks advice and passes it on.
+/// Checks advice and passes it to the adapter.
 pub(super) fn advise(domain: &Domain, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
     let refuse = |message: String| Err(Error::new("advise_mr", ErrorKind::InvalidArgument, message));
     if !AdviceFlags::all().contains(flags) {

@@ -4,14 +4,14 @@
 //! # libibverbs
 //!
 //! The library is loaded on first use; neither it nor its headers are needed to build a program. On a machine without
-//! it there are no such devices, and opening `ibverbs:NAME` says which package has it. Calls go through the same tables
-//! as in a C program, so every version from rdma-core 34 on works. Extended posting (`ibv_wr_*`) is used where a device
-//! has it, extended polling (`ibv_start_poll`) for timestamps.
+//! it there are no such devices, and the error of opening `ibverbs:NAME` names the packages to install. Calls go
+//! through the same tables as in a C program, so every version from rdma-core 34 on works. Extended posting
+//! (`ibv_wr_*`) is used where a device has it, extended polling (`ibv_start_poll`) for timestamps.
 //!
 //! # What differs from software devices
 //!
-//! * Limits and capabilities are the adapter's. Errors that only the adapter can detect name what was asked for, and
-//!   its response.
+//! * Limits and capabilities are the adapter's. Errors that only the adapter can detect contain the request and the
+//!   adapter's response.
 //! * Memory is pinned when it is registered, which counts against the process's `RLIMIT_MEMLOCK`. A region's `iova`
 //!   must lie at the same offset within a page as its memory, and its key cannot be invalidated.
 //! * On Ethernet ports a queue pair uses by default the first RoCE v2 GID of an IPv4 address, or else of an IPv6
@@ -20,13 +20,13 @@
 //! * Only the adapter accesses device memory and dma-bufs: the regions' own methods, and ATOMIC WRITE from them, fail.
 //!   Multicast groups of an InfiniBand port are joined through a connection manager only.
 //! * The overflow of a completion queue is reported as an asynchronous event first, and by polling soon after.
-//! * Only software devices have captures, explanations of silence and counters of a queue pair. Counters of the device
-//!   are those that the driver publishes.
+//! * Only software devices have captures, reports that explain why a peer is silent, and counters of a queue pair. The
+//!   counters of an adapter are those that its driver publishes.
 //!
 //! # Devices and `fork`
 //!
 //! In a child, every verb on an inherited object fails. The object can be dropped without effect on the parent. Before
-//! Linux 5.12 a child does not have the registered pages.
+//! Linux 5.12, registered pages are not mapped in a child.
 
 mod address_handle;
 mod channel;
@@ -107,7 +107,7 @@ impl Provider for IbverbsProvider {
                 Ok(Arc::new(context::IbverbsContext::new(device)))
             }
             Ok(None) => fail(ErrorKind::NotFound, format!("libibverbs knows no device \"{plain}\"")),
-            // libibverbs itself is missing: the text says so, and what to install.
+            // libibverbs itself is missing: the text says so, and names the packages to install.
             Err(error) if error.kind() == io::ErrorKind::NotFound && error.raw_os_error().is_none() => {
                 fail(ErrorKind::NotFound, format!("there is no device \"{plain}\": {error}"))
             }

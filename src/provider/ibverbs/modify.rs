@@ -15,7 +15,7 @@ use crate::types::{
 /// Attributes that a query requests.
 const EVERYTHING: u32 = 0x001f_ffff & !mask::ALT_PATH & !mask::CAP;
 
-/// Number of attempts to modify a queue pair that drains, and the pause between them.
+/// Number of attempts to modify a queue pair that is draining, and the pause between them.
 const DRAIN_TRIES: u32 = 200;
 const DRAIN_PAUSE: Duration = Duration::from_millis(1);
 
@@ -78,7 +78,7 @@ fn refresh(known: &mut QueuePairAttributes, now: &sys::QpAttr) {
     if let (Some(mtu), true) = (u8::try_from(now.path_mtu).ok().and_then(Mtu::from_code), known.path_mtu.is_some()) {
         known.path_mtu = Some(mtu);
     }
-    // The address vector stays as it was set: drivers lose parts of it. The PSNs are the current ones, or those that
+    // The address vector stays as it was set: drivers lose parts of it. Drivers report the current PSNs, or those that
     // were set.
     known.rq_psn = known.rq_psn.map(|_| Psn::new(now.rq_psn));
     known.sq_psn = known.sq_psn.map(|_| Psn::new(now.sq_psn));
@@ -115,8 +115,8 @@ impl IbverbsQueuePair {
             self.device.check_connectable()?;
         }
         let (attributes, bits) = lower(given);
-        // Posting threads check the state: nothing more is posted from here on, and a batch that is being posted is
-        // finished first, so that all of it is forgotten.
+        // Posting threads check the state: nothing more is posted from here on. The pause waits for a batch that is
+        // being posted, so that all its requests are forgotten.
         let _paused = (to == QueuePairState::Reset).then(|| {
             self.state.note(to);
             self.pause_posting()
@@ -132,14 +132,14 @@ impl IbverbsQueuePair {
                 *known = QueuePairAttributes::default();
                 self.forget_requests();
             }
-            // An adapter has no use for the key, and no query returns it.
+            // Adapters do not use the key, and no query returns it.
             _ => merge(&mut known, &QueuePairAttributes { peer_key: None, ..*given }),
         }
         Ok(())
     }
 
-    /// Modifies the queue pair, with retries while it drains: rxe refuses every change in SQD then, and draining takes
-    /// a moment even without outstanding requests.
+    /// Modifies the queue pair, with retries while it drains: until it has drained, rxe refuses every change in SQD,
+    /// and draining takes a moment even without outstanding requests.
     fn change(&self, from: QueuePairState, attributes: &sys::QpAttr, bits: u32) -> Result<std::io::Result<()>> {
         let mut tries = if from == QueuePairState::SendQueueDrained { DRAIN_TRIES } else { 1 };
         loop {
@@ -150,7 +150,7 @@ impl IbverbsQueuePair {
                 return Ok(modified);
             }
             match self.read("modify_qp")?.sq_draining {
-                // It may have drained since the refusal: the result of the next try counts.
+                // It may have drained since the refusal: the result of the next attempt is final.
                 0 => tries = 1,
                 _ => std::thread::sleep(DRAIN_PAUSE),
             }

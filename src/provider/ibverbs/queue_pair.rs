@@ -31,7 +31,7 @@ pub(super) struct IbverbsQueuePair {
     pub(super) sq_sig_all: bool,
     pub(super) cap: QueuePairCapabilities,
     pub(super) device: Arc<Device>,
-    /// Attributes that were set. Locked during a state change, so that there is one at a time.
+    /// Attributes that were set. Locked during a state change, so that only one runs at a time.
     known: Mutex<QueuePairAttributes>,
     pub(super) state: PostingState,
     send: Side<sys::SendStaging>,
@@ -165,7 +165,7 @@ impl IbverbsQueuePair {
         }
     }
 
-    /// Pushes an ATOMIC WRITE. The library takes the eight bytes themselves.
+    /// Pushes an ATOMIC WRITE. The library takes the eight bytes by value, not as an SGE.
     fn push_atomic_write(&self, request: &SendRequest<'_>, target: sys::Target) -> Result<()> {
         if !self.sys.can_atomic_write() {
             let message = format!("{} and its library have no ATOMIC WRITE", self.device.name());
@@ -220,7 +220,7 @@ impl IbverbsQueuePair {
         Ok(())
     }
 
-    /// Checks that the queue pair takes the request.
+    /// Checks that the request may be posted to the queue pair.
     fn check_send(&self, request: &SendRequest<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
         self.state.check("post_send", QueuePairState::ReadyToSend)?;
@@ -229,9 +229,9 @@ impl IbverbsQueuePair {
 
     /// Destroys the queue pair if it is unknown which requests were posted: after that, none is in flight.
     ///
-    /// An adapter that was removed from the machine does not let it be destroyed either. The requests then count as
-    /// posted: an error would return the buffers to the caller, and it is unknown whether they are still in use. They
-    /// stay with the queue pair until it can be destroyed.
+    /// If the adapter was removed from the machine, destruction fails too. The requests then count as posted: an error
+    /// would return the buffers to the caller, and it is unknown whether they are still in use. The buffers stay with
+    /// the queue pair until it can be destroyed.
     fn settle(&self, tracker: &Ordered, outcome: Result<(), PostError>) -> Result<()> {
         match outcome {
             Ok(()) => Ok(()),
@@ -245,7 +245,7 @@ impl IbverbsQueuePair {
         }
     }
 
-    /// Joins the group on the host too, where packets have IP addresses.
+    /// Joins the group on the host too, on ports whose packets have IP addresses.
     fn join_group(&self, gid: Gid, port_num: u8) -> Result<Option<Membership>> {
         let port = self.device.port("attach_mcast", port_num)?;
         if self.device.has_lids(&port) {
@@ -271,8 +271,8 @@ impl IbverbsQueuePair {
     }
 }
 
-/// Returns the sizes that the adapter gave, or those that were asked for where it reports none. Numbers of requests are
-/// at most `most`, whatever it reports, which bounds the trackers.
+/// Returns the sizes that the adapter granted, or the requested ones where it reports none. Numbers of requests are at
+/// most `most`, whatever it reports, which bounds the trackers.
 fn actual(given: QueuePairCapabilities, asked: &QueuePairCapabilities, most: u32) -> QueuePairCapabilities {
     let requests = |given: u32, asked: u32| given.min(most).max(asked);
     QueuePairCapabilities {
@@ -389,7 +389,7 @@ impl QueuePair for IbverbsQueuePair {
         self.settle(self.send.tracker(), self.send.end(end, &self.sys, allowed))
     }
 
-    /// The path of most requests of connections: they are posted without being staged.
+    /// Posts most requests of connections directly, without staging them.
     fn send_one(&self, request: &SendRequest<'_>) -> Result<()> {
         let is_connected =
             matches!(self.qp_type, QueuePairType::ReliableConnection | QueuePairType::UnreliableConnection);

@@ -60,13 +60,13 @@ pub(super) fn own_xrc_domain<'a>(
 pub(super) struct IbverbsSharedReceiveQueue {
     pub(super) sys: Arc<sys::SharedReceiveQueue>,
     number: SharedReceiveQueueNumber,
-    /// Number that events name the queue by.
+    /// Number by which events identify the queue.
     event_number: u64,
     tracker: Arc<WrTracker>,
     lock: ProducerLock,
     staging: Mutex<sys::ReceiveStaging>,
     max_sge: u32,
-    /// Number of receives that it holds for certain.
+    /// Number of receives that it is guaranteed to hold.
     max_wr: AtomicU32,
     is_xrc: bool,
     /// Number of queue pairs that use it.
@@ -138,7 +138,7 @@ impl IbverbsSharedReceiveQueue {
         Ok(queue)
     }
 
-    /// Takes over the size that the adapter reports.
+    /// Stores the size that the adapter reports.
     fn note_size(&self, verb: &'static str) {
         if let Ok(now) = self.status(verb) {
             self.max_wr.store(now.max_wr, Ordering::Relaxed);
@@ -160,8 +160,8 @@ impl IbverbsSharedReceiveQueue {
         }
     }
 
-    /// Posts a batch, all or nothing. For a batch of several, receives that were taken and not polled count as
-    /// outstanding: the adapter could take a part of it. A single receive is tried.
+    /// Posts a batch, all or nothing. A batch of several is refused if the adapter might take only a part of it;
+    /// receives that were taken and not polled count as outstanding for this. A single receive is always tried.
     fn post(&self, staging: &mut sys::ReceiveStaging) -> Result<()> {
         let full = || errors::from_queue("post_srq_recv", &QueueError::Full { limit: self.max_wr() });
         if staging.len() > 1 && self.shared().outstanding() > self.max_wr() as usize {
@@ -175,7 +175,8 @@ impl IbverbsSharedReceiveQueue {
                 _ => Err(errors::from_errno("post_srq_recv", format!("{} receives", staging.len()), &failure.error)),
             },
             Some(Err(failure)) => {
-                // The poster keeps their memory until the queue is destroyed, which is what is needed here.
+                // `Ok` makes the poster keep their memory until the queue is destroyed, which is necessary because they
+                // may be posted.
                 tracing::error!(error = %failure.error, queue = %self.number, "receives may have been posted in part");
                 Ok(())
             }
@@ -265,8 +266,8 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         if mask == 0 {
             return Ok(());
         }
-        // Nothing more is posted meanwhile: if rxe of Linux 6.1 must refuse, it loses its queue, and the kernel panics
-        // when the queue is used again.
+        // The lock blocks posting meanwhile, so that the check below holds: when rxe of Linux 6.1 refuses the change,
+        // it loses the queue, and the kernel panics when the queue is used again.
         let _staging = self.staging();
         let outstanding = self.shared().outstanding();
         if attributes.max_wr.is_some_and(|max_wr| outstanding > max_wr as usize) {

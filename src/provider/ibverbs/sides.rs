@@ -1,4 +1,4 @@
-//! The send and the receive side of a queue pair: batches, until the adapter has them.
+//! The send and the receive side of a queue pair: they stage the requests of a batch and post them to the adapter.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,7 @@ use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::{ProducerLock, QueueError, check_request};
 use crate::types::{BatchEnd, ReceiveRequest, SendRequest, Sge};
 
-/// One side: its tracker, the open batch, and the lock of the thread that holds it.
+/// One side: its tracker, the open batch, and the lock that the posting thread holds.
 pub(super) struct Side<S> {
     pub(super) tracker: Arc<WrTracker>,
     lock: ProducerLock,
@@ -57,7 +57,7 @@ impl<S: Staging> Side<S> {
         Self { tracker, lock: ProducerLock::new(), staging: Mutex::default(), max_sge }
     }
 
-    /// Takes the side for this thread.
+    /// Locks the side for this thread.
     pub(super) fn begin(&self) {
         self.lock.acquire();
     }
@@ -74,8 +74,8 @@ impl<S: Staging> Side<S> {
         self.staging()
     }
 
-    /// Ends the batch. The stage is locked while the adapter takes it. After [`Side::pause`], each batch is therefore
-    /// either posted and counted, or has yet to ask `allowed`.
+    /// Ends the batch. The stage is locked while the batch is posted. After [`Side::pause`], each batch is therefore
+    /// either posted and counted, or has not called `allowed` yet.
     fn finish(
         &self,
         verb: &'static str,

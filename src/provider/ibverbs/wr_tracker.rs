@@ -36,9 +36,9 @@ impl Retained {
 
 /// The tracker of a work queue.
 pub(super) enum WrTracker {
-    /// Of requests that finish in the order in which they were posted.
+    /// For a queue whose requests finish in the order in which they were posted.
     Ordered(Ordered),
-    /// Of receives that any queue pair may take.
+    /// For a shared receive queue, whose receives any queue pair may take.
     Shared(Shared),
 }
 
@@ -58,11 +58,11 @@ impl WrTracker {
     }
 }
 
-/// WrTrackers by number.
+/// Trackers by number.
 pub(super) type WrTrackers = HashMap<u32, Arc<WrTracker>, BuildHasherDefault<CountedHasher>>;
 
-/// A hasher for numbers that this crate assigns, so that no one can make them collide. It is cheap: each completion
-/// needs a lookup.
+/// A hasher for numbers that this crate assigns, so keys cannot be chosen to collide. It is cheap, because each
+/// completion needs a lookup.
 #[derive(Default)]
 pub(super) struct CountedHasher(u64);
 
@@ -98,7 +98,7 @@ pub(super) struct Ordered {
     posted: AtomicU32,
     /// All requests with a lower index are finished.
     retired: AtomicU32,
-    /// Completions of requests with a lower index are dropped: RESET came after them.
+    /// Completions of requests with a lower index are dropped, because a RESET followed these requests.
     floor: AtomicU32,
     /// Objects of requests, in the same slots. Empty if no request of the queue can hold any.
     held: Mutex<Box<[Option<Retained>]>>,
@@ -185,7 +185,7 @@ impl Ordered {
 
     /// Completes the request with this index; returns the program's `wr_id` and the index below which all requests are
     /// finished. `None` if the completion must be dropped. Only one thread at a time calls this: all requests of this
-    /// queue complete on one completion queue, which ensures it.
+    /// queue complete on one completion queue, whose polls are serialized.
     #[inline]
     pub(super) fn complete(&self, index: u32, succeeded: bool) -> Option<(u64, u32)> {
         if (index.wrapping_sub(self.floor.load(Ordering::Acquire)) as i32) < 0 {
@@ -198,7 +198,8 @@ impl Ordered {
         }
         pending.store(0, Ordering::Release);
         let wr_id = self.wr_ids[self.place(index)].load(Ordering::Acquire);
-        // If this request holds an object, the flag was set before the request was entered.
+        // If this request holds an object, the flag was set before the request was entered in `pending`, which was read
+        // above.
         if self.holds.load(Ordering::Relaxed)
             && let Some(held) = self.held().get_mut(self.place(index)).and_then(Option::take)
             && !succeeded

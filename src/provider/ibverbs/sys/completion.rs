@@ -37,7 +37,7 @@ impl Channel {
         unsafe { self.raw.as_ref().fd }
     }
 
-    /// Readable while an event waits.
+    /// Returns a descriptor that is readable while an event is pending.
     pub(in super::super) fn descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open as long as the channel is.
         unsafe { BorrowedFd::borrow_raw(self.number()) }
@@ -154,8 +154,8 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// Creates a queue, with extended polling only for timestamps, which need it: ended before the queue is empty, it
-    /// makes rxe return completions twice (rdma-core up to 64 at least).
+    /// Creates a queue, with extended polling only for timestamps, which need it: if extended polling ends before the
+    /// queue is empty, rxe returns completions twice (rdma-core up to 64 at least).
     pub(in super::super) fn create(context: &Arc<Context>, init: &CompletionQueueInit<'_>) -> io::Result<Arc<Self>> {
         let poll_cq = context.ops().poll_cq.ok_or_else(not_supported)?;
         let raw = match init.timestamps {
@@ -193,9 +193,9 @@ impl CompletionQueue {
         unsafe { (&raw const (*self.raw()).cqe).read() }.try_into().unwrap_or(0)
     }
 
-    /// Takes up to `limit` completions, but no more than [`CHUNK`] at once, shows them to `look` in their order, and
-    /// returns their number. After a failure only `wr_id`, `status` and `vendor_err` are valid. The second argument is
-    /// in ticks of the device's clock, and 0 without timestamps.
+    /// Takes up to `limit` completions, but no more than [`CHUNK`] at once, passes them to `look` in order, and returns
+    /// their number. After a failure only `wr_id`, `status` and `vendor_err` are valid. The second argument is in ticks
+    /// of the device's clock, and 0 without timestamps.
     #[inline]
     pub(in super::super) fn poll(&self, limit: usize, look: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
         match (limit, &self.extended) {
@@ -213,7 +213,7 @@ impl CompletionQueue {
         room[..limit].iter_mut().for_each(|slot| _ = slot.write(abi::Wc::default()));
         // SAFETY: the queue lives, and `limit` entries are there. The library locks the queue.
         let count = unsafe { (self.poll_cq)(self.raw(), limit as c_int, first) };
-        // Drivers return negative numbers of their own, which are not error numbers.
+        // Drivers return their own negative numbers, which are not error numbers.
         let count = usize::try_from(count).map_err(|_| io::Error::from_raw_os_error(libc::EIO))?;
         for slot in &room[..count.min(limit)] {
             // SAFETY: all below `limit` were written before the call.

@@ -65,7 +65,7 @@ impl Drop for List {
     }
 }
 
-/// The characters up to the first zero.
+/// Returns the characters up to the first zero.
 pub(super) fn text(characters: &[c_char]) -> String {
     let bytes: Vec<u8> = characters.iter().map(|character| *character as u8).take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
@@ -118,7 +118,7 @@ macro_rules! slot {
     ($context:expr, $field:ident) => {
         $context.extended(::std::mem::offset_of!($crate::provider::ibverbs::sys::abi::VerbsContext, $field)).and_then(
             |table| {
-                // SAFETY: `extended` says that the table reaches to this slot.
+                // SAFETY: `extended` checked that the table reaches to this slot.
                 unsafe { (&raw const (*table).$field).read() }
             },
         )
@@ -183,21 +183,22 @@ impl Context {
         unsafe { (*self.raw()).async_fd }
     }
 
-    /// Readable while an asynchronous event waits.
+    /// Returns a descriptor that is readable while an asynchronous event is pending.
     pub(in super::super) fn async_descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open as long as the context is.
         unsafe { BorrowedFd::borrow_raw(self.async_fd()) }
     }
 
-    /// Returns the table in front of the context, if it reaches to the slot at `offset`. It grows to the front, so it
-    /// does if its size is at least the distance from that slot to its end.
+    /// Returns the table in front of the context, if it reaches to the slot at `offset`. The table grows at the front,
+    /// so it contains the slot if its size is at least the distance from the slot to its end.
     pub(super) fn extended(&self, offset: usize) -> Option<*const VerbsContext> {
         // SAFETY: the context is open.
         let is_extended = unsafe { (*self.raw()).abi_compat }.addr() == usize::MAX;
         let before = offset_of!(VerbsContext, context);
-        // Reaches before the context, so not derived from a reference to it. The library allocated both as one.
+        // The table precedes the context, so the pointer is not derived from a reference to the context. The library
+        // allocated both as one.
         let table = self.raw().cast::<VerbsContext>().wrapping_byte_sub(before).cast_const();
-        // SAFETY: the size stands right before every extended context, of whatever age.
+        // SAFETY: every version of the library has the size right before an extended context.
         let reaches = is_extended && unsafe { (&raw const (*table).sz).read() } >= size_of::<VerbsContext>() - offset;
         reaches.then_some(table)
     }
@@ -304,11 +305,11 @@ impl Drop for Context {
 }
 
 /// Makes the library keep the parent's registered pages in place when the process forks, before anything is registered.
-/// Kernels from 5.12 on do that by themselves, which newer libraries know.
+/// Kernels from 5.12 on do that by themselves, which newer libraries detect.
 fn survive_forks(library: &Library) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: takes nothing.
+        // SAFETY: the function takes no arguments.
         if let Err(error) = check(unsafe { (library.fork_init)() }) {
             tracing::info!(%error, "registered memory is not protected if this process forks");
         }

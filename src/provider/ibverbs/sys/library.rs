@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use super::abi::*;
 
-/// Name under which programs load it, the same since 2006.
+/// Name under which programs load the library, the same since 2006.
 const SONAME: &str = "libibverbs.so.1";
 
 macro_rules! functions {

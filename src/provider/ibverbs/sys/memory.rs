@@ -1,4 +1,5 @@
-//! Protection domains and objects in them without queues: memory regions, windows, address handles; device memory.
+//! Protection domains, the objects in them that are not queues (memory regions, windows, address handles), and device
+//! memory.
 
 use std::ffi::c_int;
 use std::io;
@@ -181,7 +182,7 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers the memory of `region`. The object keeps it alive, for ever if deregistration fails.
+    /// Registers the memory of `region`. The object keeps it alive, forever if deregistration fails.
     pub(in super::super) fn register(
         domain: &Arc<ProtectionDomain>,
         region: &Arc<Region>,

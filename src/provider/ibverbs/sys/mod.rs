@@ -2,18 +2,18 @@
 //!
 //! Calls into the C library are sound for these reasons:
 //!
-//! * **Pointers live.** Each object owns its C object and holds what that depends on (a queue pair its completion
+//! * **Live pointers.** Each object owns its C object and holds what that depends on (a queue pair its completion
 //!   queues, everything its context) by `Arc`. The C object is destroyed once, on drop or earlier by a verb that takes
 //!   the pointer out under a lock that every use of the pointer holds too.
-//! * **Threads.** libibverbs documents every verb as thread-safe. Where it demands exclusion, this module provides it:
+//! * **Threads.** libibverbs documents every verb as thread-safe. Where it requires exclusion, this module provides it:
 //!   between `ibv_start_poll` and `ibv_end_poll` by a lock of the object, between `ibv_wr_start` and `ibv_wr_complete`
 //!   by the stage, one for each queue pair. So the objects are `Send` and `Sync`.
-//! * **Slots exist.** A function pointer of a table is `Option`, and slots beyond what `verbs_context.sz` says are
+//! * **Existing slots.** A function pointer of a table is `Option`, and slots beyond the size in `verbs_context.sz` are
 //!   never read.
-//! * **Memory.** The device learns of memory only by keys and by registration. A registered [`Region`] is held until
-//!   `ibv_dereg_mr` returns without an error; if that fails for good, the memory is never freed.
+//! * **Memory.** The device is given memory only by keys and by registration. A registered [`Region`] is held until
+//!   `ibv_dereg_mr` returns without an error; if it never succeeds, the memory is never freed.
 //! * **Forks.** A child shares the parent's descriptors, so that destroying its copy of an object would destroy the
-//!   parent's. Dropping an object in a child leaves the C object alone.
+//!   parent's. Dropping an object in a child does not touch the C object.
 //!
 //! [`Region`]: crate::memory::Region
 

@@ -45,11 +45,11 @@ pub(in super::super) enum Target {
 pub(in super::super) struct Bind {
     pub(in super::super) window: Arc<MemoryWindow>,
     pub(in super::super) kind: MemoryWindowType,
-    /// A region of the same protection domain, also to unbind the window: some devices read it even then.
+    /// A region of the same protection domain, also for an unbind, because some devices read it even then.
     pub(in super::super) region: Arc<MemoryRegion>,
 }
 
-/// Leaves out empty entries: they mean nothing, but some adapters take them for 2^31 bytes, or fail on them.
+/// Skips empty entries, which stand for no data: some adapters take them for 2^31 bytes, or fail on them.
 fn without_empty(sges: &[Sge]) -> impl Iterator<Item = Sge> {
     sges.iter().copied().filter(|sge| sge.length > 0)
 }
@@ -73,12 +73,12 @@ struct Entry {
     bind: Option<Bind>,
 }
 
-/// How an entry is posted.
+/// The functions that post an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Classic,
     Extended,
-    /// By `ibv_bind_mw`, which windows of type 1 need.
+    /// `ibv_bind_mw`, which windows of type 1 need.
     BindWindow,
 }
 
@@ -322,15 +322,15 @@ unsafe fn build_all<'a>(
             }
         }
         check(complete(raw)).map_err(|error| {
-            // By its contract nothing is posted if it fails; but rxe also fails when it could not notify the kernel of
-            // what was posted.
+            // By contract, nothing is posted if this fails, but rxe also fails if it could not notify the kernel of
+            // posted requests.
             let nothing_posted = matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOSPC));
             PostFailure { error, nothing_posted }
         })
     }
 }
 
-/// Calls builder and setters for an entry; `None` if one is missing.
+/// Calls the builder and the setters for an entry; `None` if one is missing.
 ///
 /// # Safety
 ///
@@ -404,7 +404,7 @@ pub(in super::super) struct Alone<'a> {
 }
 
 impl<'a> Alone<'a> {
-    /// `None` if it needs a stage, or the queue pair has no extended posting for it.
+    /// Returns `None` if the request needs a stage, or the queue pair has no extended posting for it.
     #[inline]
     pub(in super::super) fn of(queue_pair: &QueuePair, request: &SendRequest<'a>) -> Option<Self> {
         let SendRequest { operation, flags, data, .. } = *request;
@@ -428,7 +428,7 @@ impl<'a> Alone<'a> {
     }
 }
 
-/// Returns the operation of extended posting that a request takes.
+/// Returns the operation of extended posting that a request needs.
 fn needed(operation: &Operation) -> u64 {
     match operation {
         Operation::Send => create::WITH_SEND,
@@ -494,7 +494,7 @@ fn classic(entry: &Entry) -> abi::SendWr {
         Operation::AtomicWrite { remote_addr, rkey } => {
             (request.opcode, request.wr) = (wr::ATOMIC_WRITE, rdma(remote_addr, rkey));
         }
-        // Refused before: classic posting has no FLUSH.
+        // Refused earlier: classic posting has no FLUSH.
         Operation::Flush { remote_addr, rkey, .. } => {
             (request.opcode, request.wr) = (u32::MAX, rdma(remote_addr, rkey));
         }

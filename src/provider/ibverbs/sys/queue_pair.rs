@@ -78,7 +78,7 @@ fn offers(qp_type: u32) -> &'static [u64] {
     }
 }
 
-/// The offer that a device took for each type, so that richer ones are not made again.
+/// The set of operations that a device accepted for each type, so that richer sets are not tried again.
 pub(super) struct Accepted([AtomicU64; 16]);
 
 impl Accepted {
@@ -92,7 +92,7 @@ impl Accepted {
 }
 
 impl QueuePair {
-    /// Creates a queue pair, with extended posting as far as the device has it.
+    /// Creates a queue pair, with extended posting as far as the device supports it.
     pub(in super::super) fn create(init: &QueuePairInit<'_>) -> io::Result<Self> {
         let context = init.pd.context();
         let accepted = context.accepted_operations().of(init.qp_type);
@@ -101,7 +101,7 @@ impl QueuePair {
         for &send_ops in offers(init.qp_type).iter().filter(|offer| first == u64::MAX || **offer <= first) {
             let created = match init.srq {
                 None => create_with(context, init, ptr::null_mut(), send_ops),
-                // Held for reading meanwhile, so it is not destroyed.
+                // Locked for reading meanwhile, so the queue is not destroyed.
                 Some(srq) => srq
                     .with(|srq| create_with(context, init, srq, send_ops))
                     .unwrap_or_else(|| Err(io::Error::from_raw_os_error(libc::EINVAL))),
@@ -235,8 +235,8 @@ impl QueuePair {
 
 type Created = (NonNull<abi::Qp>, abi::QpCap);
 
-/// Creates a queue pair by the extended function, or if neither extended posting nor an XRC domain is wanted, by the
-/// classic one.
+/// Creates a queue pair with the extended function, or with the classic one if neither extended posting nor an XRC
+/// domain is requested.
 fn create_with(context: &Context, init: &QueuePairInit<'_>, srq: *mut abi::Srq, send_ops: u64) -> io::Result<Created> {
     let (send_cq, recv_cq) = (init.send_cq.raw(), init.recv_cq.raw());
     let is_target = init.qp_type == QPT_XRC_RECV;
@@ -279,7 +279,7 @@ fn create_with(context: &Context, init: &QueuePairInit<'_>, srq: *mut abi::Srq, 
     let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: just created.
     if send_ops != 0 && unsafe { (context.functions.qp_to_qp_ex)(raw.as_ptr()) }.is_null() {
-        // A driver that ignores the flags has no such posting.
+        // A driver that ignores the flags has no extended posting.
         // SAFETY: just created, and nothing else uses it.
         check(unsafe { (context.functions.destroy_qp)(raw.as_ptr()) })?;
         return Err(not_supported());

@@ -1,4 +1,4 @@
-//! Events, and destruction of objects: nothing waits for ever, is used after it is destroyed, or is left over.
+//! Events, and destruction of objects: nothing waits forever, is used after it is destroyed, or leaks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -1,4 +1,4 @@
-//! Classic and extended posting and polling, and the fate of requests when the library fails.
+//! Classic and extended posting and polling, and the handling of requests if the library fails.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -252,7 +252,8 @@ fn threads_take_turns() {
     assert_eq!(polled.load(Ordering::Relaxed), 600);
 }
 
-/// Nothing is posted to a queue pair in RESET, where an adapter would keep it for later, and everything is counted.
+/// Nothing is posted to a queue pair in RESET, where an adapter would keep it for later, and every posted request is
+/// counted.
 #[test]
 fn reset_and_posts_exclude_each_other() {
     let world = World::new(Machine::default());
@@ -289,7 +290,7 @@ fn reset_and_posts_exclude_each_other() {
     assert_eq!(told, [(7, all.len() as u64)], "requests posted before RESET are forgotten");
 }
 
-/// Some of it may be in flight, and the caller is about to get its buffers back.
+/// Some requests may be in flight when the caller gets its buffers back.
 #[test]
 fn a_list_that_was_posted_in_part_takes_its_queue_pair_along() {
     for bad in [Some(1), None] {

@@ -1,8 +1,9 @@
-//! A fake library without a machine, for tests: InfiniBand ports, iWARP, extended posting, old libraries, and every
-//! failure on demand. It logs its calls. No data moves: the test decides what completes.
+//! A fake libibverbs for tests, which needs no hardware: it has InfiniBand ports, iWARP, extended posting and the
+//! tables of old libraries, and fails any verb on demand. It logs its calls. It moves no data: the test decides which
+//! requests complete.
 //!
-//! It is stricter than the real one: objects are freed when they are destroyed, and destroying waits for events that
-//! were taken and not acknowledged.
+//! It is stricter than the real library: objects are freed when they are destroyed, and destroying waits for events
+//! that were taken and not acknowledged.
 
 mod objects;
 mod posting;
@@ -32,7 +33,7 @@ pub(in super::super) struct Machine {
     pub(in super::super) sz: Option<usize>,
     /// Operations of extended posting that queue pairs may have.
     pub(in super::super) send_ops: u64,
-    /// Whether it takes the flags and still has no extended interface.
+    /// Whether it accepts the flags, although it has no extended interface.
     pub(in super::super) ignores_send_ops: bool,
     /// Sizes that it reports for queue pairs.
     pub(in super::super) cap: Option<abi::QpCap>,
@@ -196,7 +197,7 @@ fn raise(descriptor: c_int) {
 
 static ONE: u64 = 1;
 
-/// Returns whether the descriptor was raised, and takes that back. Blocks if the descriptor does.
+/// Returns whether the descriptor was raised, and lowers it. Blocks if the descriptor does.
 fn lowered(descriptor: c_int) -> bool {
     let mut count = 0u64;
     // SAFETY: the eight bytes live.
@@ -218,7 +219,8 @@ impl Fake {
         self.state().failing.insert(verb, (errno, 1));
     }
 
-    /// Makes lists fail at this request, with those before it posted; `None`: it is not reported where.
+    /// Makes lists fail at this request, after those before it were posted; with `None`, the failing request is not
+    /// reported.
     pub(in super::super) fn fail_at(&self, bad: Option<usize>) {
         self.state().bad = bad;
     }
@@ -314,7 +316,8 @@ impl Fake {
         state.next
     }
 
-    /// Settles the events of an object that is destroyed: drops those that wait, and waits for those that were taken.
+    /// Drops the pending events of an object that is being destroyed, and waits until those that were taken are
+    /// acknowledged.
     fn settle_events(&self, element: usize) {
         let mut state = self.state();
         state.events.retain(|event| event.element != element);

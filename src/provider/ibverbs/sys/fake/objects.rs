@@ -260,7 +260,7 @@ calls! {
         let AllocDmAttr { length, log_align_req, comp_mask } = attributes.read();
         give!(fake, "alloc_dm", "{length} aligned {log_align_req} mask {comp_mask}");
         fake.count("dm", 1);
-        // Bytes that the last owner left.
+        // The bytes of the previous owner.
         fake.state().bytes = vec![0xee; length];
         make(|dm: &mut Dm| {
             dm.context = context;
@@ -461,7 +461,7 @@ calls! {
 
 const BEFORE_CONTEXT: usize = offset_of!(FakeContext, table) + offset_of!(VerbsContext, context);
 
-/// Fills all slots, however large the table says that it is: use of one beyond its size shows in the log.
+/// Fills all slots, whatever size the table reports, so that the call of a slot beyond that size appears in the log.
 fn fill_table(table: &mut abi::VerbsContext) {
     table.query_port = Some(query_port);
     table.advise_mr = Some(advise_mr);
