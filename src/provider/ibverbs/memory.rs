@@ -65,8 +65,7 @@ impl Domain {
     }
 }
 
-/// Returns the access flags for the adapter: the iova already gives the start of the addresses, and invalidation is not
-/// requested.
+/// Returns the access flags for the adapter, without ZERO_BASED, because the iova gives the start of the addresses.
 fn adapter_access(access: AccessFlags) -> u32 {
     access.difference(AccessFlags::ZERO_BASED).bits()
 }
