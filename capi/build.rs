@@ -11,6 +11,6 @@ fn main() {
     }
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={folder}/nodes.map");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
-    // Its threads may outlive a `dlclose`.
+    // The library's threads may outlive a `dlclose`, which must not unmap their code.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

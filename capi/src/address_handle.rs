@@ -27,7 +27,7 @@ impl Object for abi::Ah {
     type Own = AddressHandle;
 }
 
-/// Converts a path to this library's form. Without a GID there is none on Ethernet.
+/// Converts a path to this library's form. Fails without a GID, which every path on Ethernet needs.
 pub(crate) fn address_vector(from: &abi::AhAttr) -> Result<AddressVector> {
     if from.is_global == 0 {
         tracing::info!("ah_attr.is_global is 0; on Ethernet a path needs a GID: set is_global and grh.dgid");
@@ -63,13 +63,13 @@ pub(crate) fn address_attributes(from: &AddressVector) -> abi::AhAttr {
 /// Creates a handle.
 ///
 /// # Safety
-/// The domain is the program's.
+/// `pd` is null or the program's.
 unsafe fn create(pd: *mut abi::Pd, attributes: &abi::AhAttr) -> Result<*mut abi::Ah> {
     // SAFETY: the caller's promise.
     let domain = unsafe { domain_of(pd)? };
     let mut vector = address_vector(attributes)?;
     if vector.hop_limit == 0 {
-        // Programs leave it unset, and a packet with a hop limit of 0 would not arrive anywhere.
+        // Programs leave the hop limit unset, but packets with a hop limit of 0 would not be delivered.
         vector.hop_limit = 64;
     }
     let inner = domain.domain.inner.create_ah(&vector)?;

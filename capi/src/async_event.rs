@@ -64,7 +64,7 @@ impl Shared {
     }
 }
 
-/// Returns the value in C. Every event that this version of the provider tier knows has one.
+/// Returns the `ibv_event_type`. Every event that this version of the provider tier reports has one.
 fn event_type(event: &AsyncEvent) -> Option<u32> {
     Some(match event {
         AsyncEvent::QueuePairFatal(_) => kind::QP_FATAL,
@@ -91,7 +91,7 @@ fn event_type(event: &AsyncEvent) -> Option<u32> {
 /// Polls for an event once, without waiting. Does not unwind.
 ///
 /// # Safety
-/// The program's context, and a structure that may be written.
+/// `context` is the program's, and `event` may be written.
 unsafe extern "C" fn look(context: *mut abi::Context, event: *mut abi::AsyncEvent) -> Look {
     // SAFETY: the caller's promise.
     let shared = unsafe { shared_of(context) };
@@ -118,10 +118,10 @@ unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut abi::Context, even
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::AsyncEvent) {
     let _held = Uncancelled::begin();
-    // The acknowledgement lets the object go, and maybe the device with it: it is made through a reference of its own,
-    // and the object is not accessed any more.
-    // SAFETY: the program's structure, which it got from `ibv_get_async_event`; the type says which pointer it holds,
-    // and destroying its object waits for this acknowledgement.
+    // The acknowledgement allows another thread to destroy the object, and perhaps the device. So it is made through a
+    // separate reference, and the object is not accessed afterwards.
+    // SAFETY: the program's structure, which it got from `ibv_get_async_event`; the event type determines which pointer
+    // it holds, and destroying that object waits for this acknowledgement.
     let (shared, about) = unsafe {
         match (*event).event_type {
             kind::CQ_ERR => {

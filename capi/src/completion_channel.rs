@@ -45,7 +45,7 @@ struct Announcing {
     reported: u32,
 }
 
-// SAFETY: the queue's address is followed only under the channel's lock, while the queue is known there.
+// SAFETY: the queue's address is dereferenced only under the channel's lock, while the queue is registered there.
 unsafe impl Send for Announcing {}
 
 impl ChannelEvents {
@@ -65,7 +65,7 @@ impl ChannelEvents {
         self.queues().known.insert(number, Announcing { place, reported: 0 });
     }
 
-    /// Unregisters a queue, whose events are not delivered any more. Returns how many were.
+    /// Unregisters a queue: its events are no longer delivered. Returns the number delivered so far.
     pub(crate) fn remove(&self, number: u64) -> u32 {
         self.queues().known.remove(&number).map_or(0, |queue| queue.reported)
     }
@@ -78,10 +78,10 @@ impl ChannelEvents {
                 Err(error) if error.kind() == ErrorKind::TimedOut => return Ok(None),
                 Err(error) => return Err(error.into()),
             };
-            // Unknown if the queue was destroyed while its event was pending.
+            // The number is unknown if the queue was destroyed while its event was pending.
             if let Some(queue) = self.queues().known.get_mut(&number) {
                 queue.reported = queue.reported.wrapping_add(1);
-                // SAFETY: the queue is known, so it exists; the field never changes.
+                // SAFETY: the queue is registered, so it exists; the field never changes.
                 return Ok(Some((queue.place, unsafe { (*queue.place).cq_context })));
             }
         }
@@ -89,7 +89,8 @@ impl ChannelEvents {
 }
 
 fn create(shared: &Arc<Shared>, context: *mut abi::Context) -> Result<*mut abi::CompChannel> {
-    // Edge-exact: programs poll the descriptor, and then wait for the event that it promised.
+    // Edge-exact, because programs poll the descriptor and then block in `ibv_get_cq_event` until an event: there must
+    // be one if the descriptor is readable.
     let inner = match shared.device.software() {
         Some(software) => software.create_exact_comp_channel()?,
         None => shared.device.create_comp_channel()?,
@@ -118,15 +119,15 @@ unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut abi::CompChannel) ->
 /// Polls for an event once, without waiting. Does not unwind.
 ///
 /// # Safety
-/// The program's channel, and pointers that may be written.
+/// `channel` is the program's; `cq` and `context` may be written.
 unsafe extern "C" fn look(channel: *mut abi::CompChannel, cq: *mut *mut abi::Cq, context: *mut *mut c_void) -> Look {
     // SAFETY: the caller's promise.
     let Channel { shared, events, .. } = unsafe { own(channel) };
-    // Checked first: an inherited lock may be held by a thread that does not exist here.
+    // The process is checked first: a lock inherited through a fork may be held by a thread that does not exist here.
     let found = shared.check_process("get_cq_event").and_then(|()| events.next());
     let waits = || {
         may_block(events.inner.fd())?;
-        // Not on the channel's own descriptor: with this one a packet wakes the program itself.
+        // Not the channel's own descriptor: packets wake a thread on this one directly, and therefore sooner.
         Ok(Look::Wait(events.inner.waiting_fd().as_raw_fd()))
     };
     Look::from(found.and_then(|found| match found {
@@ -158,7 +159,8 @@ unsafe extern "C" fn ibv_ack_cq_events(cq: *mut abi::Cq, count: u32) {
     // SAFETY: the program's completion queue, whose destruction waits for this.
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
     if queue.shared.check_process("ack_cq_events").is_ok() {
-        // The last one lets the queue go: it is made through a reference of its own.
+        // The last acknowledgement allows another thread to destroy the queue, so it is made through a separate
+        // reference.
         Arc::clone(&queue.acknowledgements).add(count);
     }
 }

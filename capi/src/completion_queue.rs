@@ -26,7 +26,7 @@ const MODERATE: u32 = 1;
 pub(crate) struct CompletionQueue {
     pub(crate) shared: Arc<Shared>,
     pub(crate) inner: Arc<dyn provider::CompletionQueue>,
-    /// Shared with the acknowledging thread, because the last acknowledgement lets the queue go.
+    /// Shared with the acknowledging thread, because the queue may be destroyed after the last acknowledgement.
     pub(crate) acknowledgements: Arc<Acknowledgements>,
     pub(crate) users: Users,
     /// Number of polls to skip while the queue is known to be empty.
@@ -39,8 +39,9 @@ pub(crate) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Returns whether to skip this poll: after an empty one the provider says how many more would be useless. A
-    /// waiting completion is never skipped: a program that has armed the queue polls once more and then sleeps.
+    /// Returns whether to skip this poll: after an empty poll, the provider returns how many more would be useless. No
+    /// poll is skipped while a completion is queued, because a program that has armed the queue polls once more and
+    /// then sleeps.
     #[inline]
     fn skips_poll(&self) -> bool {
         let left = self.skips.load(Ordering::Relaxed);
@@ -70,7 +71,7 @@ impl Acknowledgements {
         self.changed.notify_all();
     }
 
-    /// Waits until as many events are acknowledged.
+    /// Waits until this many events are acknowledged.
     fn wait(&self, events: u32) {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         while (events.wrapping_sub(*count) as i32) > 0 {
@@ -79,7 +80,7 @@ impl Acknowledgements {
     }
 }
 
-/// Options for creating a queue, from either function.
+/// Options for creating a queue, common to both functions that create one.
 pub(crate) struct Init {
     pub(crate) cqe: u32,
     pub(crate) cq_context: *mut c_void,
@@ -224,7 +225,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, count: c_int, to: *mut
     }
     let _held = Uncancelled::begin();
     let wanted = usize::try_from(count).unwrap_or(0);
-    // Programs that repeatedly ask for one completion need not pay for the room of many.
+    // Programs that poll for one completion at a time should not pay for an array of many.
     // SAFETY: the program's array of `count` structures.
     let found =
         unsafe { if wanted == 1 { poll_by::<1>(queue, wanted, to) } else { poll_by::<BATCH>(queue, wanted, to) } };
@@ -252,7 +253,7 @@ unsafe fn poll_by<const AT_A_TIME: usize>(queue: &CompletionQueue, wanted: usize
             }
         };
         for (place, completion) in batch[..found].iter().enumerate() {
-            // SAFETY: the caller's room for `wanted` structures; `done + place` is less.
+            // SAFETY: the caller provides room for `wanted` structures, and `done + place` is less.
             unsafe { to.add(done + place).write(work_completion(completion)) };
         }
         done += found;
@@ -268,7 +269,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: 
     // SAFETY: the program's completion queue.
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
     if queue.announced.is_none() {
-        // Allowed: there is no channel to notify.
+        // Arming a queue without a channel is allowed, and has no effect.
         return 0;
     }
     number(queue.inner.req_notify(solicited_only != 0).map_err(Errno::from))

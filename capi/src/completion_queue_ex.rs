@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut abi::Context,
     init: *mut abi::CqInitAttrEx,
 ) -> *mut abi::CqEx {
-    // SAFETY: the program's structure and what it names.
+    // SAFETY: the program's structure and the objects that it refers to.
     pointer(unsafe { create_extended(context, &*init) })
 }
 
@@ -112,10 +112,10 @@ unsafe extern "C" fn start_poll(cq: *mut abi::CqEx, attributes: *mut u32) -> c_i
     // SAFETY: the program's completion queue.
     let queue = unsafe { own(cq) };
     queue.cursor.hold();
-    // SAFETY: held.
+    // SAFETY: this thread holds the cursor.
     let started = unsafe { advance(cq, queue) };
     if started.is_err() {
-        // Nothing was started, so the program will not end it.
+        // Nothing was started, so the program does not call `ibv_end_poll`.
         queue.cursor.release();
     }
     number(started)
@@ -132,10 +132,10 @@ unsafe extern "C" fn end_poll(cq: *mut abi::CqEx) {
     unsafe { own(cq) }.cursor.release();
 }
 
-/// Returns the completion that the thread is at.
+/// Returns this thread's current completion.
 ///
 /// # Safety
-/// The queue is the program's, and this thread is between start and end.
+/// The queue is the program's, and this thread is between `ibv_start_poll` and `ibv_end_poll`.
 unsafe fn current<'a>(cq: *mut abi::CqEx) -> &'a RawCompletion {
     // SAFETY: by the caller's promise this thread holds the cursor, so no other thread writes there.
     unsafe { &*own(cq).cursor.completion.get() }

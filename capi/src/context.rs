@@ -27,7 +27,7 @@ fn system_error() -> Errno {
     Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Creates a file whose copies can be recognized. Nothing is ever written to it.
+/// Creates the file of a `cmd_fd`, with its identity, by which duplicates are recognized. Nothing is written to it.
 fn new_command_file() -> Result<(OwnedFd, (u64, u64))> {
     // SAFETY: the call reads only the name, which is static.
     let fd = unsafe { libc::memfd_create(c"rdma-verbs".as_ptr(), libc::MFD_CLOEXEC) };
@@ -46,7 +46,7 @@ fn identity(fd: OwnedFd) -> Result<(u64, u64)> {
 }
 
 fn open(device: *mut abi::Device) -> Result<*mut abi::Context> {
-    // SAFETY: the program gives a device of this library, which is never freed.
+    // SAFETY: the program passes a device of this library, which is never freed.
     let Device { provider_name, guid } = unsafe { own(device) };
     settings().prepare_process();
     let inner = settings().options.clone().open(provider_name).map_err(|error| match error.kind() {
@@ -91,7 +91,7 @@ unsafe extern "C" fn ibv_close_device(context: *mut abi::Context) -> c_int {
     number(Ok(()))
 }
 
-/// Finds the device that `cmd_fd`, a copy of a context's, belongs to.
+/// Creates another context of the device to which `cmd_fd`, a duplicate of a context's descriptor, belongs.
 fn import(cmd_fd: c_int) -> Result<*mut abi::Context> {
     if cmd_fd < 0 {
         return Err(Errno(libc::EBADF));
@@ -100,7 +100,7 @@ fn import(cmd_fd: c_int) -> Result<*mut abi::Context> {
     let copy = unsafe { BorrowedFd::borrow_raw(cmd_fd) }.try_clone_to_owned().map_err(|_| Errno(libc::EBADF))?;
     let wanted = identity(copy.try_clone().map_err(|_| system_error())?)?;
     let open: Vec<Arc<Shared>> = open_devices().iter().filter_map(Weak::upgrade).collect();
-    // Only this process's devices: nothing can be taken over from another process.
+    // Only devices of this process can be imported.
     let shared = open.into_iter().find(|shared| shared.command_file == wanted).ok_or(UNSUPPORTED)?;
     let device = device_called(shared.device.name())?;
     visible(device, shared, copy)

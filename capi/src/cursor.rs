@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_verbs::types::RawCompletion;
 
-/// The position of a thread between `ibv_start_poll` and `ibv_end_poll`. Other threads that start wait for its end.
+/// The position of a thread between `ibv_start_poll` and `ibv_end_poll`. Other threads wait in `ibv_start_poll`.
 #[derive(Default)]
 pub(crate) struct Cursor {
     is_held: AtomicBool,
-    /// The completion that the holder is at. Only the holder uses the cell (`completion_queue_ex`).
+    /// The holder's current completion. Only the holder uses the cell (`completion_queue_ex`).
     pub(crate) completion: UnsafeCell<RawCompletion>,
 }
 
@@ -21,7 +21,7 @@ impl Cursor {
         }
     }
 
-    /// Lets the next thread have it.
+    /// Releases the cursor to the next thread.
     pub(crate) fn release(&self) {
         self.is_held.store(false, Ordering::Release);
     }

@@ -34,7 +34,7 @@ struct Known(*mut abi::Device);
 // SAFETY: a device does not change, and any thread may read it.
 unsafe impl Send for Known {}
 
-/// Every device by its name, whether it still exists or not. It has as many entries as there were ever names.
+/// Every device by its name, whether it still exists or not: one entry for each name that was ever listed.
 static KNOWN: Mutex<Option<HashMap<String, Known>>> = Mutex::new(None);
 
 /// Returns each device's name in C and its name for the provider. Names have no colon, because programs separate the
@@ -48,8 +48,8 @@ fn names() -> Result<Vec<(String, String)>> {
         return Ok(settings.addresses.iter().map(name).collect());
     }
     let mut names = SoftProvider::new().device_names()?;
-    // Programs that name no device take the first one. Another host can reach it, if there is such an interface, and so
-    // can this one.
+    // Programs that name no device use the first one. With the loopback last, the first one is reachable from other
+    // hosts, if there is such an interface, and from this one.
     names.sort_by_key(|name| name == "soft_lo");
     Ok(names.into_iter().map(|name| (name.clone(), name)).collect())
 }
@@ -65,9 +65,9 @@ fn machine() -> Vec<u8> {
         .unwrap_or_default()
 }
 
-/// Returns a GUID that is the same whenever the device is listed, marked as locally administered. It is derived from
-/// the machine, the device's name, which contains its address if it has one, and the interface's hardware address,
-/// because containers made from one image are one machine and name their interfaces the same.
+/// Returns the device's GUID, which is the same whenever the device is listed, and marked as locally administered. It
+/// is derived from the machine's ID, the device's name (with its address, if it has one), and the interface's hardware
+/// address, because containers of one image have the same machine ID and the same interface names.
 fn guid(name: &str) -> u64 {
     let interface = name.strip_prefix("soft_").unwrap_or(name);
     let hardware = std::fs::read(format!("/sys/class/net/{interface}/address")).unwrap_or_default();
@@ -223,7 +223,7 @@ extern "C" fn ibv_read_ibdev_sysfs_file(_buffer: *mut c_char, _size: usize, _dev
     -1
 }
 
-/// Fails. It is for vendors' drivers, which resolve Ethernet addresses with it.
+/// Fails. Vendors' drivers use this function to resolve Ethernet addresses.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_resolve_eth_l2_from_gid() -> c_int {
     set_errno(UNSUPPORTED);

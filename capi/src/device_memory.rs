@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(context: *mut abi::Context, init: *mut 
 }
 
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut abi::Dm) -> c_int {
-    // SAFETY: the program's memory; only this library uses the handle in front.
+    // SAFETY: the program's memory; only this library uses the field `handle`.
     let (memory, handle) = unsafe { (own(dm), (*dm).handle) };
     let end = || {
         memory.shared.check_process("free_dm")?;
@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     pointer(register())
 }
 
-/// Returns whether the range is a multiple of four bytes. Others are refused, because adapters copy words.
+/// Returns whether offset and length are multiples of 4. Other ranges are refused, because adapters copy words.
 fn is_aligned(offset: u64, length: usize) -> bool {
     offset.is_multiple_of(4) && length.is_multiple_of(4)
 }
@@ -126,7 +126,7 @@ unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut abi::Dm, offset: u
     if length == 0 {
         return 0;
     }
-    // SAFETY: the program's memory, and its bytes, which may be written; it holds some value in each.
+    // SAFETY: the program's memory, and its bytes, which may be written; each of them holds some value.
     let (memory, to) = unsafe { (own(dm), std::slice::from_raw_parts_mut(to.cast(), length)) };
     number(memory.memory.0.copy_out(offset, to).map_err(Errno::from))
 }

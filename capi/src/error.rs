@@ -72,7 +72,7 @@ pub(crate) fn number(result: Result<()>) -> c_int {
     }
 }
 
-/// Sets `errno` as well: programs read it even where the result is the number.
+/// Sets `errno` as well, because programs read it even where the result is the error number.
 #[cold]
 fn failed_number(error: Errno) -> c_int {
     set_errno(error);

@@ -1,6 +1,6 @@
-//! The program's standard error output. The library is a guest there: text that cannot be written at once is dropped. A
-//! full pipe blocks no thread, one without a reader ends no process, and once the program has reused the descriptor's
-//! number, nothing is written there.
+//! Writes the log to the program's standard error output without disturbing the program: text that cannot be written
+//! at once is dropped. A full pipe blocks no thread, a pipe without a reader raises no SIGPIPE, and once the program
+//! has reused the descriptor's number, nothing is written there.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -8,12 +8,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that a pipe has room for if it reports any room.
+/// Number of bytes that fit into any pipe that is reported as writable.
 const MOST_BYTES: usize = 4096;
-/// Number of times that a thread checks whether another one has written its line.
+/// Number of times that a thread checks whether another one has written its line, before it drops its own.
 const TRIES: usize = 100;
 
-/// Whether a line is being written. Not a lock to wait for: in a forked child it stays taken.
+/// Whether a line is being written. Not a mutex, because in a forked child it may stay taken forever.
 static WRITING: AtomicBool = AtomicBool::new(false);
 
 /// Identity of the output's file: device and inode number.
@@ -24,7 +24,8 @@ static FILE: OnceLock<Option<(u64, u64)>> = OnceLock::new();
 pub(crate) struct ErrorOutput;
 
 impl ErrorOutput {
-    /// Creates the output. Must be called before this library opens a descriptor, which might get the number.
+    /// Creates the output. Must be called before this library opens a descriptor, which might get the number of a
+    /// closed output.
     pub(crate) fn begin() -> Self {
         FILE.get_or_init(|| about().map(|about| (about.st_dev, about.st_ino)));
         Self
@@ -44,7 +45,7 @@ impl io::Write for ErrorOutput {
             }
             std::thread::yield_now();
         }
-        // Success even if the line was dropped: there is nothing to do about it.
+        // Success even if the line was dropped, because the caller could not do anything about it.
         Ok(line.len())
     }
 
@@ -53,8 +54,9 @@ impl io::Write for ErrorOutput {
     }
 }
 
-/// Returns whether the descriptor still is the initial file, or another one meant for text: not a descriptor of the
-/// program or of this library that got the number after the output was closed.
+/// Returns whether the descriptor is still the initial file, or another one meant for text: a terminal, or a file that
+/// is appended to. Anything else is a descriptor of the program or of this library that got the number after the output
+/// was closed.
 fn is_open() -> bool {
     let Some(about) = about() else { return false };
     match about.st_mode & libc::S_IFMT {
@@ -80,15 +82,15 @@ fn is_appended_to() -> bool {
     unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_GETFL) & libc::O_APPEND != 0 }
 }
 
-/// Returns whether a line can be written without waiting, and may be read.
+/// Returns whether a line can be written without blocking, and whether the output still has a reader.
 fn has_room() -> bool {
     let mut asked = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
     // SAFETY: one local structure.
     unsafe { libc::poll(&raw mut asked, 1, 0) == 1 && asked.revents == libc::POLLOUT }
 }
 
-/// Opens the same terminal or pipe with a description of its own that does not block: one that reports room may have
-/// less than a line needs. `None` if it is something else, or may not be opened.
+/// Opens the same terminal or pipe again, with a separate, nonblocking file description: one that is reported as
+/// writable may have less room than a line needs. Returns `None` if it is something else, or cannot be opened.
 fn without_waiting() -> Option<OwnedFd> {
     if !matches!(about()?.st_mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFIFO) {
         return None;
@@ -100,7 +102,7 @@ fn without_waiting() -> Option<OwnedFd> {
     (number >= 0).then(|| unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Writes a line without raising the signal of a pipe without a reader.
+/// Writes a line, without raising SIGPIPE if the output is a pipe without a reader.
 fn write(line: &[u8]) {
     let own = without_waiting();
     let descriptor = own.as_ref().map_or(libc::STDERR_FILENO, AsRawFd::as_raw_fd);

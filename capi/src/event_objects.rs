@@ -1,4 +1,4 @@
-//! The program's objects by the numbers that the provider's events name.
+//! Maps the numbers in the provider's events to the program's objects.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use rdma_verbs::types::EventObject;
 #[derive(Clone, Copy)]
 pub(crate) struct Place(*mut c_void);
 
-// SAFETY: the address is handed to the program and never followed.
+// SAFETY: the address is only passed to the program, and never dereferenced here.
 unsafe impl Send for Place {}
 
 impl Place {
@@ -25,7 +25,7 @@ impl Place {
 pub(crate) struct EventObjects(Mutex<HashMap<EventObject, Place>>);
 
 impl EventObjects {
-    /// Locks the objects: none is added or removed meanwhile.
+    /// Locks the objects, so that none is added or removed.
     pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<EventObject, Place>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -35,7 +35,7 @@ impl EventObjects {
         self.lock().insert(object, Place(place.cast()));
     }
 
-    /// Removes an object: no event of it is delivered any more.
+    /// Removes an object: its events are no longer delivered.
     pub(crate) fn remove(&self, object: EventObject) {
         self.lock().remove(&object);
     }

@@ -2,28 +2,29 @@
 //! of `rdma_verbs`. `docs/drop-in.md` describes how to install and use it.
 //!
 //! The library is thin: one file for each kind of object converts C structures into the provider tier's plain data and
-//! back. It has no protocol, no second queue, and allocates nothing for a request.
+//! back. It implements no protocol, adds no queues, and allocates nothing for a request.
 //!
 //! # Soundness
 //!
 //! C programs are trusted to do what the manual pages of libibverbs require. Every `unsafe` block here relies on that,
 //! and names the promise it needs:
 //!
-//! * **Pointers.** An object passed in was made by this library ([`object`]) and is not destroyed, neither before nor
-//!   meanwhile by another thread. A structure passed in may be read, and written if the verb returns results in it; a
-//!   list has as many entries as it says.
-//! * **Memory.** A registered range is the program's, which lets requests read and write it until it is deregistered.
-//!   If it is unmapped all the same, requests that need it fail; nothing else happens.
+//! * **Pointers.** An object passed in was made by this library ([`object`]) and is not destroyed, neither before the
+//!   verb nor during it by another thread. A structure passed in may be read, and written if the verb returns results
+//!   in it; a list has as many entries as its count says. Comments call these *the program's* objects and structures.
+//! * **Memory.** A registered range belongs to the program, which allows requests to read and write it until it is
+//!   deregistered. If it is unmapped earlier, requests that need it fail; nothing else happens.
 //!
-//! In turn this library shares objects by reference, never by `&mut`, because all verbs are thread-safe, and accesses
-//! fields of the C structures through raw pointers only, because the program accesses them as well.
+//! In turn, this library uses only shared references to its objects, never `&mut`, because all verbs are thread-safe.
+//! It accesses their visible fields through raw pointers only, because the program accesses them as well.
 //!
 //! # Panics
 //!
 //! A panic is a bug of this library, and aborts the process: `capi/install` builds it with `panic = "abort"` (the
-//! profile `drop-in`), which also holds in the engine's threads. In other builds a panic never crosses the boundary
-//! either: every function that C can call is `extern "C"`, which aborts instead of unwinding into the caller. A program
-//! must not continue after its library failed half-way through a verb.
+//! profile `drop-in`), which also applies to the engine's threads. In other builds a panic never crosses the boundary
+//! either: every function that C can call is `extern "C"`, which aborts instead of unwinding into the caller. The two
+//! verbs that wait are `extern "C-unwind"`, so that their threads can be cancelled, but do their work in functions that
+//! are `extern "C"` (`waiting`). A program must not continue after its library failed half-way through a verb.
 #![warn(missing_docs)]
 
 mod address_handle;

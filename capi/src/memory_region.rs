@@ -22,7 +22,7 @@ mod change {
     pub(super) const ACCESS: super::c_int = 1 << 2;
 }
 
-/// Results of `ibv_rereg_mr` if its arguments are wrong, and if the device refuses; the region is unchanged.
+/// Results of `ibv_rereg_mr` for invalid arguments, and for a refusal by the device. The region is unchanged.
 const WRONG_INPUT: c_int = -1;
 const COMMAND_FAILED: c_int = -4;
 
@@ -80,7 +80,7 @@ pub(crate) fn visible(
     make(visible, MemoryRegion { shared, registration, is_imported: false, uses: Mutex::new(uses) })
 }
 
-/// Returns whether this names the whole address space, as on-demand registration does.
+/// Returns whether the arguments request the whole address space: an implicit on-demand region.
 fn is_everything(addr: *mut c_void, length: usize, access: AccessFlags) -> bool {
     addr.is_null() && length == usize::MAX && access.contains(AccessFlags::ON_DEMAND)
 }
@@ -99,10 +99,10 @@ unsafe fn register(
     let domain = unsafe { domain_of(pd)? };
     let access = AccessFlags::from_bits_retain(access as u32);
     let backing = if is_everything(addr, length, access) {
-        // SAFETY: the program lets requests that name the region access whatever they name, as the crate documents.
+        // SAFETY: the program allows requests with the region's key to access any address, as the crate documents.
         unsafe { Backing::address_space() }
     } else {
-        // SAFETY: the program's memory, which it lets requests access until the region is deregistered.
+        // SAFETY: the program's memory, which it allows requests to access until the region is deregistered.
         unsafe { Backing::raw(addr.cast(), length) }
     };
     let mut options = RegionInit::default().access(access);
@@ -168,7 +168,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut abi::Mr) -> c_int {
-    // SAFETY: the program's region; only this library uses the handle in front.
+    // SAFETY: the program's region; only this library uses the field `handle`.
     let (region, handle) = unsafe { (own(mr), (*mr).handle) };
     let end = || {
         region.shared.check_process("dereg_mr")?;
@@ -201,9 +201,9 @@ fn checked(
         return Err(INVALID);
     }
     let access = (flags & change::ACCESS != 0).then(|| AccessFlags::from_bits_retain(access as u32));
-    // SAFETY: the program's memory, which it lets requests access until the region is deregistered.
+    // SAFETY: the program's memory, which it allows requests to access until the region is deregistered.
     let backing = moves.then(|| unsafe { Backing::raw(addr.cast(), length) });
-    // Peers know the key: it stays valid for the same memory in the same domain.
+    // Peers may have the key, so it stays valid for the same memory in the same domain.
     Ok(Reregistration { backing, iova: None, access, keep_keys: flags == change::ACCESS })
 }
 
@@ -238,7 +238,7 @@ unsafe extern "C" fn ibv_rereg_mr(
 }
 
 /// # Safety
-/// Both are the program's.
+/// `mr` and `pd` are the program's.
 unsafe fn reregister(
     mr: *mut abi::Mr,
     pd: *mut abi::Pd,

@@ -70,13 +70,13 @@ unsafe fn bind_operation(rkey: u32, info: &abi::MwBindInfo) -> Operation {
         // SAFETY: the caller's promise.
         unsafe { (*info.mr).lkey }
     };
-    // Programs also pass the region's own access flag, which no window has.
+    // Programs also pass LOCAL_WRITE, which applies to regions only.
     let access = AccessFlags::from_bits_retain(info.mw_access_flags).difference(AccessFlags::LOCAL_WRITE);
     Operation::BindMemoryWindow { rkey: Rkey(rkey), lkey: Lkey(lkey), addr: info.addr, length: info.length, access }
 }
 
-/// Returns the operation that binds a type 2 window. The window is the one that is named; only the tag of the key
-/// counts, as with adapters.
+/// Returns the operation that binds a type 2 window. As with adapters, `mw` selects the window, and of `rkey` only the
+/// tag is used.
 ///
 /// # Safety
 /// The window and the region, if not null, are the program's.
@@ -89,13 +89,13 @@ pub(crate) unsafe fn bind_operation_of_type_2(
     if mw.is_null() || unsafe { (*mw).kind } != 2 {
         return Err(INVALID);
     }
-    // SAFETY: the caller's promise. The program may have changed the key that it sees.
+    // SAFETY: the caller's promise. The key is not read from `mw`, where the program may have changed it.
     let key = unsafe { own(mw) }.inner.rkey().0 & !TAG | rkey & TAG;
     // SAFETY: the caller's promise.
     Ok(unsafe { bind_operation(key, info) })
 }
 
-/// Binds a type 1 window. Its new key is set when this returns, though the request may not be executed yet.
+/// Binds a type 1 window. Its new key is set when this returns, even if the request is not executed yet.
 ///
 /// # Safety
 /// All pointers are the program's.

@@ -17,7 +17,7 @@ use crate::queue_pair_init::cap;
 use crate::settings::settings;
 use crate::version::exported;
 
-/// Alternate paths, resizing, and pacing (which `ibv_modify_qp_rate_limit` offers).
+/// Attributes that `ibv_modify_qp` refuses: alternate paths, capacities, and pacing (see `ibv_modify_qp_rate_limit`).
 const NOT_OFFERED: u32 = mask::ALT_PATH | mask::PATH_MIG_STATE | mask::CAP | mask::RATE_LIMIT;
 const KNOWN: u32 = 0x001f_ffff | mask::RATE_LIMIT;
 
@@ -70,7 +70,7 @@ fn attributes(from: &abi::QpAttr, bits: u32) -> Result<QueuePairAttributes> {
     Ok(to)
 }
 
-/// Returns the capabilities of a peer that the environment names: it runs the same software, so they are the same.
+/// Returns the capabilities of a peer that the environment lists: it runs the same software, so it has the same ones.
 fn known_peer(queue_pair: &QueuePair, given: &QueuePairAttributes) -> Option<PeerCapabilities> {
     let peer = given.ah_attr?.dgid.to_ip();
     settings().peers.contains(&peer).then(|| queue_pair.shared.device.advertised_capabilities())
@@ -85,7 +85,7 @@ unsafe fn modify(qp: *mut abi::Qp, from: &abi::QpAttr, bits: c_int) -> Result<()
     if let Some(vector) = &mut given.ah_attr
         && vector.hop_limit == 0
     {
-        // Programs leave it unset, and a packet with a hop limit of 0 would not arrive anywhere.
+        // Programs leave the hop limit unset, but packets with a hop limit of 0 would not be delivered.
         vector.hop_limit = 64;
     }
     given.peer = known_peer(queue_pair, &given);

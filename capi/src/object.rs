@@ -1,5 +1,5 @@
-//! C structures with this library's state behind them: the program sees the front, which has the layout of the headers,
-//! and passes its address back.
+//! Objects: C structures with this library's state behind them. The program sees the structure, which has the layout of
+//! the headers, and passes its address back.
 
 use std::cell::UnsafeCell;
 

@@ -1,5 +1,5 @@
-//! The tables of functions that programs are compiled against. They name the files of all objects; only the opening of
-//! a device needs them.
+//! The function tables that the headers' inline functions call. They refer to the files of all objects, and only the
+//! code that opens a device needs them.
 
 use rdma_verbs::provider::abi;
 

@@ -1,6 +1,6 @@
 //! Thread domains and parent domains. Neither has an effect here: posting takes one uncontended lock in any case, and
-//! this library allocates the queues. So a parent domain is an alias of its domain, and its allocators, which a library
-//! need not use, are not called.
+//! this library allocates the queues. A parent domain is therefore an alias of its domain. Its allocators, which a
+//! library need not use, are not called.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -66,6 +66,6 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     context: *mut abi::Context,
     init: *mut abi::ParentDomainInitAttr,
 ) -> *mut abi::Pd {
-    // SAFETY: the program's structure and what it names.
+    // SAFETY: the program's structure and the objects that it refers to.
     pointer(unsafe { alloc(context, &*init) })
 }

@@ -39,7 +39,8 @@ fn basic(from: &DeviceAttributes, guid: u64, to: &mut abi::DeviceAttr) {
     to.max_qp_rd_atom = from.max_qp_rd_atom.into();
     to.max_res_rd_atom = count(from.max_qp.saturating_mul(from.max_qp_rd_atom.into()));
     to.max_qp_init_rd_atom = from.max_qp_init_rd_atom.into();
-    // The atomics are atomic against the processor's, too, but UCX does not use the atomics of a device that says so.
+    // The atomics are also atomic with respect to the processor's, but UCX does not use those of a device that reports
+    // this.
     to.atomic_cap = (from.atomic_cap as u32).min(AtomicCapability::Device as u32);
     to.max_mcast_grp = count(from.max_mcast_grp);
     to.max_mcast_qp_attach = count(from.max_mcast_qp_attach);
@@ -52,7 +53,7 @@ fn basic(from: &DeviceAttributes, guid: u64, to: &mut abi::DeviceAttr) {
     to.phys_port_cnt = from.phys_port_cnt;
 }
 
-/// Queue pair types that send, one bit for the number of each: RC, UC, UD, XRC initiators.
+/// Queue pair types that send, as bits of their numbers: RC, UC, UD, XRC initiators.
 const PACED_KINDS: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9;
 
 fn extended(shared: &Shared) -> abi::DeviceAttrEx {
@@ -72,15 +73,15 @@ fn extended(shared: &Shared) -> abi::DeviceAttrEx {
     to
 }
 
-/// Copies the beginning of a structure into the program's of `size` bytes, which may be older or newer than ours. Bytes
-/// beyond ours are zeroed.
+/// Copies a structure into the program's structure of `size` bytes, which may be from an older or newer version of the
+/// headers. Bytes beyond this library's version are zeroed.
 ///
 /// # Safety
 /// `to` may be written for `size` bytes.
 unsafe fn copy_out<T>(from: &T, to: *mut T, size: usize) {
     let known = size.min(size_of::<T>());
-    // SAFETY: no more than both have is copied; the program's structure does not overlap the one just made. The caller
-    // promises the rest.
+    // SAFETY: no more bytes are copied than both structures have; the program's structure does not overlap the one just
+    // made. The caller promises the rest.
     unsafe {
         std::ptr::from_ref(from).cast::<u8>().copy_to_nonoverlapping(to.cast(), known);
         to.cast::<u8>().add(known).write_bytes(0, size - known);
@@ -256,7 +257,7 @@ unsafe extern "C" fn ibv_query_gid_type(
     // SAFETY: the program's context.
     let found = match entry(unsafe { shared_of(context) }, port_num.into(), gid_index) {
         Ok(found) => Ok(u32::from(found.gid_type == GidType::RoceV2)),
-        // An empty entry has the type that the kernel reports for one.
+        // The type that the kernel reports for an empty entry.
         Err(Errno(libc::ENODATA)) => Ok(0),
         Err(error) => Err(error),
     };
@@ -303,7 +304,8 @@ pub(crate) unsafe extern "C" fn query_rt_values(context: *mut abi::Context, valu
     // SAFETY: the program's context.
     let clock = unsafe { shared_of(context) }.device.query_clock();
     number(clock.map_err(Errno::from).map(|nanoseconds| {
-        // The device's clock counts nanoseconds. Both fields together hold them, as the manual page says.
+        // The device's clock counts nanoseconds. As the manual page says, both fields together hold the count; here it
+        // is all in `tv_nsec`.
         values.raw_clock.tv_sec = 0;
         values.raw_clock.tv_nsec = nanoseconds as libc::c_long;
         values.comp_mask = RAW_CLOCK;

@@ -25,7 +25,7 @@ pub(crate) const MAX_SGE: usize = 32;
 /// Returns the SGEs of a request.
 ///
 /// # Safety
-/// The list is the program's, with as many entries as it says.
+/// The list is the program's, with `count` entries.
 #[inline]
 pub(crate) unsafe fn entries<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge]> {
     match usize::try_from(count) {
@@ -39,11 +39,11 @@ pub(crate) unsafe fn entries<'a>(list: *const Sge, count: c_int) -> Result<&'a [
 /// Returns the operation of a request.
 ///
 /// # Safety
-/// The request is the program's, and its opcode says which fields are set.
+/// The request is the program's, and its opcode determines which fields are set.
 #[inline]
 unsafe fn operation(request: &abi::SendWr) -> Result<Operation> {
-    // SAFETY: the caller's promise: the union holds what the opcode says. All of its bytes are set in any case, because
-    // they are plain numbers of the program's.
+    // SAFETY: the caller's promise: the opcode determines which member the union holds. All of its bytes are set in any
+    // case, because they are plain numbers in the program's memory.
     let (rdma, atomic) = unsafe { (request.wr.rdma, request.wr.atomic) };
     let (remote_addr, rkey) = (rdma.remote_addr, Rkey(rdma.rkey));
     let immediate = u32::from_be(request.imm_data);
@@ -112,7 +112,7 @@ unsafe fn push(queue_pair: &QueuePair, request: &abi::SendWr) -> Result<()> {
     let inner = &queue_pair.inner;
     match queue_pair.qp_type {
         QueuePairType::UnreliableDatagram => {
-            // SAFETY: the requests of such a queue pair have these fields set.
+            // SAFETY: requests on UD queue pairs have these fields set.
             let ud = unsafe { request.wr.ud };
             if ud.ah.is_null() {
                 return Err(INVALID);
@@ -150,7 +150,7 @@ unsafe fn name_refused<T>(place: *mut *mut T, request: *mut T) {
     }
 }
 
-/// Posts a list. If a request is refused, those before it are posted, and it is reported.
+/// Posts a list. If a request is refused, those before it are posted, and `refused` is set to it.
 ///
 /// # Safety
 /// The queue pair and the list are the program's.

@@ -38,7 +38,7 @@ macro_rules! nothing {
 macro_rules! no_object {
     ($($name:ident)+) => {
         $(
-            /// Creates no object.
+            /// Returns null, with `errno` set to `EOPNOTSUPP`.
             #[unsafe(no_mangle)]
             extern "C" fn $name() -> *mut c_void {
                 set_errno(UNSUPPORTED);
@@ -75,7 +75,7 @@ extern "C" fn __ioctl_final_num_attrs(_attributes: u32, _buffer: *const c_void) 
     0
 }
 
-/// Drivers read whether objects of a device that is gone may be destroyed.
+/// Whether objects of a device that is gone may be destroyed; read by drivers.
 #[unsafe(no_mangle)]
 static verbs_allow_disassociate_destroy: AtomicBool = AtomicBool::new(false);
 

@@ -102,7 +102,7 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut abi::Context) -> *mut abi::Pd {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut abi::Pd) -> c_int {
-    // SAFETY: the program's domain; only this library uses the handle in front.
+    // SAFETY: the program's domain; only this library uses the field `handle`.
     let (domain, handle) = unsafe { (own(pd), (*pd).handle) };
     let end = || {
         domain.shared.check_process("dealloc_pd")?;

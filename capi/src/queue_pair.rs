@@ -19,7 +19,7 @@ pub(crate) struct QueuePair {
     pub(crate) shared: Arc<Shared>,
     pub(crate) inner: Arc<dyn provider::QueuePair>,
     pub(crate) qp_type: QueuePairType,
-    /// The stage of extended posting, if it was created for that.
+    /// The stage of extended posting, if the queue pair was created for that.
     pub(crate) stage: Option<Stage>,
     pub(crate) path: Path,
     pub(crate) _uses: Vec<Use>,
@@ -79,8 +79,8 @@ unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut abi::Qp) -> *mut abi::QpEx {
     }
 }
 
-/// Returns 0: a WRITE's last byte is written last, and never before those of an earlier one, but nothing is promised
-/// for whole messages.
+/// Returns 0. The last byte of a WRITE is written last, and never before that of an earlier WRITE, but no order is
+/// guaranteed for whole messages.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_qp_data_in_order(_qp: *mut abi::Qp, _operation: u32, _flags: u32) -> c_int {
     0
@@ -100,7 +100,7 @@ unsafe extern "C" fn ibv_detach_mcast(qp: *mut abi::Qp, gid: *const abi::Gid, _l
     number(queue_pair.inner.detach_mcast(Gid::from_bytes(gid)).map_err(Errno::from))
 }
 
-/// Fails: there are no vendors' connection options (ECE).
+/// Fails: these devices have no vendor-specific connection options (ECE).
 #[unsafe(no_mangle)]
 extern "C" fn ibv_set_ece(_qp: *mut abi::Qp, _ece: *mut c_void) -> c_int {
     number(Err(UNSUPPORTED))

@@ -1,7 +1,8 @@
 //! Extended posting: builders and setters between `ibv_wr_start` and `ibv_wr_complete`.
 //!
-//! The provider's batch is open meanwhile, which keeps other threads out, so the stage belongs to the posting thread. A
-//! builder begins a request in the stage, setters complete it, and the next builder or the end adds it to the batch.
+//! Meanwhile the provider's batch is open and excludes other threads, so the stage belongs to the posting thread. A
+//! builder begins a request in the stage, setters complete it, and the next builder or `ibv_wr_complete` adds it to the
+//! batch.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -19,7 +20,7 @@ use crate::waiting::Uncancelled;
 /// Returns the queue pair and its stage.
 ///
 /// # Safety
-/// The queue pair is the program's, which calls builders from this thread between start and end only.
+/// The queue pair is the program's, and this thread is between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`.
 unsafe fn parts<'a>(qp: *mut abi::QpEx) -> Option<(&'a QueuePair, &'a mut State)> {
     // SAFETY: every queue pair is created in this form; the caller promises the rest.
     let queue_pair = unsafe { own(qp.cast::<QueuePairShell>()) };
@@ -29,7 +30,7 @@ unsafe fn parts<'a>(qp: *mut abi::QpEx) -> Option<(&'a QueuePair, &'a mut State)
     Some((queue_pair, unsafe { &mut *stage.0.get() }))
 }
 
-/// Begins a request, after the one before it is complete.
+/// Begins a request. The one before it is complete, and is added to the batch.
 ///
 /// # Safety
 /// As [`parts`].
@@ -71,7 +72,7 @@ unsafe extern "C" fn wr_complete(qp: *mut abi::QpEx) -> c_int {
     state.flush(&*queue_pair.inner, queue_pair.qp_type);
     let end = if state.error.is_some() { BatchEnd::Rollback } else { BatchEnd::Publish };
     let error = state.error.take();
-    // From here on the stage may be another thread's.
+    // From here on, the stage may belong to another thread.
     let ended = queue_pair.inner.send_end(end).map_err(Errno::from);
     number(error.map_or(ended, Err))
 }
@@ -192,7 +193,7 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::QpEx, count: usize, list: *co
 /// Returns the bytes of a segment.
 ///
 /// # Safety
-/// They are the program's.
+/// The bytes are the program's.
 unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
     if length == 0 {
         return &[];
@@ -219,7 +220,7 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut abi::QpEx, count: usize, l
     }
 }
 
-/// Sets the functions. All are present, whichever operations were requested.
+/// Sets the builders and setters. All are present, whichever operations were requested.
 pub(crate) fn set_builders(shell: &mut QueuePairShell) {
     let table = &mut shell.base;
     table.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);

@@ -31,10 +31,10 @@ const OPERATIONS: u64 = create::WITH_RDMA_WRITE
     | create::WITH_FLUSH
     | create::WITH_ATOMIC_WRITE;
 
-/// Inline bytes that an ATOMIC WRITE of extended posting needs, whatever was requested.
+/// Inline bytes that an ATOMIC WRITE of extended posting needs, even if fewer were requested.
 const ATOMIC_WRITE_BYTES: u32 = 8;
 
-/// Options for creating a queue pair, from either function.
+/// Options for creating a queue pair, common to both functions that create one.
 struct Wanted {
     qp_context: *mut c_void,
     pd: *mut abi::Pd,
@@ -77,7 +77,8 @@ struct Parts {
     uses: Vec<Use>,
 }
 
-/// Returns the program's completion queue, or for a queue pair that completes nothing there a new, invisible one.
+/// Returns the program's completion queue. A queue pair that completes nothing there may have none, and gets a new one
+/// that the program does not see.
 ///
 /// # Safety
 /// The queue is null or the program's.
@@ -187,7 +188,7 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut abi::Pd, init: *mut abi::QpInitAttr)
         if pd.is_null() {
             return Err(INVALID);
         }
-        // SAFETY: the program's domain and structure, which may be read and written, and what it names.
+        // SAFETY: the program's domain and structure, which may be read and written, and the objects that it refers to.
         unsafe {
             let wanted = Wanted {
                 qp_context: (*init).qp_context,
@@ -210,10 +211,10 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut abi::Pd, init: *mut abi::QpInitAttr)
 }
 
 /// # Safety
-/// The context, the structure and all that it names are the program's.
+/// The context, the structure and all objects that it refers to are the program's.
 unsafe fn create_extended(context: *mut abi::Context, init: &mut abi::QpInitAttrEx) -> Result<*mut abi::Qp> {
     let has = |bit| init.comp_mask & bit != 0;
-    // Only fields that the mask names have a value. Flags may be named and be zero: that requests nothing.
+    // Only fields whose bit is in the mask have a value. The creation flags may be in the mask and be zero.
     let known = create::PD | create::XRCD | create::SEND_OPS_FLAGS | CREATE_FLAGS;
     if init.comp_mask & !known != 0 || has(CREATE_FLAGS) && init.create_flags != 0 {
         return Err(UNSUPPORTED);

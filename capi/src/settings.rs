@@ -16,7 +16,7 @@ use crate::error_output::ErrorOutput;
 pub(crate) struct Settings {
     /// Addresses of the listed devices. If there are none, the interfaces' devices are listed.
     pub(crate) addresses: Vec<IpAddr>,
-    /// Peers that run this software although no registry says so.
+    /// Peers that run this software although no registry lists them.
     pub(crate) peers: Vec<IpAddr>,
     /// Options that devices are opened with.
     pub(crate) options: SoftOptions,
@@ -75,7 +75,7 @@ fn number(name: &str) -> Option<u32> {
 }
 
 fn options() -> SoftOptions {
-    // Programs in C exchange queue pair numbers in INIT, and no capabilities.
+    // C programs exchange queue pair numbers in INIT, and do not exchange capabilities.
     let mut options = SoftOptions::new().present_from_init(true);
     if let Some(bytes) = number("RDMA_VERBS_MTU") {
         match Mtu::from_size(bytes) {
@@ -115,11 +115,11 @@ fn start_log() {
         .with_writer(move || output)
         .with_ansi(false)
         .without_time()
-        // If a line cannot be written, the program continues. The default reports that to the same output, and panics
-        // there.
+        // If a line cannot be written, the program continues. By default the subscriber reports the failure to the same
+        // output, and panics there.
         .log_internal_errors(false)
         .finish();
-    // Fails only if a log exists already, which is then used.
+    // Fails only if a subscriber is set already, which is then used.
     let _ = tracing::subscriber::set_global_default(subscriber);
     if let (Err(_), Some(asked)) = (level, asked) {
         ignored("RDMA_VERBS_LOG", &asked, "off, error, warn, info, debug or trace");

@@ -1,4 +1,4 @@
-//! The state that all objects of an open device share. Every file of an object stands on this one.
+//! The state that all objects of an open device share. The file of each kind of object builds on this one.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -25,12 +25,12 @@ pub(crate) struct Shared {
     pub(crate) guid: u64,
     /// Objects that events can refer to.
     pub(crate) event_objects: EventObjects,
-    /// XRC domains that files name.
+    /// XRC domains that are identified by files.
     pub(crate) xrc_domains: SharedDomains,
     /// Importable objects, by handle.
     importable: Mutex<HashMap<u32, Weak<dyn Any + Send + Sync>>>,
     next_handle: AtomicU32,
-    /// Identity of the file that `cmd_fd` stands for: device and inode number.
+    /// Identity of the file of `cmd_fd`: device and inode number.
     pub(crate) command_file: (u64, u64),
     /// The same device, opened again in a process that inherited this one.
     again: OnceLock<Arc<Shared>>,
@@ -58,7 +58,7 @@ impl Shared {
             return self;
         }
         if let Some(again) = self.again.get() {
-            // A grandchild inherited that one as well.
+            // A grandchild inherited the child's device as well.
             return again.here();
         }
         match settings().options.clone().open(self.device.name()) {

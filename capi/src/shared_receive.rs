@@ -80,7 +80,7 @@ unsafe fn create(
     let inner = domain.domain.inner.create_srq(&SharedReceiveQueueInit {
         max_wr: attributes.max_wr,
         max_sge: attributes.max_sge,
-        // The limit takes effect when it is modified, as the manual page says.
+        // The limit has no effect until it is modified, as the manual page says.
         srq_limit: 0,
         xrc: xrc.map(|(xrcd, cq)| XrcReceives { domain: &xrcd.inner.inner, cq: &cq.inner }),
     })?;
@@ -133,7 +133,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut abi::Context,
     init: *mut abi::SrqInitAttrEx,
 ) -> *mut abi::Srq {
-    // SAFETY: the program's structure and what it names.
+    // SAFETY: the program's structure and the objects that it refers to.
     pointer(unsafe { create_extended(&mut *init) })
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Stage(pub(crate) UnsafeCell<State>);
 /// A request that is being built, and its buffers.
 pub(crate) struct State {
     pub(crate) pending: Option<Pending>,
-    /// The first error; nothing of the batch is posted then.
+    /// The first error. If there is one, nothing of the batch is posted.
     pub(crate) error: Option<Errno>,
     pub(crate) sges: Box<[Sge]>,
     inline: Box<[u8]>,

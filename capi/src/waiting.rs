@@ -1,9 +1,9 @@
-//! Verbs that wait, and what ends the waiting besides the event.
+//! Verbs that wait for events, and how signals and cancellation end a wait.
 //!
 //! A thread that waits for an event may be interrupted by a signal, and it may be cancelled (`pthread_cancel`), which
-//! unwinds its stack from wherever it is. That must not unwind Rust frames that have something to clean up, nor leave
-//! anything half done. Hence a verb that waits can be cancelled in one place only, which is a frame that holds nothing;
-//! everywhere else cancellation is disabled.
+//! unwinds its stack from wherever it is. Unwinding must not pass Rust frames with destructors, nor leave anything half
+//! done. A verb that waits therefore has a single cancellation point, in a frame without destructors; cancellation is
+//! disabled in the rest of it, and in verbs that post, poll, arm or acknowledge ([`Uncancelled`]).
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -33,7 +33,7 @@ mod unwinding {
 
     pub(super) const CANCEL_DISABLE: c_int = 1;
 
-    // As in `libc`, except that they may unwind: threads are cancelled in these.
+    // As in `libc`, except that they may unwind, because a thread may be cancelled in them.
     unsafe extern "C-unwind" {
         pub(super) fn poll(entries: *mut libc::pollfd, count: libc::nfds_t, milliseconds: c_int) -> c_int;
         pub(super) fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
@@ -49,7 +49,7 @@ fn set_cancel_state(state: c_int) -> c_int {
     before
 }
 
-/// Disables cancellation of the calling thread while it lives.
+/// Disables cancellation of the calling thread until it is dropped.
 pub(crate) struct Uncancelled(c_int);
 
 impl Uncancelled {
@@ -68,11 +68,11 @@ impl Drop for Uncancelled {
 
 /// Polls until there is an event, and waits in between. Returns 0, or -1 and `errno`.
 ///
-/// Neither this function nor its caller may hold anything that needs to be dropped, because threads are cancelled here:
-/// `look` is a plain function's address with plain arguments, and does not unwind.
+/// Neither this function nor its caller may hold a value with a destructor, because threads are cancelled here. `look`
+/// only calls a function with plain arguments, and does not unwind.
 ///
 /// # Safety
-/// The descriptor that `look` names stays open until the next call.
+/// The descriptor that `look` returns stays open until the next call.
 #[inline(always)]
 pub(crate) unsafe extern "C-unwind" fn wait_for(look: impl Fn() -> Look + Copy) -> c_int {
     loop {
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C-unwind" fn wait_for(look: impl Fn() -> Look + Copy) 
     }
 }
 
-/// Returns whether to continue a wait that failed; otherwise `errno` says why not.
+/// Returns whether to continue a wait that failed. If not, `errno` has the reason.
 fn goes_on() -> bool {
     let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
     let goes_on = error == libc::EINTR && !handlers_interrupt();
@@ -108,9 +108,9 @@ fn goes_on() -> bool {
     goes_on
 }
 
-/// Returns whether some signal's handler was installed to interrupt system calls. Any handler ends waiting for a
-/// descriptor, but only such a handler ends reading from it, which is what the program takes this for. Faults do not
-/// count: they end no waiting, and the runtimes of languages handle them.
+/// Returns whether any signal's handler is installed to interrupt system calls (without `SA_RESTART`). Any handler
+/// interrupts `poll`, but only such a handler interrupts `read`, and programs expect these verbs to behave like `read`.
+/// Handlers of faults do not count: faults interrupt no wait, and language runtimes install such handlers.
 fn handlers_interrupt() -> bool {
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
     (1..=libc::SIGRTMAX()).filter(|signal| !faults.contains(signal)).any(|signal| {

@@ -1,5 +1,5 @@
-//! The domains behind the program's handles of XRC domains. A file names a domain within one open device: the handles
-//! opened with it share the domain. Other processes have domains of their own.
+//! The domains behind the program's handles of XRC domains. A file identifies a domain within one open device: the
+//! handles opened with this file share the domain. Other processes have their own domains.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -17,12 +17,13 @@ pub(crate) struct Domain {
     /// The protection domain of its latest shared receive queue: C programs create targets without one, and peers
     /// access this domain's memory through them.
     pub(crate) protection: Mutex<Option<Arc<dyn ProtectionDomain>>>,
-    /// The file that names the domain, open while the domain lives, so that no other file gets the inode number.
+    /// The file that identifies the domain, kept open while the domain lives, so that no other file gets its inode
+    /// number.
     _file: Option<File>,
 }
 
 impl Domain {
-    /// Opens a new domain, which a file may name.
+    /// Opens a new domain, which a file may identify.
     pub(crate) fn open(device: &dyn provider::Context, file: Option<File>) -> Result<Arc<Self>> {
         Ok(Arc::new(Self { inner: device.open_xrcd()?, protection: Mutex::default(), _file: file }))
     }
@@ -34,12 +35,12 @@ impl Domain {
     }
 }
 
-/// Domains by the file that names them: device and inode number.
+/// Domains by the file that identifies them: device and inode number.
 #[derive(Default)]
 pub(crate) struct SharedDomains(Mutex<HashMap<(u64, u64), Weak<Domain>>>);
 
 impl SharedDomains {
-    /// Opens the domain that a file names, as the flags of `open` say.
+    /// Opens the domain that a file identifies, according to the flags of `open`.
     pub(crate) fn open(&self, device: &dyn provider::Context, file: File, flags: c_int) -> Result<Arc<Domain>> {
         let about = file.metadata().map_err(|_| Errno(libc::EBADF))?;
         let identity = (about.dev(), about.ino());
