@@ -1,5 +1,5 @@
-//! Requests allocate nothing, neither in the verbs nor in the library's threads. This program provides the process's
-//! allocator, which counts and passes on, so that it sees every allocation of the library.
+//! Requests allocate nothing, neither in the verbs nor in the library's threads. This program replaces the process's
+//! allocation functions with ones that count and forward, and so sees every allocation of the library.
 
 mod library;
 
@@ -71,10 +71,11 @@ unsafe extern "C" fn posix_memalign(place: *mut *mut c_void, alignment: usize, s
     }
 }
 
-/// Returns how often `work` allocates in `REQUESTS` rounds, after a warm-up in which everything gets its size.
+/// Returns how often `work` allocates in `REQUESTS` rounds, after a warm-up in which all buffers reach their size.
 ///
-/// On a busy machine a response may be so late that a probe requests it again, and repairs are recorded: a round that
-/// takes longer than the shortest wait for a response, and the one after it, do not count. Most rounds must count.
+/// On a busy machine a response may be so late that a probe requests it again, and recording the repair allocates. So a
+/// round that takes longer than the shortest wait for a response, and the one after it, do not count. Most rounds must
+/// count.
 fn allocations(what: &str, mut work: impl FnMut(u64)) -> u64 {
     (0..REQUESTS / 10).for_each(&mut work);
     let (mut found, mut counted, mut was_quick) = (0, 0, true);

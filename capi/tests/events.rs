@@ -42,7 +42,7 @@ fn packets_of_others_make_no_descriptor_readable() {
         assert!(!is_readable(busy.fd(), NOW), "it is not armed");
         assert!(!is_readable(async_fd, NOW), "nothing happened");
     }
-    // Packets that no thread polls for are served by the library's thread; they are no events either.
+    // While no thread polls, the library's thread serves the packets, which do not raise events either.
     for number in 0..200 {
         busy.post_recv(number);
         busy.post_send(number, 0);
@@ -61,8 +61,8 @@ fn packets_of_others_make_no_descriptor_readable() {
     assert_eq!(unsafe { (verbs.close_device)(context) }, 0);
 }
 
-/// A message goes around all connections, each end sending it on: only one of the channels has an event at a time, and
-/// waiting for one on any other would last forever.
+/// A message circulates through all connections, and each end forwards it. Only one channel has an event at a time, so
+/// a wait on any other would last forever.
 #[test]
 fn one_thread_serves_many_channels_by_what_their_descriptors_promise() {
     const MESSAGES: u64 = 4_000;
@@ -82,7 +82,7 @@ fn one_thread_serves_many_channels_by_what_their_descriptors_promise() {
             let ready = unsafe { libc::poll(asked.as_mut_ptr(), 8, PATIENCE.as_millis() as c_int) };
             assert!(ready > 0, "no more events after {messages} messages");
             for (place, end) in ends.iter().enumerate().filter(|(place, _)| asked[*place].revents != 0) {
-                // This blocks unless the descriptor's promise is kept.
+                // This would block if the descriptor were readable without an event.
                 assert_eq!(end.get_event(), 0);
                 end.arm();
                 while let Some(completion) = end.poll() {
@@ -153,7 +153,7 @@ fn both_ways_to_wait_can_follow_each_other() {
     });
 }
 
-/// A program that polls keeps the library's thread from the sockets; then it blocks on a descriptor.
+/// While a program polls, the library's thread does not serve the sockets. Then the program blocks on a descriptor.
 #[test]
 fn whoever_polled_a_moment_ago_is_woken_all_the_same() {
     within_patience(|| {

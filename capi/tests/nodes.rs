@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The device is named after an address that no interface has, so that its files do not exist before.
+/// The device is named after an address that no interface has, so that its files do not exist yet.
 const ADDRESS: &str = "127.61.3.4";
-/// Looks for the files that UCX needs, and those that Mooncake needs, which goes up twice from where the link leads,
-/// and checks that the rest of the file system is unchanged.
+/// Checks that the files exist that UCX needs, and those that Mooncake needs, which resolves the link and goes up two
+/// levels, and that the rest of the file system is unchanged.
 const LOOKS: &str = "test -c /dev/infiniband/soft_127.61.3.4 && test -w /dev/null && test -d /dev/shm &&
     cat /sys/class/infiniband/soft_127.61.3.4/../../numa_node /sys/class/infiniband/soft_127.61.3.4/device/numa_node &&
     basename \"$(realpath /sys/class/infiniband/soft_127.61.3.4)\" && cat /sys/class/net/lo/ifindex && id -u";

@@ -22,8 +22,8 @@ fn device_memory_is_not_registered_anew() {
     let verbs = verbs("127.62.1.5");
     let context = open(verbs);
     let mut memory = [0u64; 8];
-    // SAFETY: the context's own functions; each object is created from those before it, and destroyed after those
-    // behind it.
+    // SAFETY: the context's own functions; each object is created from those before it, and destroyed after those that
+    // were created from it.
     unsafe {
         let table = table(context);
         let pd = (verbs.alloc_pd)(context);

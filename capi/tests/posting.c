@@ -1,11 +1,12 @@
-// Shows what posting refuses, and which object a request is for. Prints numbers, a line for each case.
+// Tests which requests are refused when posted, and which object a request applies to. Prints numbers, a line for each
+// case.
 #include "connection.h"
 
 #include <unistd.h>
 
 static char memory[16384];
 
-// Refused requests, without a pointer for the one that was refused.
+// Refused requests, without a pointer (bad_wr) for the one that was refused.
 static void refused(void) {
     struct ibv_sge sge = {.addr = (uintptr_t)memory, .length = 8};
     struct ibv_send_wr second = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND}, first = second;
@@ -32,7 +33,7 @@ static int write_by(struct ibv_qp *qp, struct ibv_mr *mr, uint32_t rkey) {
     return complete();
 }
 
-// Binds a window by a key that belongs to another one, or to none, except for its tag.
+// Binds a window with a key that, except for its tag, belongs to another window or to none.
 static void window(int extended) {
     struct ibv_mr *mr = registered(memory, sizeof memory);
     struct ibv_qp_init_attr_ex init = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
@@ -67,7 +68,7 @@ static void window(int extended) {
     }
 }
 
-// Without a window.
+// A bind without a window.
 static void no_window(void) {
     struct ibv_qp *qp = create(IBV_QPT_RC);
     initialize(qp);
@@ -77,8 +78,8 @@ static void no_window(void) {
     printf(" %d\n", bad == &wr);
 }
 
-// A datagram longer than its path allows: the status of the post, of the completion, the state, and whether one that
-// fits still arrives after that.
+// A datagram longer than its path allows. Prints the result of the post, the completion status, whether the state is
+// SQE, and both statuses of a datagram that fits, after the return to RTS.
 static void datagram(void) {
     struct ibv_mr *mr = registered(memory, sizeof memory);
     struct ibv_qp *qp = create(IBV_QPT_UD);
@@ -118,7 +119,7 @@ static void datagram(void) {
     printf(" %d\n", complete());
 }
 
-// A rate limit is accepted, one with an unknown part is not, and 0 removes it.
+// A rate limit is accepted, one with an unknown mask bit is not, and 0 removes it.
 static void rate_limit(void) {
     struct ibv_device_attr_ex device;
     NEED(!ibv_query_device_ex(context, NULL, &device));

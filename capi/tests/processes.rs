@@ -1,5 +1,5 @@
 //! The library's effects on its process and on other processes: loading, forking, dying, and an unread error output.
-//! Each scenario is a process of its own: this program again, with a role.
+//! Each scenario runs in its own process, which is this program again, with a role.
 
 mod library;
 
@@ -24,7 +24,7 @@ fn library() -> &'static Verbs {
 }
 
 fn role(name: &str) -> Command {
-    // Built here, not by each process.
+    // The library is built here, not by each process.
     library::path();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["part", "--exact", "--ignored", "--nocapture", "--test-threads=1", "--quiet"]).env(ROLE, name);
@@ -73,7 +73,7 @@ fn names(folder: &str) -> BTreeSet<String> {
         let target = fs::read_link(entry.path()).map_or(String::new(), |target| target.display().to_string());
         format!("{} {target}", entry.file_name().display())
     });
-    // Without the descriptor of the listing itself.
+    // The listing has a descriptor itself, which does not count.
     links.filter(|link| !link.contains("/proc/")).collect()
 }
 
@@ -81,7 +81,7 @@ fn threads_and_descriptors() -> [BTreeSet<String>; 2] {
     ["/proc/self/task", "/proc/self/fd"].map(names)
 }
 
-/// Waits for the threads to be as expected: the kernel lists a joined thread for a moment longer.
+/// Waits until the threads are as expected, because the kernel lists a joined thread for a moment longer.
 fn wait_for_threads(expected: &BTreeSet<String>) {
     let deadline = Instant::now() + Duration::from_secs(5);
     while names("/proc/self/task") != *expected {
@@ -106,7 +106,7 @@ fn loads() {
     assert_ne!(threads_and_descriptors(), before, "an open device has descriptors");
     let end = End::looped(verbs, context);
     (0..100).for_each(|number| end.exchange(number));
-    // Its threads may outlive it: unloading must not unmap their code.
+    // The library's threads may outlive `dlclose`, which must not unmap their code.
     for _ in 0..2 {
         // SAFETY: opened twice.
         assert_eq!(unsafe { libc::dlclose(handle) }, 0);
@@ -202,7 +202,7 @@ fn close_error_output() {
     assert_eq!(unsafe { libc::close(libc::STDERR_FILENO) }, 0);
 }
 
-/// Creates a file, which gets the lowest free number.
+/// Creates a file, whose descriptor gets the lowest free number.
 fn memfd() -> OwnedFd {
     // SAFETY: a name that ends with a zero; the descriptor is new.
     unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"other".as_ptr(), libc::MFD_CLOEXEC)) }
@@ -289,7 +289,7 @@ fn forks() {
         let mut rounds = 0u32;
         while !worker.is_finished() && rounds < 20 {
             let status = in_child(|| {
-                // In every other round it creates objects in its own device before it forks.
+                // In every other round, the child creates objects on its own device before it forks.
                 let own = rounds.is_multiple_of(2).then(|| End::looped(library(), context));
                 let status = in_child(|| {
                     check_inherited(&end);

@@ -1,7 +1,7 @@
-// Two threads on one core that guard the queues by a spin lock of their own, as UCX does: one polls without a pause,
-// the other one posts, and polls now and then. Prints "done" when all rounds are posted, and "starves" when the polling
-// thread has slept too often during one round. A round takes some thousand sleeps: the kernel must preempt the polling
-// thread at a moment when the lock is free.
+// Two threads on one core that guard the queues with their own spin lock, as UCX does: one polls without a pause, the
+// other one posts, and polls now and then. Prints "done" when all rounds are complete, or "starves" if the polling
+// thread has slept too often during one round. A round takes some thousand sleeps, because the kernel must preempt the
+// polling thread at a moment when the lock is free.
 #include "connection.h"
 #include <pthread.h>
 #include <sched.h>

@@ -1,7 +1,7 @@
-// Makes registered memory inaccessible. Prints the statuses of a WRITE between whole pages, of one from pages that are
-// gone, and of one to pages that are gone, and whether there is a handler of SIGSEGV. With the argument "filter" the
-// kernel makes no copies any more once memory is registered; with "fault" the program causes a fault of its own at the
-// end.
+// Makes registered memory inaccessible. Prints the statuses of a WRITE between accessible pages, of one from
+// inaccessible pages, and of one to inaccessible pages, and whether SIGSEGV has a handler. With the argument "filter",
+// a seccomp filter forbids copies by the kernel once memory is registered; with "fault", the program causes a fault of
+// its own at the end.
 #include "connection.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -30,13 +30,13 @@ static struct ibv_mr *pages(int value) {
     return mr;
 }
 
-// Revokes access to the second half of the pages; an inaccessible mapping keeps their addresses.
+// Revokes access to the second half of the pages. An inaccessible mapping keeps their addresses in use.
 static void take_away(struct ibv_mr *mr) {
     char *half = (char *)mr->addr + LENGTH / 2;
     NEED(mmap(half, LENGTH / 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == half);
 }
 
-// Forbids the kernel's copies in all threads.
+// Forbids copies by the kernel (process_vm_readv and process_vm_writev) in all threads.
 static void forbid_copies(void) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),

@@ -1,5 +1,5 @@
-//! A program in C whose registered memory becomes inaccessible: its requests fail, by signal handlers and by the
-//! kernel's copies, and its own faults end it as usual.
+//! A C program whose registered memory becomes inaccessible: its requests fail, whether signal handlers or the kernel's
+//! copies detect this, and its own faults end it as usual.
 
 mod library;
 
@@ -10,7 +10,7 @@ const ADDRESS: &str = "127.61.3.1";
 const SIGSEGV: i32 = 11;
 /// `IBV_WC_SUCCESS`, `IBV_WC_LOC_PROT_ERR`, `IBV_WC_REM_ACCESS_ERR`.
 const STATUSES: &str = "0 4 10";
-/// The same if no memory can be read.
+/// The statuses if the library can read no memory.
 const NO_COPIES: &str = "4 4 4";
 
 fn run(faults: &str, arguments: &[&str]) -> Output {
@@ -27,7 +27,7 @@ fn requests_whose_memory_is_gone_fail() {
     }
 }
 
-/// Shows which mechanism serves a program.
+/// Shows which mechanism is in use.
 #[test]
 fn only_without_the_handlers_the_kernel_is_asked_for_copies() {
     expect("signal", &["filter"], &format!("{STATUSES} handler\n"));

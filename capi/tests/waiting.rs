@@ -1,4 +1,4 @@
-//! Events that end a verb's waiting besides the expected one: signals, and the cancellation of its thread.
+//! Signals and cancellation, which end a verb's wait without an event.
 
 mod library;
 
@@ -18,7 +18,7 @@ fn library() -> &'static Verbs {
     verbs(ADDRESS)
 }
 
-// As in `libc`, as far as it has them, except that they may unwind.
+// As in `libc`, which lacks some of them, except that they may unwind.
 unsafe extern "C-unwind" {
     fn pthread_create(
         thread: *mut libc::pthread_t,
@@ -108,7 +108,7 @@ impl Shared {
         while !self.begun.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
-        // It blocks soon after; cancelling or interrupting it before would be valid as well.
+        // The thread blocks soon afterwards; cancelling or interrupting it earlier would be valid as well.
         std::thread::sleep(Duration::from_millis(20));
     }
 

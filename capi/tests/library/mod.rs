@@ -31,8 +31,8 @@ const ROOM: u64 = 8;
 /// Size of a connection's memory in bytes.
 pub const BYTES: usize = 4096;
 
-/// Returns the library, which `cargo test` does not build: nothing can link to it as a test does. An installed one is
-/// used if `RDMA_VERBS_CAPI` names its folder.
+/// Returns the path of the library, and builds it if needed, because `cargo test` does not: tests cannot link to it. If
+/// `RDMA_VERBS_CAPI` names a folder, the library installed there is used.
 pub fn path() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -48,7 +48,7 @@ pub fn path() -> &'static Path {
     })
 }
 
-/// Builds a program in C of this folder, which finds the library as programs do.
+/// Builds a C program of this folder, which finds the library in the same way as other programs.
 pub fn program(name: &str) -> Command {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("capi-{name}"));
     let program = folder.join(name);
@@ -70,7 +70,7 @@ pub fn program(name: &str) -> Command {
     command
 }
 
-/// Calls that wait may be unwound by a cancellation.
+/// Verbs that wait may be unwound by a cancellation.
 pub type GetCqEvent = unsafe extern "C-unwind" fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
 pub type GetAsyncEvent = unsafe extern "C-unwind" fn(*mut Context, *mut AsyncEvent) -> c_int;
 
@@ -140,7 +140,7 @@ fn dl_error() -> String {
 pub fn verbs(address: &str) -> &'static Verbs {
     static VERBS: OnceLock<Verbs> = OnceLock::new();
     VERBS.get_or_init(|| {
-        // SAFETY: no other thread of the test reads variables now: they wait here for the library as well.
+        // SAFETY: no other thread of the test reads variables now: all of them wait here for the library as well.
         unsafe { std::env::set_var("RDMA_VERBS_ADDRESSES", address) };
         Verbs::find(load(libc::RTLD_NOW | libc::RTLD_LOCAL))
     })
@@ -381,7 +381,7 @@ impl End {
         unsafe { (*self.channel).fd }
     }
 
-    /// Destroys everything but the device. Not in a child that only inherited it.
+    /// Destroys everything but the device. Must not be called in a child that inherited the objects.
     pub fn destroy(self) {
         // SAFETY: in this order no object is in use any more.
         let answers = unsafe {
