@@ -14,24 +14,24 @@ thread_local! {
     static OF_THREAD: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is passed on to the system's allocator unchanged; counting touches numbers only, of which the
-// thread-local one has neither an initializer nor a destructor.
+// SAFETY: every call is forwarded to the system's allocator unchanged; counting only changes integers, of which the
+// thread-local one has neither a lazy initializer nor a destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller keeps the rules of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller keeps the rules of `alloc_zeroed`.
+        // SAFETY: the caller upholds the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         count(new_size as isize - layout.size() as isize);
-        // SAFETY: the caller keeps the rules of `realloc`; the pointer came from `System`.
+        // SAFETY: the caller upholds the contract of `realloc`; the pointer came from `System`.
         unsafe { System.realloc(pointer, layout, new_size) }
     }
 

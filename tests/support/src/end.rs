@@ -1,4 +1,4 @@
-//! An end of a connection in the tier of verbs.
+//! An end of a connection on the tier `verbs`.
 
 use rdma_verbs::verbs::{
     self, AsyncEvent, CompletionError, CompletionQueue, CompletionStatus, ConnectOptions, ConnectionInfo, Context,

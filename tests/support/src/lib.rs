@@ -11,7 +11,7 @@ pub use end::End;
 
 use rdma_verbs::types::AccessFlags;
 
-/// Longer than anything in a test takes.
+/// Time limit for waits in tests, longer than anything in a test takes.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Local and remote access of every kind.
 pub const ALL_ACCESS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);

@@ -1,4 +1,4 @@
-//! A queue pair in the tier of providers with everything it needs, and the steps of its tests.
+//! A queue pair on the tier `provider` with the objects that it needs, and the common steps of tests.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +23,7 @@ pub struct Node {
     pub cq: Arc<dyn CompletionQueue>,
     /// The region.
     pub mr: Arc<dyn MemoryRegion>,
-    /// The protection domain of everything.
+    /// The protection domain of all objects.
     pub pd: Arc<dyn ProtectionDomain>,
     /// The channel.
     pub channel: Arc<dyn CompletionChannel>,
@@ -31,7 +31,7 @@ pub struct Node {
     pub context: Arc<dyn Context>,
 }
 
-/// Connection data that each end has of the other.
+/// The kind of peer that each end is to the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PeerKind {
     /// Each is a native peer and knows the other's capabilities.
@@ -46,7 +46,7 @@ impl Node {
         Self::on(SoftOptions::new().open(&format!("soft:{address}")).unwrap(), region_bytes)
     }
 
-    /// Makes a node on an open device.
+    /// Creates a node on an open device.
     pub fn on(context: Arc<dyn Context>, region_bytes: usize) -> Self {
         let channel = context.create_comp_channel().unwrap();
         let cq = context.create_cq(256, 77, Some(&channel)).unwrap();
@@ -186,7 +186,7 @@ pub fn pair(first: &str, second: &str, region_bytes: usize, peer_kind: PeerKind)
     nodes
 }
 
-/// Returns bytes that differ with the position and the seed.
+/// Returns bytes that depend on the position and the seed.
 pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let next = |_| {

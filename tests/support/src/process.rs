@@ -1,4 +1,4 @@
-//! Processes that tests start: this program again, also alone, and in a network namespace of its own.
+//! Processes that tests start: this program again, with one test only or in its own network namespace.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -11,8 +11,8 @@ const ALONE: &str = "RDMA_VERBS_TEST_ALONE";
 /// Longest time that such a process runs.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Runs the body of a test in a process of its own, and such tests one after the other: for tests that count what
-/// belongs to the whole process, change it, or need the machine to themselves. The process is this program again, with
+/// Runs the body of a test in its own process, and such tests one after the other. This is for tests that count or
+/// change something of the whole process, or need the machine to themselves. The process is this program again, with
 /// that test only. `body` is a closure in the test's function: the name of its type gives the name of the test.
 #[track_caller]
 pub fn alone<F: FnOnce()>(body: F) {
@@ -26,7 +26,7 @@ pub fn alone<F: FnOnce()>(body: F) {
     command.args(["--exact", test, "--nocapture"]).env(ALONE, test);
     let name = format!("rdma-verbs-alone-{}-{}", std::process::id(), test.replace(':', "-"));
     let (status, said) = run_into(&mut command, &std::env::temp_dir().join(name));
-    // Without the lines of the process's own harness, which would be counted as tests of this one.
+    // Omit the result lines of the process's harness, which would be counted as results of this one.
     said.lines().filter(|line| !line.starts_with("test result:")).for_each(|line| println!("{line}"));
     let status = status.unwrap_or_else(|| panic!("{test}, in a process of its own, took more than {LONGEST:?}"));
     // A process that found no test of this name succeeds as well.
@@ -54,8 +54,8 @@ fn run_into(command: &mut Command, path: &Path) -> (Option<ExitStatus>, String) 
     (status, said)
 }
 
-/// Returns a command that runs an ignored test of this program, which is the program of another process. The test is
-/// named with its crate: `concat!(module_path!(), "::name")`.
+/// Returns a command that runs an ignored test of this program, as the work of another process. The test is named with
+/// its crate: `concat!(module_path!(), "::name")`.
 pub fn ignored_test(path: &str) -> Command {
     let mut command = this_program();
     command.args(["--exact", without_crate(path), "--ignored", "--nocapture"]);
@@ -70,7 +70,7 @@ pub fn in_namespace(command: &Command) -> Command {
     unshare
 }
 
-/// Returns whether this system lets `ip` do this in a network namespace of its own.
+/// Returns whether this system allows `ip` with these arguments in a new network namespace.
 pub fn namespace_allows(ip_arguments: &str) -> bool {
     let mut ip = Command::new("ip");
     ip.args(ip_arguments.split(' '));
