@@ -1,4 +1,4 @@
-//! Chooses the faults of a campaign, and tries them on all processors.
+//! Selects the faults of a campaign, and tries them on all processors.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! The power of the conformance suite: it runs once with each of the faults, in its own process, and must find every
-//! one.
+//! Checks that the conformance suite finds faults: it runs once with each of them, in its own process, and must find
+//! every one.
 //!
 //! `tests/faults/run conformance` prints which scenario found which fault. `FAULT=AddReturnsSum` tries only this one.
 //! `RDMA_VERBS_FAULT=AddReturnsSum tests/faults/run conformance` runs the suite itself with a fault and shows its
@@ -19,7 +19,8 @@ use rdma_verbs::fault::{Fault, turn_on_everywhere};
 const WITH_FAULT: &str = "RDMA_VERBS_FAULT";
 /// The value of the variable for no fault.
 const NONE: &str = "none";
-/// With a fault, every spurious wait lasts this long; without one, no scenario takes a tenth of it.
+/// Time limit of waits. With a fault, every wait for something that does not happen lasts this long; without one, no
+/// scenario takes a tenth of it.
 const TIME_LIMIT: Duration = Duration::from_secs(4);
 
 /// Faults of the protocol that an application notices without a faulty network.
@@ -72,7 +73,8 @@ fn be_the_suite(name: &str) -> ! {
     });
 }
 
-/// Hunts a fault like [`hunt_with`]. Missing pages are detected in two ways, each of which must fail.
+/// Hunts a fault like [`hunt_with`]. Missing pages are detected in two ways: a fault of their detection must be found
+/// with both, and without a fault the suite must pass with both.
 fn hunt(fault: Option<Fault>) -> Option<String> {
     let found = hunt_with(fault, "kernel");
     match fault {

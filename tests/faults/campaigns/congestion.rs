@@ -1,5 +1,5 @@
-//! The power of the congestion cases: each fault of congestion control is switched on, and cases are measured until one
-//! misses a mark that it reaches without the fault, or is clearly farther from it.
+//! Checks that the congestion cases find faults: each fault of congestion control is switched on, and cases are
+//! measured until one misses a mark that it reaches without the fault, or is clearly farther from it.
 //!
 //! `tests/faults/run congestion` prints which fault was found by which case. `FAULT=LossesIgnored` tries only this one.
 
@@ -71,7 +71,7 @@ fn rows() -> Vec<Sound> {
 fn is_worse(before: &Check, now: &Check) -> bool {
     let is_clear = match now.bound {
         Bound::AtLeast(_) | Bound::Between(..) => now.value < LESS * before.value,
-        // The number of events that must not happen is random.
+        // Such a value counts events that must not happen; their number is random.
         Bound::AtMost(0.0) => false,
         Bound::AtMost(most) => now.value > before.value + MORE * most,
     };

@@ -1,5 +1,5 @@
-//! The power of the streams in virtual time: each fault of recovery is switched on, and streams over lossy links are
-//! measured until one is slower, pauses longer or retransmits more than without it.
+//! Checks that the streams in virtual time find faults: each fault of recovery is switched on, and streams over lossy
+//! links are measured until one is slower, pauses longer, retransmits more or sends more probes than without it.
 //!
 //! `tests/faults/run recovery` prints which fault was found by which stream. `FAULT=LateIsLost` tries only this one.
 
@@ -24,7 +24,7 @@ use world::{Control, Link, Peers, Trouble};
 const SLOWER: f64 = 0.95;
 const LONGER: f64 = 1.3;
 const REPEATED: f64 = 0.003;
-/// This many probes beyond twice the number are no coincidence.
+/// This many probes more than twice the number without a fault are no coincidence.
 const MORE_PROBES: u64 = 8;
 
 /// A stream over a link, and its duration.

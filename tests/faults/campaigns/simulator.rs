@@ -1,4 +1,4 @@
-//! The power of the simulator: each fault is switched on, and seeds run until the oracle finds it.
+//! Checks that the simulator finds faults: each fault is switched on, and seeds run until the oracle finds it.
 //!
 //! `tests/faults/run simulator` prints at which seed each fault was found, and the message. `FAULT=FenceIgnored` tries
 //! only this one.
@@ -78,7 +78,7 @@ fn faults_are_found() {
     assert!(median <= LARGEST_MEDIAN, "the median of {median} seeds is larger than {LARGEST_MEDIAN}");
 }
 
-/// Without a fault the first seeds pass: the campaign finds the faults, not mistakes of the oracle.
+/// Without a fault the first seeds pass, so the campaign finds the faults and not mistakes of the oracle.
 #[test]
 fn nothing_is_found_without_a_fault() {
     let mut total = Outcome::default();

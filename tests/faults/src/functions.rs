@@ -11,7 +11,7 @@ pub(crate) struct Function {
     pub(crate) name: String,
     /// The bytes between the braces.
     pub(crate) body: Range<usize>,
-    /// The reason why it can have no faults, if any.
+    /// The reason why the function can have no faults, if there is one.
     pub(crate) hindrance: Option<&'static str>,
 }
 

@@ -57,13 +57,13 @@ pub fn turn_on_everywhere(fault: Fault) {
 }
 ";
 
-/// Adds the files that are changed in other ways than by the table.
+/// Adds the files that are changed independently of the table's changes to functions.
 pub(crate) fn add(root: &Path, table: &Table, files: &mut Files) -> Result<(), Vec<String>> {
     let mut before = |file: &str| {
         let text = files.remove(file).map_or_else(|| fs::read_to_string(root.join(file)), Ok);
         text.map_err(|error| vec![format!("{file}: {error}")])
     };
-    // Copies of bodies have warnings of their own, and a build of the source itself reports those of the source.
+    // Copies of bodies cause additional warnings, and a build of the source itself reports those of the source.
     let library = format!("#![allow(warnings)]\n{}\npub mod fault;\n", before("src/lib.rs")?);
     let manifest = manifest(&before("Cargo.toml")?).map_err(|error| vec![format!("Cargo.toml: {error}")])?;
     files.insert("src/lib.rs".to_owned(), library);

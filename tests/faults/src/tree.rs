@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::edit::Files;
 
-/// The file that distinguishes a copy from other directories, in which nothing may be removed.
+/// The file that marks a directory as a copy. Nothing may be removed from other directories.
 const MARK: &str = ".copy_with_faults";
 
 /// Makes `destination` a copy of `root` with new texts in some files. Returns the number of files written.
