@@ -269,7 +269,7 @@ fn reports(options: &Options) -> Result<Vec<Value>, verbs::Error> {
     match &options.device {
         Some(name) => {
             let known = verbs::devices()?.into_iter().find(|device| device.name() == name);
-            // Software devices are opened by address, adapters by name; a prefix says which.
+            // Software devices are opened by address, adapters by name; the prefix tells them apart.
             let prefix = name.split_once(':').map_or("soft", |(provider, _)| provider);
             let provider = known.as_ref().map_or(prefix, |device| device.provider_name());
             reports.push(device(&verbs::open(name)?, provider)?);

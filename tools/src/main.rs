@@ -8,8 +8,8 @@
 //! rdma-verbs devices                            all devices that can be opened
 //! ```
 //!
-//! `docs/performance.md` says how `perf` measures; its flags have perftest's names and meanings. `devices` prints what
-//! `ibv_devinfo -v` prints for adapters.
+//! `docs/performance.md` describes how `perf` measures; its flags have perftest's names and meanings. `devices` prints
+//! what `ibv_devinfo -v` prints for adapters.
 
 mod devices;
 mod perf;
@@ -33,7 +33,7 @@ enum Command {
     Devices(devices::Options),
 }
 
-/// 0: done; 1: it failed; 2: wrong usage. `perf` has more, see there.
+/// Returns 0: done; 1: it failed; 2: wrong usage. `perf::run` has more codes.
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Perf(arguments) => perf::run(&arguments),

@@ -1,5 +1,5 @@
-//! Brief runs of `rdma-verbs perf` in all its modes: it measures, prints the right format, refuses senseless
-//! arguments, and exits with the right code. The measured speed is not judged.
+//! Brief runs of `rdma-verbs perf` in all its modes: it measures, prints the right format, refuses invalid arguments,
+//! and exits with the right code. The measured speed is not judged.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -407,7 +407,7 @@ fn table_over_veth() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows whose programs are missing are left out and reported.
+/// Rows whose programs are missing are omitted and reported.
 fn table_without_what_it_needs() -> Result<(), Failed> {
     let ended = |arguments: &str| -> Result<Output, Failed> {
         finish(program(arguments).env("PATH", "/nonexistent").spawn()?, arguments)

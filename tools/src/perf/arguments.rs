@@ -170,7 +170,7 @@ pub(crate) struct TestFlags {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TableFlags {
-    /// Number of times that each row and its references are measured, in turns.
+    /// Number of times that each row and its references are measured, alternately.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repetitions: u32,
     /// Only rows whose name contains this.

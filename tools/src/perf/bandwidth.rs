@@ -15,7 +15,7 @@ use super::run::Phase;
 const POLLED: usize = 16;
 /// Duration of silence after which the other end is presumed to have stopped sending.
 const SILENCE: Duration = Duration::from_millis(50);
-/// Number of bits of a work request identifier that number the request; those above are its queue pair.
+/// Number of low bits of a `wr_id` that number the request; the bits above are its queue pair.
 const NUMBER_BITS: u32 = 40;
 
 /// Runs one end. An end that neither sends nor receives has nothing to do.
@@ -34,7 +34,7 @@ pub(crate) fn run(
     let (seconds, cpu_seconds) = span.end()?;
     let sends = end.job.asks(role);
     let messages = if sends { flow.completed() } else { flow.received() };
-    // An end that only receives has measured nothing before the first message.
+    // At an end that only receives, the time begins with the first message.
     let seconds = if sends { seconds } else { flow.receiving_seconds() };
     Ok(Measured { times: None, messages, bytes: messages * end.size as u64, seconds, cpu_seconds })
 }
@@ -115,7 +115,8 @@ impl<'a> Flow<'a> {
         Ok(())
     }
 
-    /// Polls after the other end has reported that it sent everything. Returns whether there were more completions.
+    /// Polls after the other end has reported that it sent everything, or was silent. Returns whether there were more
+    /// completions.
     fn is_more_there(&mut self) -> Outcome<bool> {
         let mut completions = [Completion::default(); POLLED];
         let polled = self.end.poll(&mut completions)?;
@@ -185,9 +186,10 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// Ends the sending when the time is over: every queue pair sends one more message, whose completion is the last.
+    /// Ends the sending when the time is over: every queue pair sends up to the same last message, whose completion is
+    /// the last.
     fn stop(&mut self) -> Outcome {
-        // The lanes differ in length; each is brought to the length of the longest.
+        // The lanes differ in length; each is extended to one message more than the longest.
         let longest = self.lanes.iter().map(|lane| lane.posted).max().unwrap_or(0);
         self.goal = Some(longest + 1);
         (0..self.lanes.len()).try_for_each(|pair| self.fill(pair))

@@ -20,7 +20,7 @@ const MOST_BYTES: usize = 16 << 20;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// How long a process may report an error or exit by itself after its peer is gone.
 const LAST_WORDS: Duration = Duration::from_millis(300);
-/// Pause between two looks for Ctrl-C while nothing happens.
+/// Interval of checks for Ctrl-C while nothing happens.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The connection to the other process.
@@ -73,7 +73,7 @@ impl Channel {
         }
     }
 
-    /// Ends this process when the process that started it is gone, at any time. A thread sleeps until then.
+    /// Ends this process as soon as the process that started it is gone. A thread sleeps until then.
     pub(crate) fn end_with_peer(&self) -> Outcome {
         let stream = self.stream.try_clone()?;
         std::thread::spawn(move || {
@@ -117,7 +117,7 @@ impl Channel {
         self.hear()
     }
 
-    /// Waits until the other process gets here, too.
+    /// Waits until the other process calls this function, too.
     pub(crate) fn meet(&mut self) -> Outcome {
         self.exchange(&()).map(drop)
     }
@@ -135,7 +135,7 @@ impl Channel {
         }
     }
 
-    /// Lends the stream to programs that have their own protocol. Their waits do not check for Ctrl-C.
+    /// Lends the stream to reference programs, which have their own protocol. Their waits do not check for Ctrl-C.
     pub(crate) fn lend<T>(&mut self, use_it: impl FnOnce(&mut TcpStream) -> std::io::Result<T>) -> Outcome<T> {
         self.stream.set_read_timeout(Some(CONNECT_WITHIN * 3))?;
         let result = use_it(&mut self.stream);

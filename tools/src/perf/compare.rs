@@ -12,7 +12,7 @@ const STREAM_BYTES: u64 = 256 << 20;
 const STREAM_MESSAGES: u64 = 400_000;
 const MOST_ROUNDS: u64 = 20_000;
 
-/// Returns the raw programs for each size, as fast as they run between processes that poll.
+/// Returns the raw programs for each size, with the fastest settings for processes that poll.
 pub(crate) fn references(job: &Job) -> Vec<(&'static str, Reference, usize)> {
     let mut references = Vec::new();
     for &size in &job.sizes {

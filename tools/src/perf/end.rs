@@ -61,7 +61,7 @@ struct Layout {
     stride: usize,
     slots: usize,
     /// Number of areas in each direction. Queue pairs whose areas together would exceed the cache share them, unless
-    /// the data is checked: the comparison of many queue pairs is not about memory.
+    /// the data is checked, because measurements of many queue pairs do not measure memory.
     areas: usize,
     /// Length of the header in front of an incoming message.
     header: usize,
@@ -72,7 +72,7 @@ impl Layout {
         let header = if job.service == Service::Datagram { ROUTE_HEADER_BYTES } else { 0 };
         let stride = (size + header).next_multiple_of(ALIGNMENT);
         let walk = match size {
-            // Messages that may be lost are all the same, so that any of them can be checked; a ping-pong has only one.
+            // Messages that may be lost are identical, so that any of them can be checked; a ping-pong has only one.
             _ if job.service != Service::Reliable || job.measure == Measure::Latency => stride,
             0..SMALL_WALK_BYTES => SMALL_WALK_BYTES,
             _ => WALK_BYTES / job.queue_pairs,
@@ -104,14 +104,14 @@ impl Layout {
     }
 }
 
-/// The objects of one end. The queue pairs are dropped first, so that nothing arrives for memory that is gone.
+/// The objects of one end. The queue pairs are dropped first, so that nothing arrives for memory that is already gone.
 pub(crate) struct End {
     pub(crate) queue_pairs: Vec<QueuePair>,
     pub(crate) job: Job,
     pub(crate) size: usize,
     pub(crate) memory: MemoryRegion,
     layout: Layout,
-    /// The data that every queue pair sends: its area, the source of inline messages.
+    /// The contents of every queue pair's outgoing area; inline messages are taken from here.
     outgoing: Vec<u8>,
     remote: Option<RemoteMemory>,
     /// Destinations of datagrams.
@@ -332,7 +332,7 @@ impl End {
     }
 }
 
-/// Checks now and then whether an end should go on waiting.
+/// Checks now and then whether an end should continue to wait.
 #[derive(Default)]
 pub(crate) struct Watch {
     looks: u32,

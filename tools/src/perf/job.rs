@@ -200,7 +200,7 @@ impl Job {
             outstanding: 0,
             atomic: Atomic::FetchAndAdd,
             service_level: 0,
-            // 1.07 s: on a busy machine, a peer that does not run for that long is not gone.
+            // 1.07 s, because on a busy machine, a peer that does not run for almost that long is not gone.
             timeout: 18,
             check: false,
             idle_regions: 0,

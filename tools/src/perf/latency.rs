@@ -87,7 +87,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Posts a request, some of them signaled, which frees the slots of those before them.
+    /// Posts a request. Some are signaled, which frees the slots of the requests before them.
     #[inline]
     fn post(&mut self, request: SendRequest<'_>) -> Outcome {
         self.sent += 1;
@@ -194,8 +194,8 @@ impl<'a> Player<'a> {
         self.post(end.write_request(end.memory.slice(self.outbox())?.into())?)
     }
 
-    /// Waits until a message is in memory: its last byte is placed last. Returns false if the other end will write
-    /// none.
+    /// Waits until a message is in memory, by its last byte, which is placed last. Returns false if the other end will
+    /// write none.
     #[inline]
     fn see(&mut self, number: u64, channel: &Channel) -> Outcome<bool> {
         let (memory, last) = (&self.end.memory, self.end.inbox() + self.end.size - 1);

@@ -89,7 +89,7 @@ pub(crate) fn is_installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// The machine's data on the page of figures.
+/// The description of the machine in reports and tables.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Description {
     pub(crate) processor: String,

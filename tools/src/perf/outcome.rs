@@ -21,7 +21,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Adds what was being done.
+    /// Adds the action that failed to the message.
     pub(crate) fn while_doing(self, what: &str) -> Self {
         match self {
             Self::Failed(message) => Self::Failed(format!("{what}: {message}")),

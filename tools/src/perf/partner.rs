@@ -30,7 +30,7 @@ impl Partner {
         Self::start_at(Ipv4Addr::LOCALHOST.into(), |command| Ok(command.spawn()?))
     }
 
-    /// Starts it like `start`, where the other process reaches this one at an address.
+    /// Starts it like `start`, but it connects to this process at the given address.
     pub(crate) fn start_at(address: IpAddr, spawn: impl FnOnce(&mut Command) -> Outcome<Child>) -> Outcome<Self> {
         machine::place(Role::Client, Placement::Anywhere)?;
         let listener = TcpListener::bind((address, 0))?;
@@ -68,7 +68,7 @@ impl Drop for Partner {
     }
 }
 
-/// Waits until a process that was requested to end has exited successfully.
+/// Waits until a process whose end was requested has exited successfully.
 pub(crate) fn wait_for(child: &mut Child) -> Outcome {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {

@@ -170,7 +170,7 @@ impl Totals {
 }
 
 impl Line {
-    /// Makes a line of both ends' measurements; `own` is the client's.
+    /// Creates a line from both ends' measurements; `own` is the client's.
     pub(crate) fn new(job: &Job, size: usize, own: Measured, other: Numbers) -> Self {
         let is_stream = job.measure != Measure::Latency;
         let sent = own.messages;
@@ -186,7 +186,7 @@ impl Line {
         Self::of(totals)
     }
 
-    /// Makes a line of a reference, for messages of this size, or of the actual size.
+    /// Creates a line from a reference's measurements, for messages of this size, or of the actual size.
     pub(crate) fn of_reference(size: Option<usize>, own: Measured, other: Numbers) -> Self {
         let real = own.bytes.checked_div(own.messages).unwrap_or(0) as usize;
         let line = Self::of(Totals::new(real, own, &other));
@@ -196,7 +196,7 @@ impl Line {
         }
     }
 
-    /// Makes a line of another project's results.
+    /// Creates a line from the results of another project's program.
     pub(crate) fn of_external(told: Told) -> Self {
         let Told { bytes, messages, seconds, median, mean } = told;
         let line = Self::of(Totals {

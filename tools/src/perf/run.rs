@@ -1,4 +1,4 @@
-//! A measurement from end to end: connect to the other process, agree, measure size by size, print.
+//! A measurement from start to end: connect to the other process, agree on the job, measure each size, print.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ impl Phase {
         self.iterations.unwrap_or(u64::MAX)
     }
 
-    /// Returns whether to run another round. Only the client's stopwatch runs: the server goes on until the client
+    /// Returns whether to run another round. Only the client's stopwatch runs; the server continues until the client
     /// ends.
     pub(crate) fn goes_on(&self, number: u64, stopwatch: &Stopwatch) -> bool {
         self.iterations.map_or_else(|| stopwatch.elapsed() < self.time, |count| number < count)
@@ -180,7 +180,7 @@ fn agree_as_client(job: &Job, channel: &mut Channel) -> Outcome {
     }
 }
 
-/// Agrees on a job: the client's patterns are used; all else must be the same.
+/// Agrees on a job: the client's seed of patterns is used; everything else must be the same.
 fn agree_as_server(job: &Job, channel: &mut Channel) -> Outcome<Job> {
     let theirs: Job = channel.hear()?;
     let ours = Job { seed: theirs.seed, ..job.clone() };
@@ -221,7 +221,7 @@ pub(crate) fn perform(
     }
     let end = End::open(job, size, device, channel)?;
     let mut first = 0;
-    // Lost messages of a stream would leave receives posted afterwards.
+    // If the warm-up of a stream loses messages, their receives remain posted afterwards.
     let warms_up = job.service == Service::Reliable || job.measure == Measure::Latency;
     if warms_up && job.warm_up > 0 {
         phase(&end, role, Phase::counted(0, job.warm_up), channel, &Progress::none())?;

@@ -18,7 +18,7 @@ const MOST_COMPLETIONS: u64 = 1 << 20;
 pub(crate) const OWN_DEVICE: &str = "soft:127.0.0.41";
 pub(crate) const PARTNER_DEVICE: &str = "soft:127.0.0.42";
 
-/// A consistent test.
+/// A test, whose flags are consistent.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) job: Job,
@@ -57,7 +57,7 @@ impl TestFlags {
         let cores = (self.core, self.partner_core);
         let placement = match cores {
             (None, None) => Placement::Anywhere,
-            // A process knows only its own core, in the server without the client's and the reverse.
+            // Each process has only its own core: the server does not have the client's, nor the client the server's.
             (own, None) if !both => Placement::On { client: own, server: own },
             (client, server) => Placement::On { client, server },
         };
@@ -177,7 +177,7 @@ impl TestFlags {
     }
 }
 
-/// Refuses what is wrong first.
+/// Fails with the message of the first condition that holds.
 fn refuse(conditions: &[(bool, &str)]) -> Outcome {
     match conditions.iter().find(|(is_wrong, _)| *is_wrong) {
         Some((_, message)) => Err(Failure::Usage((*message).to_owned())),

@@ -6,10 +6,10 @@ use super::External;
 use crate::perf::report::Told;
 
 pub(super) const PROGRAM: &str = "fi_pingpong";
-/// The provider of reliable datagrams over that of plain ones.
+/// The provider of reliable datagrams on top of that of plain ones.
 const PROVIDER: &str = "udp;ofi_rxd";
-/// Column of the time per transfer; before it: size, sent, acknowledged, total, time, megabytes a second; behind it:
-/// transfers a second.
+/// Column of the time per transfer. Before it: size, sent, acknowledged, total, time, megabytes per second; after it:
+/// transfers per second.
 const TIME_PER_TRANSFER: usize = 6;
 const COLUMNS: usize = 8;
 

@@ -18,7 +18,7 @@ use super::outcome::{Failure, Outcome};
 use super::reference::Role;
 use super::report::{Line, Told};
 
-/// How long the server may take to listen, and both to finish.
+/// How long the server may take to listen, and both ends to finish.
 const LISTENS_WITHIN: Duration = Duration::from_secs(10);
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 /// Pause between two checks; long, because checks take time on the client's core.

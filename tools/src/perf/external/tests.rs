@@ -33,7 +33,7 @@ fn output_of_ucx_is_read() {
     assert_eq!((latency.bytes, latency.messages), (8, 50_000));
     assert_eq!((latency.median, latency.mean), (Some(5.154), Some(5.5)));
     assert!(is_near(latency.seconds, 0.55), "{latency:?}");
-    // Its megabytes have 2^20 bytes; the overall figure counts, not the last second's.
+    // UCX's megabytes have 2^20 bytes. The overall figure counts, not the last second's.
     let bandwidth = read(Program::Ucx(UcxTest::PutBandwidth), 1 << 20, UCX_BANDWIDTH).expect("a bandwidth");
     assert_eq!((bandwidth.messages, bandwidth.median), (1000, None));
     assert!(is_near(bandwidth.seconds, 0.20737), "{bandwidth:?}");

@@ -135,7 +135,7 @@ impl End for Blocking {
     }
 }
 
-/// Polls only memory, which another thread changes.
+/// Polls only memory, which another thread changes when a datagram arrives.
 struct Spinning<'a> {
     socket: &'a UdpSocket,
     arrived: &'a AtomicU64,

@@ -15,8 +15,8 @@ use super::{Impatience, Measured, Role, Span, WALK_BYTES, WARM_UP_PART, any_port
 const SEND_BYTES: usize = 65_507;
 /// Maximum number of segments of a send that every kernel accepts.
 const SEGMENTS: usize = 64;
-/// Bytes of payload in flight, if the receive buffer holds them. In segments of 1 KiB these are fewer than the kernel
-/// queues between two interfaces (1,000), so nothing is lost where it makes packets of them.
+/// Bytes of payload in flight, if the receive buffer holds them. In segments of 1 KiB, these are fewer than the packets
+/// that the kernel queues between two interfaces (1,000), so nothing is lost where the kernel segments the sends.
 const WINDOW_BYTES: usize = 896 << 10;
 /// Number of sends in flight: each takes room in the receive buffer, even a small one.
 const WINDOW_SENDS: usize = 1024;
@@ -257,7 +257,7 @@ impl<'a> Receiver<'a> {
     }
 }
 
-/// Polls until something is received.
+/// Polls until the call no longer reports that it would block.
 fn look_until(mut receive: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     let mut impatience = Impatience::default();
     loop {

@@ -25,7 +25,7 @@ pub(crate) use tcp::{TcpLatency, TcpRate};
 
 /// How long an end waits for the other one before it gives up: a datagram was lost, or the other end is gone.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Number of empty polls between two looks at the clock.
+/// Number of empty polls between two reads of the clock.
 const LOOKS: u32 = 1 << 16;
 /// Number of empty polls of a socket, some 20 µs, after which an end yields between polls: on an idle machine yielding
 /// costs nothing after such a wait, and on a busy one the other end may need this core.
@@ -68,7 +68,7 @@ pub(crate) enum Reference {
 }
 
 impl Reference {
-    /// Runs this end of it.
+    /// Runs this end of the program.
     pub(crate) fn run(&self, role: Role, stream: &mut TcpStream) -> io::Result<Measured> {
         match self {
             Self::DatagramLatency(test) => test.run(role, stream),
@@ -132,7 +132,7 @@ impl Stopwatch {
     }
 }
 
-/// Rounds of a ping-pong over any sockets, after some that are not measured.
+/// Rounds of a ping-pong over any sockets, after a warm-up that is not measured.
 struct Rounds {
     size: usize,
     iterations: u64,
@@ -160,7 +160,7 @@ impl Rounds {
     }
 }
 
-/// Measures time and processor time from its start on.
+/// Measures time and processor time since its start.
 pub(crate) struct Span {
     start: Instant,
     cpu_seconds: f64,
@@ -184,7 +184,7 @@ fn cpu_seconds() -> io::Result<f64> {
     Ok(Duration::from(time).as_secs_f64())
 }
 
-/// Ends a wait that has become hopeless.
+/// Ends a wait with an error after [`PATIENCE`].
 #[derive(Default)]
 struct Impatience {
     looks: u32,
@@ -219,7 +219,7 @@ impl Impatience {
     }
 }
 
-/// Waits until the other end gets here, too.
+/// Waits until the other end calls this function, too.
 fn meet(stream: &mut TcpStream) -> io::Result<()> {
     stream.write_all(b"m")?;
     stream.read_exact(&mut [0])

@@ -1,4 +1,4 @@
-//! All rows, each measured in turns with its references in one run: the figures of `docs/performance.md`.
+//! All rows, each measured alternately with its references, in one run: the figures of `docs/performance.md`.
 
 mod figure;
 mod print;
@@ -187,7 +187,7 @@ fn measure_all(rows: &[Row], flags: &TableFlags) -> Outcome<Table> {
     Ok(table)
 }
 
-/// Measures all tasks of a row, in turns, between two processes started for this row only.
+/// Measures all tasks of a row, alternately, between two processes started for this row only.
 fn measure(row: &Row, repetitions: u32) -> Outcome<Finished> {
     let tasks: Vec<&Task> = std::iter::once(&row.ours).chain(row.others.iter().map(|(_, task)| task)).collect();
     tasks.iter().try_for_each(|task| task.check())?;

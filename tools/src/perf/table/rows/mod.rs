@@ -40,7 +40,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Makes a row over the loopback, with a core for each process.
+    /// Creates a row over the loopback, with a core for each process.
     fn new(name: &str, ours: Task) -> Self {
         let (network, placement) = (Network::Loopback, Placement::Apart);
         Self { name: name.to_owned(), network, placement, ours, others: Vec::new(), figures: Vec::new() }
@@ -94,7 +94,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// Returns a fraction of a number, at least 1.
+    /// Returns a fraction of a number, at least 16.
     fn part(&self, whole: u64) -> u64 {
         (whole / self.divisor).max(16)
     }
