@@ -1,4 +1,4 @@
-//! Advice about on-demand regions.
+//! `advise_mr` for on-demand regions.
 
 use libc::PROT_READ;
 use rdma_verbs::verbs::{
@@ -47,7 +47,7 @@ fn advise<'a>(end: &End, advice: MemoryAdvice, ranges: impl Into<RegionList<'a>>
     end.pd.advise_mr(advice, FLUSH, ranges).expect("advise_mr");
 }
 
-/// Registration on demand faults in no page; advice faults in exactly the pages of its range.
+/// On-demand registration faults in no pages; advice faults in exactly the pages of its range.
 fn prefetch(world: &World) {
     let end = world.end(0, &Shape::default());
     let (pages, page) = (Pages::new(6), Pages::size());
@@ -75,7 +75,7 @@ fn no_fault(world: &World) {
     let region = register(&end, &pages, ALL_RIGHTS);
     advise(&end, MemoryAdvice::PrefetchNoFault, &region);
     assert_eq!(pages.present(), [true, false, false, false]);
-    // Absent pages are no error of this advice.
+    // This advice succeeds even if pages cannot be accessed.
     let closed = Pages::closed(1);
     advise(&end, MemoryAdvice::PrefetchNoFault, &register(&end, &closed, ALL_RIGHTS));
 }
@@ -175,7 +175,7 @@ fn unknown_flag(world: &World) {
 fn implicit(world: &World) {
     let end = world.end(0, &Shape::default());
     let (pages, page) = (Pages::new(3), Pages::size());
-    // SAFETY: it has no remote access.
+    // SAFETY: the region grants no remote access, and the scenario names only its own pages.
     let region = unsafe { end.pd.reg_mr_implicit(AccessFlags::LOCAL_WRITE) }.unwrap();
     // SAFETY: nothing else uses the pages, and advice changes nothing.
     let middle = unsafe { region.slice(pages.at(page), page) }.unwrap();

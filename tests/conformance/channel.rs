@@ -64,7 +64,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         .needs(&[COMPLETION_TIMESTAMPS]),
 ];
 
-/// A queue pair, connected to itself, with a completion queue on a channel.
+/// A queue pair that is connected to itself, and whose completion queue is on a channel.
 struct Announced {
     qp: QueuePair,
     cq: CompletionQueue,
@@ -91,7 +91,7 @@ impl Announced {
         write_each(&self.qp, &self.end, [wr_id]);
     }
 
-    /// Checks that the next event is of this queue.
+    /// Checks that the next event is for this queue.
     #[track_caller]
     fn announces(&self, cq_context: u64) {
         assert_eq!(self.channel.wait_event(patience()).unwrap(), cq_context);
@@ -471,7 +471,7 @@ fn between_looks(world: &World) {
         last = timestamp;
     }
     assert!(last <= end.context.query_clock().unwrap());
-    // Timestamps are of the moment of completion, not of the poll.
+    // The timestamp is taken at completion, not at the poll.
     write_each(&qp, &end, [1]);
     settle(&qp);
     let between = end.context.query_clock().unwrap();

@@ -146,7 +146,7 @@ fn mtu_too_large(world: &World) {
     let end = world.end(0, &Shape::default());
     let active = end.context.query_port(1).unwrap().active_mtu;
     let Some(larger) = Mtu::ALL.iter().copied().find(|mtu| *mtu > active) else {
-        // No MTU is larger than the link's: then the largest must be accepted.
+        // No MTU exceeds the link's, so the largest one must be accepted.
         return end
             .qp
             .connect_with(&end.qp.connection_info().unwrap(), &ConnectOptions::default().path_mtu(active))
@@ -206,7 +206,7 @@ fn info_nonsense(world: &World) {
     assert_eq!(ConnectionInfo::from_bytes(&wrong).unwrap_err().kind(), ErrorKind::Protocol);
 }
 
-/// Brings both ends to RTS by single steps, with only the standard's attributes known of each other.
+/// Brings both ends to RTS step by step; each end has only the standard attributes of the other.
 pub(crate) fn step_by_step(left: &End, right: &End) {
     for (own, peer) in [(left, right), (right, left)] {
         own.is_in(QueuePairState::Reset);

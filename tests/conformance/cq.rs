@@ -61,7 +61,7 @@ fn small(cqe: u32) -> Shape {
     Shape { cqe, ..Shape::default() }
 }
 
-/// Posts empty WRITEs to itself with these numbers, one call each.
+/// Posts an empty WRITE to itself for each of these identifiers, one call each.
 #[track_caller]
 pub(crate) fn write_each(qp: &QueuePair, end: &End, wr_ids: impl IntoIterator<Item = u64>) {
     let remote = end.region.remote();
@@ -73,8 +73,8 @@ pub(crate) fn write_each(qp: &QueuePair, end: &End, wr_ids: impl IntoIterator<It
 /// Much longer than a request takes between two ends of one machine.
 pub(crate) const A_WHILE: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// Waits until all posted requests have finished, without taking a completion. Sleeps for a while where the device does
-/// not report this.
+/// Waits until all posted requests have finished, without polling a completion. Sleeps for [`A_WHILE`] if the device
+/// does not report this.
 #[track_caller]
 pub(crate) fn settle(qp: &QueuePair) {
     if !qp.context().query_device().failure_causes {
@@ -341,7 +341,7 @@ fn may_post(world: &World) {
     write_each(&end.qp, &end, [0]);
     settle(&end.qp);
     let mut posted = 0;
-    // Each completion posts the next request; the call ends nevertheless.
+    // Each completion posts the next request, but the call must still return.
     let count = end.cq.poll_with(|completion| {
         posted += 1;
         write_each(&end.qp, &end, [completion.wr_id() + 1]);
@@ -365,7 +365,7 @@ fn has_overflowed(end: &End) {
     end.is_in(QueuePairState::ReadyToSend);
 }
 
-/// Creates a queue with one completion more than it can hold, and its queue pair.
+/// Creates a completion queue, and a queue pair with one completion more than the queue can hold.
 fn overflowed(world: &World, cqe: u32) -> (End, u64) {
     let end = world.loopback(&small(cqe));
     let entries = u64::from(end.cq.cqe());

@@ -1,7 +1,7 @@
 //! Known differences of devices from the standard: the table `deviations.txt`, and its meaning for scenarios.
 //!
-//! A row names either a scenario, which then fails with the row's text, or a fact, which scenarios query where it
-//! matters: they check that it holds, and everything around it.
+//! A row names either a scenario, which must then fail with the row's text, or a fact. Scenarios query facts where they
+//! matter: they check that the device differs in this way, and check everything else as usual.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ const KERNEL: &str = "/proc/sys/kernel/osrelease";
 /// Starts the last column of rows whose scenario may also pass.
 const AT_TIMES: &str = "at times: ";
 
-/// A way in which a device may differ, independent of the scenario.
+/// A known difference of a device, independent of the scenario.
 pub(crate) struct Fact(pub(crate) &'static str);
 
 macro_rules! facts {
@@ -33,9 +33,9 @@ facts! {
     NO_ESTABLISHED_EVENT = "no event of established communication";
     /// No QP_LAST_WQE_REACHED.
     NO_LAST_EVENT = "no event of the last receive";
-    /// QP_LAST_WQE_REACHED comes more than once.
+    /// QP_LAST_WQE_REACHED is raised more than once.
     LAST_EVENT_AGAIN = "event of the last receive repeated";
-    /// SQ_DRAINED comes even if it was not requested.
+    /// SQ_DRAINED is raised even if it was not requested.
     DRAINED_UNASKED = "event of draining unasked";
     /// The send queue counts as drained while a request waits for a receive of the peer.
     WAITING_IS_DRAINED = "requests that wait for a receive do not drain";
@@ -86,7 +86,7 @@ facts! {
 }
 
 impl Fact {
-    /// Returns whether the fact holds on this device; if so, the scenario counts as deviating by it.
+    /// Returns whether the fact holds on this device; if so, the scenario counts as deviating because of it.
     pub(crate) fn holds(&self) -> bool {
         SCENARIO.with_borrow_mut(|scenario| {
             let known = scenario.facts.contains(self.0);

@@ -43,7 +43,7 @@ const PAGE: usize = 4096;
 /// Creates a memory file of this name.
 fn memfd(name: &str, len: usize) -> File {
     let name = CString::new(name).expect("no zero in it");
-    // SAFETY: `name` ends with zero.
+    // SAFETY: `name` is NUL-terminated.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0, "memfd_create");
     // SAFETY: the descriptor is new, and nothing else owns it.

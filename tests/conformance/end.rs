@@ -14,16 +14,16 @@ use rdma_verbs::verbs::{
     RegionRange, RemoteMemory, Rkey, SendRequest, Success,
 };
 
-/// Longer than anything takes that happens at all.
+/// Longer than any expected event takes.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// For a scenario that is known to fail.
+/// The patience of a scenario that is known to fail.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Returns how long a scenario waits for an expected event.
 pub(crate) fn patience() -> Duration {
     if deviations::is_deviating() { LITTLE_PATIENCE } else { PATIENCE }
 }
-/// How long to watch that nothing happens.
+/// How long a scenario waits to check that nothing happens.
 pub(crate) const SILENCE: Duration = Duration::from_millis(20);
 /// Every access flag that concerns a peer.
 pub(crate) const ALL_RIGHTS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
@@ -90,7 +90,7 @@ impl End {
         self.region.slice(range).expect("within the region")
     }
 
-    /// Returns a range of the end's own region, as its peer names it.
+    /// Returns a range of the end's own region, as its peer addresses it.
     #[track_caller]
     pub(crate) fn far(&self, range: Range<usize>) -> RemoteMemory {
         self.region.remote().slice(range).expect("within the region")
@@ -108,7 +108,7 @@ impl End {
         self.qp.post_recv(&[ReceiveRequest::new(self.at(range)).wr_id(wr_id)]).expect("post_recv");
     }
 
-    /// Takes the next completion, whatever it is.
+    /// Takes the next completion, successful or not.
     #[track_caller]
     pub(crate) fn next(&self) -> Completion {
         next(&self.cq)
@@ -211,7 +211,7 @@ impl End {
         }
     }
 
-    /// Checks that no completion comes for a while.
+    /// Checks that no completion arrives within [`SILENCE`].
     #[track_caller]
     pub(crate) fn silent(&self) {
         silent(&self.cq);
@@ -243,7 +243,7 @@ impl End {
         }
     }
 
-    /// Checks that no asynchronous event comes for a while.
+    /// Checks that no asynchronous event arrives within [`SILENCE`].
     #[track_caller]
     pub(crate) fn no_event(&self) {
         let event = self.context.wait_async_event(SILENCE).map_err(|error| error.kind());
@@ -374,13 +374,13 @@ pub(crate) fn create_qp(
     pd.create_qp_with(send_cq, recv_cq, &options).expect("create_qp")
 }
 
-/// Takes the next completion of a queue, whatever it is.
+/// Takes the next completion of a queue, successful or not.
 #[track_caller]
 pub(crate) fn next(cq: &CompletionQueue) -> Completion {
     cq.wait(patience()).unwrap_or_else(|error| panic!("no completion: {error}"))
 }
 
-/// Checks that no completion comes for a while.
+/// Checks that no completion arrives within [`SILENCE`].
 #[track_caller]
 pub(crate) fn silent(cq: &CompletionQueue) {
     match cq.wait(SILENCE) {
@@ -389,7 +389,7 @@ pub(crate) fn silent(cq: &CompletionQueue) {
     }
 }
 
-/// Checks that a verb is refused with this kind of error, and that the text names each of these.
+/// Checks that a verb is refused with this kind of error, whose text contains each of these names.
 #[track_caller]
 pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, impl Into<Error>>, kind: ErrorKind, names: &[&str]) {
     let error: Error = result.map_err(Into::into).expect_err("the verb should be refused");

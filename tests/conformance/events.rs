@@ -65,7 +65,7 @@ fn raised_by(end: &End) -> AsyncEvent {
     AsyncEvent::SendQueueDrained(end.qp.qpn())
 }
 
-/// Connects two ends, of which the right one stays in RTR, with a receive posted.
+/// Connects two ends; the right one stays in RTR and has a receive posted.
 fn half_connected(world: &World) -> (End, End) {
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     let near = left.qp.connection_info().unwrap();

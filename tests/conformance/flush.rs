@@ -99,7 +99,7 @@ fn behind_a_write(world: &World) {
     right.silent();
 }
 
-/// Address and length are ignored then.
+/// With WHOLE_REGION, address and length are ignored.
 fn whole_region(world: &World) {
     let (left, right) = pair(world);
     let region = flushable(&right);

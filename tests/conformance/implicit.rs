@@ -64,7 +64,7 @@ fn register(end: &End, access: AccessFlags) -> ImplicitMemoryRegion {
 /// Returns a range of pages; nothing accesses them until the request is complete.
 #[track_caller]
 fn slice<'a>(region: &'a ImplicitMemoryRegion, pages: &Pages, offset: usize, len: usize) -> RegionRange<'a> {
-    // SAFETY: pages of the scenario; no reference to them exists, and it waits for its requests.
+    // SAFETY: the pages are the scenario's own, no reference to them exists, and the scenario waits for its requests.
     unsafe { region.slice(pages.at(offset), len) }.expect("slice")
 }
 
@@ -216,7 +216,7 @@ fn closed_to_peers(world: &World) {
     assert_eq!(pages.read(0, 8), [0; 8]);
 }
 
-/// The window opens its bound range, and nothing beside it.
+/// The window grants access to its bound range, and to nothing beside it.
 fn window_on_a_slice(world: &World) {
     let (left, right) = world.pair();
     let region = register(&right, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND);
@@ -249,7 +249,7 @@ fn beyond_the_end(world: &World) {
     let end = world.end(0, &Shape::default());
     let region = register(&end, AccessFlags::LOCAL_WRITE);
     let last = std::ptr::without_provenance_mut(usize::MAX - 3);
-    // SAFETY: it is refused.
+    // SAFETY: the call is refused, so nothing can access the range.
     let beyond = unsafe { region.slice(last, 8) };
     refused(beyond, ErrorKind::InvalidArgument, &["slice", "addr", "len is 8"]);
     let pages = Pages::new(1);
@@ -266,7 +266,7 @@ fn beyond_the_end(world: &World) {
 
 fn contradictory(world: &World) {
     let end = world.end(0, &Shape::default());
-    // SAFETY: both are refused.
+    // SAFETY: both calls are refused, so no region exists.
     let (unwritable, persistent) = unsafe {
         let persistent = AccessFlags::LOCAL_WRITE | AccessFlags::FLUSH_PERSISTENT;
         (end.pd.reg_mr_implicit(AccessFlags::REMOTE_WRITE), end.pd.reg_mr_implicit(persistent))

@@ -407,7 +407,7 @@ fn region_gone_meanwhile(world: &World) {
     let request = SendRequest::bind_mw(&window, 5, &gone).unwrap();
     region.revoke().unwrap();
     if let Err(error) = end.qp.post_send(&[request]) {
-        // The library takes the region itself, so posting finds it missing at once.
+        // libibverbs takes a pointer to the region, so posting detects at once that the region is gone.
         assert_eq!((error.verb(), error.kind()), ("post_send", ErrorKind::InvalidArgument), "{error}");
         return end.silent();
     }
@@ -437,7 +437,7 @@ fn window_of_another_domain(world: &World) {
     bind_fails(&end, &window, MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ), Cause::WindowUnknown);
 }
 
-/// On this device, their keys may name other objects.
+/// On this device, the keys of another device's objects may name different objects.
 fn objects_of_another_device(world: &World) {
     let (end, other) = (world.loopback(&Shape::default()), world.loopback(&Shape::default()));
     let refused = |window: &MemoryWindow, region: &MemoryRegion| {

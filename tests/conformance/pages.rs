@@ -15,7 +15,7 @@ unsafe impl Send for Pages {}
 
 impl Pages {
     pub(crate) fn size() -> usize {
-        // SAFETY: has no preconditions.
+        // SAFETY: sysconf has no preconditions.
         usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).expect("a page size")
     }
 
@@ -29,7 +29,7 @@ impl Pages {
     /// Maps pages without any access.
     pub(crate) fn closed(count: usize) -> Self {
         let (len, flags) = (count * Self::size(), MAP_PRIVATE | MAP_ANONYMOUS);
-        // SAFETY: new pages, wherever the kernel puts them.
+        // SAFETY: a new mapping at an address that the kernel chooses replaces no other.
         let first = unsafe { libc::mmap(ptr::null_mut(), len, PROT_NONE, flags, -1, 0) };
         assert_ne!(first, MAP_FAILED, "mmap");
         Self { first: NonNull::new(first.cast()).expect("not at address 0"), count }
@@ -54,7 +54,7 @@ impl Pages {
     /// Returns for each page whether it is present.
     pub(crate) fn present(&self) -> Vec<bool> {
         let mut found = vec![0u8; self.count];
-        // SAFETY: a byte for each page.
+        // SAFETY: `found` has a byte for each page.
         assert_eq!(unsafe { libc::mincore(self.at(0).cast(), self.len(), found.as_mut_ptr()) }, 0, "mincore");
         found.iter().map(|page| page & 1 == 1).collect()
     }

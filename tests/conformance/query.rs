@@ -146,7 +146,7 @@ fn queues(world: &World) {
     assert_eq!((qp.send_cq().number(), qp.recv_cq().number()), (sends.number(), receives.number()));
     assert_ne!(sends.number(), receives.number());
     assert!(qp.srq().is_none() && qp.xrc_domain().is_none());
-    // The completion queues that it returns are those that it completes on.
+    // The queue pair completes on the completion queues that it returns.
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     qp.post_recv(&[ReceiveRequest::new(end.at(0..8)).wr_id(1)]).unwrap();
     qp.post_send(&[SendRequest::send(Payload::EMPTY).wr_id(2).signaled()]).unwrap();

@@ -168,7 +168,7 @@ fn purges(world: &World) {
     let (left, right) = world.pair();
     right.receive(1, 0..8);
     left.post(&[SendRequest::send(Payload::inline(b"seen")).wr_id(2).signaled()]);
-    // The READ ends when the bytes and the acknowledgement have arrived, without a poll of either queue.
+    // The READ completes when the bytes and the acknowledgement have arrived, without a poll of either queue.
     let wanted = SendRequest::read(left.at(0..8), right.far(0..8)).wr_id(3).signaled();
     left.post(&[wanted]);
     while left.region.load_acquire_u8(0).unwrap() != b's' {
@@ -187,7 +187,7 @@ fn drops_requests(world: &World) {
     left.qp.reset().unwrap();
     left.is_in(QueuePairState::Reset);
     left.silent();
-    // Nor do they return with the next connection.
+    // They do not return with the next connection either.
     left.qp.connect(&left.qp.connection_info().unwrap()).unwrap();
     left.receive(3, 0..8);
     left.post(&[SendRequest::send(Payload::inline(b"new")).wr_id(4)]);

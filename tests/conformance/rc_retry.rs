@@ -68,7 +68,7 @@ fn eager() -> ConnectOptions {
 fn rnr_waits(world: &World) {
     let (left, right) = world.pair_of(&Shape::default(), &eager().rnr_retry(7));
     left.post(&[SendRequest::send(Payload::inline(b"patient")).wr_id(1).signaled()]);
-    // Much longer than seven waits.
+    // Much longer than seven RNR waits.
     assert!(left.cq.wait(Duration::from_millis(200)).is_err());
     right.receive(2, 0..64);
     right.received(2, 7);
@@ -84,7 +84,7 @@ fn rnr_exhausted(world: &World) {
     left.is_in(QueuePairState::Error);
     if right.context.query_device().packet_counters {
         let counters = right.qp.counters();
-        // Under load, a probe may have drawn one more RNR NAK.
+        // Under load, a probe may have caused one more RNR NAK.
         assert!(counters.get(Counter::SentRnr) >= 4, "one try and three more: {counters:?}");
     }
 }

@@ -236,7 +236,7 @@ fn iova_at_the_top(world: &World) {
     check_all(&region, len - 16, 16, 9);
 }
 
-/// Creates a file of zeros that is unlinked and ends with its handle.
+/// Creates an unlinked file of zeros, which exists as long as its handle.
 fn temporary_file(len: usize) -> std::fs::File {
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -291,7 +291,7 @@ fn dereg_while_named(world: &World) {
     left.post(&[SendRequest::send(&source).wr_id(1), SendRequest::send(Payload::EMPTY).wr_id(2)]);
     left.silent();
     source.dereg().unwrap();
-    // There is still no receive at the other end: a retry or a probe that had left before would consume it.
+    // The other end posts no receive: a retry or a probe that is still in flight would consume it.
     let error = left.fails(1, memory_gone());
     caused_by(&left, &error, Cause::LocalKeyUnknown);
     left.flushed([2]);

@@ -130,7 +130,7 @@ fn posted_requests(world: &World) {
     check_all(&region, 0, 64, 8);
 }
 
-/// The window still opens the region, which is unchanged.
+/// The window still grants access to the region, which is unchanged.
 fn with_a_window(world: &World) {
     let (left, right) = world.pair();
     let region = right.region(4096, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND);

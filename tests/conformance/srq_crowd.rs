@@ -50,7 +50,7 @@ fn exchange(sharing: &Sharing, each: u64) {
         }
         for _ in 0..4 {
             scope.spawn(|| {
-                // A thread that claims a message waits for one completion, whichever it is.
+                // A thread that claims a message waits for one completion, of any message.
                 while left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok() {
                     let completion = next(&sharing.cq);
                     let success = completion.result().unwrap_or_else(|error| panic!("{error}"));
@@ -72,7 +72,7 @@ fn exchange(sharing: &Sharing, each: u64) {
     let found = found.into_inner().unwrap();
     assert_eq!(found.len(), pairs);
     for (peer, mut numbers) in found {
-        // Two pollers may record theirs in another order than they polled.
+        // Pollers may record completions in a different order than they polled them.
         numbers.sort_unstable();
         assert_eq!(numbers, (0..each).collect::<Vec<_>>(), "messages of peer {peer}");
     }
@@ -117,7 +117,7 @@ fn come_and_go(world: &World) {
     exchange(&sharing, 5);
 }
 
-/// Armed again after each event, while several queue pairs consume receives: exactly one event per arming.
+/// The limit is armed again after each event, while several queue pairs consume receives: one event per arming.
 fn limit_each_arming(world: &World) {
     let sharing = Sharing::new(world, 4);
     let armed = SharedReceiveQueueAttributes { srq_limit: Some(2), ..Default::default() };
@@ -137,7 +137,7 @@ fn limit_each_arming(world: &World) {
     sharing.no_event();
 }
 
-/// The last handle is dropped while messages arrive: the queue lives as long as its queue pairs, with its receives.
+/// The last handle is dropped while messages arrive: the queue and its receives live as long as its queue pairs.
 fn handle_goes(world: &World) {
     let Sharing { receivers, senders, srq, inbox, cq, .. } = Sharing::new(world, 4);
     for wr_id in 0..16u64 {

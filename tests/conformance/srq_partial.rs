@@ -39,8 +39,8 @@ fn to(state: QueuePairState) -> QueuePairAttributes {
     QueuePairAttributes::default().qp_state(state)
 }
 
-/// Has `sender` send the first part of a message, which `receiver` sees; the request then fails, because the memory of
-/// the rest is gone, or with the status `may`.
+/// Has `sender` send the first part of a message, and waits until `receiver` has received it. The request fails because
+/// the memory of the rest is gone, or with the status `may`.
 #[track_caller]
 pub(crate) fn send_half(
     (sender, pd, cq): (&QueuePair, &ProtectionDomain, &CompletionQueue),
@@ -167,7 +167,7 @@ fn lost_with_queue_pair(world: &World) {
     half_from(&sharing, 0);
     drop(sharing.receivers.remove(0));
     sharing.senders.remove(0);
-    // It may be flushed before the queue pair is destroyed, and then stay.
+    // The receive may be flushed before the queue pair is destroyed; its completion then stays.
     if NOTHING_PURGED.holds()
         && !BEGUN_IS_LOST.holds()
         && let Ok(left) = sharing.cq.wait(SILENCE)
@@ -178,7 +178,7 @@ fn lost_with_queue_pair(world: &World) {
     sharing.no_event();
     sharing.send(0, b"the one behind");
     sharing.received(1, 0, b"the one behind");
-    // Its slot was freed when it was taken: the queue still holds as many receives.
+    // The slot of the lost receive was freed when it was consumed: the queue still holds as many receives.
     sharing.post(0..16);
 }
 

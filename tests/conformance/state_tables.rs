@@ -268,7 +268,7 @@ fn no_other_transition(world: &World, qp_type: QueuePairType) {
         let end = end_in(world, qp_type, from);
         let all = everything(&end);
         for to in states {
-            // All attributes that the state requires on its regular path, so that nothing else is wrong.
+            // All attributes that the regular path to the state requires, so that nothing else is wrong.
             let names = [start(qp_type), to_receive(qp_type), to_send(qp_type)].concat();
             refused(end.qp.modify(&set(*to, &all, &names)), ErrorKind::InvalidState, &[from.name(), to.name()]);
             end.is_in(from);
@@ -293,7 +293,7 @@ fn wrong_current_state_is_refused(world: &World, qp_type: QueuePairType) {
     for (to, from) in [(ReadyToSend, ReadyToSend), (SendQueueDrained, ReadyToSend), (ReadyToSend, SendQueueDrained)] {
         let said = go(to).cur_qp_state(from);
         match to {
-            // The table does not list it there.
+            // The table does not list cur_qp_state for this transition.
             SendQueueDrained => {
                 refused(end.qp.modify(&said), ErrorKind::InvalidArgument, &["cur_qp_state"]);
                 end.qp.modify(&go(to)).unwrap();

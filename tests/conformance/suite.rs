@@ -47,7 +47,7 @@ impl Scenario {
     }
 }
 
-/// A capability that a device may lack; its attributes then say so.
+/// A capability that a device may lack, as its attributes then report.
 #[derive(Clone, Copy)]
 pub(crate) struct Capability {
     /// The attribute's name.
@@ -110,7 +110,7 @@ pub(crate) const DEVICE_MEMORY: Capability =
 pub(crate) const DESCRIPTORS: Capability =
     Capability { name: "maps_descriptors", present: |device| device.maps_descriptors };
 
-/// Events that wait for several completions.
+/// Completion moderation: events that are raised only after several completions.
 pub(crate) const MODERATION: Capability =
     Capability { name: "max_cq_count", present: |device| device.max_cq_count > 0 };
 
@@ -123,7 +123,7 @@ pub(crate) const PACKET_COUNTERS: Capability =
 /// Causes of failures.
 pub(crate) const FAILURE_CAUSES: Capability =
     Capability { name: "failure_causes", present: |device| device.failure_causes };
-/// Memory at any offset within the pages that its iova names.
+/// Regions whose iova may have a different page offset than the memory.
 pub(crate) const ANY_IOVA: Capability = Capability { name: "any_iova", present: |device| device.any_iova };
 
 thread_local! {
@@ -153,7 +153,7 @@ struct Suite {
     failed: fn(&str),
 }
 
-/// Scenarios that have a row of their own in the table of deviations.
+/// Stands for scenarios that have a row of their own in the table of deviations.
 const OWN_ROW: &str = "a row of its own";
 
 /// Runs the scenarios selected on the command line, prints a summary, and ends the process.
@@ -221,7 +221,7 @@ impl Suite {
         self.tally.lock().expect("no panic while it is held")
     }
 
-    /// Turns an outcome into a verdict, given the scenario's row and the facts that it met.
+    /// Returns the verdict on an outcome, given the scenario's row and the facts that it met.
     fn judge(
         &self,
         scenario: &Scenario,
@@ -245,7 +245,7 @@ impl Suite {
     }
 }
 
-/// Runs the scenario on its own thread, which is left behind if it hangs. Returns also the facts that it met.
+/// Runs the scenario on its own thread, which is abandoned if it hangs. Also returns the facts that it met.
 fn run_within(
     limit: Duration,
     scenario: &'static Scenario,
@@ -291,7 +291,7 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without text").to_owned()
 }
 
-/// Names select scenarios, so each must be unique and say where it belongs.
+/// Names select scenarios, so each must be unique and of the form `family/verb/behaviour`.
 fn check_names(families: &[&[Scenario]]) {
     let mut names = HashSet::new();
     for scenario in families.iter().copied().flatten() {

@@ -157,7 +157,7 @@ fn many_in_order(world: &World) {
     }
 }
 
-/// Longer than the burst allowed towards a standard peer: the rest waits.
+/// The message is longer than the burst allowed toward a standard peer: the rest waits.
 fn long_message_at_once(world: &World) {
     let (left, right) = pair(world);
     let len = left.region.len();
@@ -173,7 +173,7 @@ fn write_bytes_and_nothing_else(world: &World) {
     left.qp.post_send(&[SendRequest::write(left.region.slice(..2500).unwrap(), target).wr_id(2).signaled()]).unwrap();
     left.written(2);
     left.qp.post_send(&[SendRequest::send(Payload::inline(b"written"))]).unwrap();
-    right.received(1, 7); // what was sent before has been taken by now
+    right.received(1, 7); // everything sent before it has been placed by now
     check_all(&right.region, 0, 100, 0);
     check(&right.region, 100, 2500, 7);
     check_all(&right.region, 2600, 1000, 0);

@@ -352,7 +352,7 @@ fn qkey_changed_in_rts(world: &World) {
 }
 
 fn receiver_in_init_drops(world: &World) {
-    // With a second queue pair, the socket receives the address's packets.
+    // The second queue pair is in RTS, so that the socket receives the address's packets.
     let (left, other) = (ready(world, 0), ready(world, 1));
     let right = idle(world, 1, &shape());
     receive(&right, 1, 0, 64);

@@ -60,7 +60,7 @@ impl fmt::Display for Devices {
     }
 }
 
-/// Devices that one scenario may use.
+/// Maximum number of devices that one scenario may use.
 const MOST_DEVICES: usize = 4;
 
 /// A scenario's own devices, by number.

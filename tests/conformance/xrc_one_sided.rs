@@ -132,8 +132,8 @@ fn atomic_write_domain(world: &World) {
     check_all(&other.region, 0, 8, 0);
 }
 
-/// READs name one queue while WRITEs behind them name the other: each is served from its own domain, independent of the
-/// latest name.
+/// READs name one queue while WRITEs behind them name the other: each is served from its own queue's domain, not from
+/// that of the queue named last.
 fn read_domain(world: &World) {
     const EACH: usize = 12_000;
     let ends = Extended::new(world);
