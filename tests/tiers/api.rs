@@ -130,7 +130,7 @@ fn limits_are_named() {
     let many = vec![ReceiveRequest::new(RegionList::EMPTY); cap.max_recv_wr as usize + 1];
     refused(end.qp.post_recv(&many), ErrorKind::QueueFull, &["post_recv"]);
 
-    // None of the refused requests was posted, and a full queue is free again after the poll.
+    // None of the refused requests was posted, and a full queue has free slots again after the poll.
     end.qp.post_recv(&many[1..]).unwrap();
     let write = SendRequest::write(region.slice(..8).unwrap(), region.remote().slice(8..).unwrap()).signaled();
     for _ in 0..3 {

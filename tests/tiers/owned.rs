@@ -424,7 +424,7 @@ fn threads_share_a_pool_a_queue_pair_and_a_completion_queue() {
     assert_eq!(a.outstanding(), 0);
 }
 
-/// Stops the other threads, also if this one panics.
+/// Stops the other threads, even if this one panics.
 struct Stops<'a>(&'a std::sync::atomic::AtomicBool);
 
 impl Drop for Stops<'_> {

@@ -44,7 +44,7 @@ fn datagrams_are_futures_and_messages() {
             let message = messages.next().await.unwrap().unwrap();
             assert_eq!((message.payload(), message.success.source_qpn), (&number.to_ne_bytes()[..], a.qp.qpn()));
         }
-        // One that the application answers, without a stream.
+        // A datagram that is received without a stream, and to which the application replies.
         let back = path(&b, &a);
         // The receive is posted first: a datagram that finds none is lost.
         let (received, sent) = tokio::join!(

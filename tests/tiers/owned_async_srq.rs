@@ -1,4 +1,4 @@
-//! Shared receive queues as futures and streams: whatever becomes of their queue pairs, every future ends.
+//! Shared receive queues as futures and streams: every future completes, however the queue pairs end.
 
 use std::time::Duration;
 
@@ -235,7 +235,7 @@ fn when_the_runtime_ends_receives_fail() {
     assert!(error.to_string().contains("has ended"), "{error}");
 }
 
-/// A queue pair is dropped while the task ends: whichever comes last destroys the queue.
+/// A queue pair is dropped while the task ends: the last of the two destroys the queue.
 #[test]
 fn a_queue_pair_that_is_dropped_while_the_runtime_ends_leaves_no_receive_waiting() {
     for round in 0..20 {
@@ -264,7 +264,7 @@ fn a_queue_pair_uses_the_completion_queue_of_its_shared_queue() {
     });
 }
 
-/// Streams whose receives other receives displace wait for a slot instead of ending.
+/// A stream that finds the queue full of other receives waits for a slot instead of ending.
 #[test]
 fn a_stream_waits_while_other_receives_fill_the_queue() {
     on_both(|| async {

@@ -179,7 +179,7 @@ fn each_member_of_a_group_gets_a_copy() {
     assert_eq!(connected.attach_mcast(group).unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
 
-/// Datagram and connected queue pairs take turns at one shared queue: the payload begins where it does for each.
+/// Datagram and connected queue pairs use one shared queue: only payloads of datagrams are behind a route header.
 #[test]
 fn a_shared_queue_serves_datagrams_also_when_their_queue_pair_is_gone() {
     let (a, b) = (end(11), end(12));

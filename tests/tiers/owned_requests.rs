@@ -183,7 +183,7 @@ fn binds_that_cannot_be_posted_leave_nothing_behind() {
     assert_eq!(a.qp.buffers_in_flight(), (0, 0));
 }
 
-/// The region and the window belong to the verbs tier: neither must outlive a bind that waits.
+/// The region and the window belong to the verbs tier: a waiting bind keeps neither alive, and fails if one is gone.
 #[test]
 fn a_bind_whose_region_or_window_is_gone_fails() {
     for drops_region in [true, false] {

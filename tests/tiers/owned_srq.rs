@@ -1,5 +1,4 @@
-//! Shared receive queues of the owned tier over loopback: buffers come back from every queue pair, whatever becomes of
-//! it.
+//! Shared receive queues of the owned tier over loopback: buffers come back from every queue pair, however it ends.
 
 use std::collections::HashSet;
 use std::sync::Mutex;

@@ -58,7 +58,7 @@ pub(crate) fn remove(path: &std::path::Path) {
     }
 }
 
-/// Connection data that each end has of the other.
+/// Connection data that each end has about the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PeerKind {
     Native,

@@ -137,7 +137,7 @@ fn every_operation_between_standard_peers() {
 
 #[test]
 fn every_operation_over_ipv6() {
-    // Some machines have none.
+    // Some machines have no IPv6.
     if UdpSocket::bind("[::1]:0").is_err() {
         return eprintln!("skipped: there is no ::1");
     }
@@ -212,7 +212,7 @@ fn dropped_packets_say_why() {
     assert_eq!(found.packets[0].payload(), b"short");
     assert_eq!(found.packets[1].fragmentation(), (0xbeef, true));
     assert!(found.packets[1].icrc_fits());
-    // A connection with a key: only a packet that passed is shown with an ICRC.
+    // On a connection with a key, only a packet that passed verification is shown with its ICRC.
     assert!(found.packets[2].payload().ends_with(&[0; 4]));
     std::fs::remove_file(path).unwrap();
 }

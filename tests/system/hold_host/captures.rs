@@ -84,7 +84,7 @@ fn a_file_of_another_user_gets_no_packets() {
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
     chown(&file, Some(STRANGER), Some(STRANGER)).unwrap();
     check_harmless(capture("soft:127.99.2.3", &file), &file, &file);
-    // Nor in a folder of the user's own.
+    // The same holds in a folder of the user's own.
     let own = Folder::new("own");
     let file = own.0.join("capture.pcapng");
     std::fs::write(&file, "precious").unwrap();

@@ -15,7 +15,7 @@ fn privileged_program() {
         return;
     }
     print_warnings();
-    // SAFETY: they take nothing and cannot fail.
+    // SAFETY: both functions take no arguments and cannot fail.
     println!("runs as {} of {}", unsafe { libc::geteuid() }, unsafe { libc::getuid() });
     let context = rdma_verbs::verbs::open("soft:127.99.1.1").unwrap_or_else(|error| panic!("{error}"));
     let _connected = super::processes::connect_to_itself(&context).unwrap_or_else(|error| panic!("{error}"));

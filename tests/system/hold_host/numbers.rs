@@ -34,8 +34,8 @@ fn a_number_is_not_given_again_soon() {
     assert_eq!(again, 0, "numbers came again within 2,000 others");
 }
 
-/// Returns the number of bits that a guess has to get right, from the share of equal pairs. Without an equal pair it is
-/// a lower bound: `true`.
+/// Returns the number of bits that an attacker has to guess, from the share of equal pairs, and whether it is only a
+/// lower bound, because no pair is equal.
 fn bits(samples: &[u32]) -> (f64, bool) {
     let mut counts = HashMap::new();
     samples.iter().for_each(|sample| *counts.entry(sample).or_insert(0u64) += 1);
@@ -66,7 +66,7 @@ fn print(name: &str, samples: &[u32], width: u32) {
     );
 }
 
-/// Prints what an attacker has to guess.
+/// Prints the entropy of each number that an attacker has to guess.
 #[test]
 #[ignore = "prints a table"]
 fn numbers_are_unpredictable() {

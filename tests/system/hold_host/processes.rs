@@ -16,7 +16,7 @@ const DEVICE: &str = "RDMA_VERBS_TEST_DEVICE";
 
 /// Returns false, with a message, where the tests cannot run.
 pub(crate) fn is_root() -> bool {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: geteuid takes no arguments and cannot fail.
     let is_root = unsafe { libc::geteuid() } == 0;
     if !is_root {
         assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "attacks by other users need root");
@@ -45,7 +45,7 @@ impl Drop for Folder {
     }
 }
 
-/// Copies this program to where every user can start it, with these permissions.
+/// Copies this program, with these permissions, to a folder from which every user can start it.
 pub(crate) fn copy_of_this_program(folder: &Folder, mode: u32) -> PathBuf {
     let path = folder.0.join("program");
     std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
@@ -126,7 +126,7 @@ impl Victim {
         std::fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap().count()
     }
 
-    /// Ends it like a program that closes its device.
+    /// Ends the process like a program that closes its device.
     pub(crate) fn end(self) {
         let Self { mut child, _stdin, mut stdout, .. } = self;
         drop(_stdin);

@@ -118,7 +118,7 @@ fn inside_many_namespaces() {
         let killed = Victim::start(command, &device).unwrap_or_else(|said| panic!("{said}"));
         killed.kill();
     }
-    // Two at once, to see that a file in use stays.
+    // Two at once, to check that a file in use stays.
     let (one, other) = share("soft:127.99.3.20");
     let own = std::fs::metadata("/proc/self/ns/net").unwrap().ino().to_string();
     let is_foreign = |path: &PathBuf| {

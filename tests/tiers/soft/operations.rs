@@ -94,7 +94,7 @@ fn ping_pong_by_polling() {
         let mut turn = 0u64;
         let mut answered = 0;
         while answered < 2_000 {
-            // The next question may arrive before the acknowledgement of the last reply.
+            // The next request may arrive before the acknowledgement of the last reply.
             let done = b.completion();
             assert!(done.status.is_success(), "{done:?}");
             if done.opcode == CompletionOpcode::Send {

@@ -1,5 +1,5 @@
-//! The provider tier, like C, does not destroy objects that others use, and leaves them unchanged. In the safe tier,
-//! handles keep what they need alive.
+//! Like the C API, the provider tier refuses to destroy objects in use, and leaves them unchanged. In the safe tier,
+//! handles keep the objects that they need alive.
 
 use rdma_verbs::memory::Backing;
 use rdma_verbs::provider::{ErrorKind, QueuePairInit, SharedReceiveQueueInit};
