@@ -16,7 +16,7 @@ const DEPTH: usize = 16;
 /// Number and size of the large messages.
 const LARGE_MESSAGES: usize = 2_000;
 const LARGE: usize = 64 << 10;
-/// Most attempts until one has no repairs.
+/// Maximum number of attempts until one has no repairs.
 const ATTEMPTS: usize = 10;
 
 /// Runs `work` until all buffers have reached their size, then returns its number of allocations over `REQUESTS`
@@ -35,8 +35,8 @@ fn allocations_of(tier: &str, requests: usize, mut work: impl FnMut(usize)) -> u
     count
 }
 
-/// As [`allocations_of`], for traffic between two ends. On a busy machine a response may be so late that a probe asks
-/// for it again, and repairs are recorded: an attempt with a repair says nothing.
+/// As [`allocations_of`], for traffic between two ends. On a busy machine a response may be so late that a probe
+/// requests it again. Repairs are recorded, so an attempt with a repair does not count.
 fn allocations_between(ends: &Ends, traffic: &str, requests: usize, mut work: impl FnMut(usize)) -> u64 {
     for _ in 0..ATTEMPTS {
         let before = ends.repairs();

@@ -66,8 +66,8 @@ impl Owned {
         }
     }
 
-    /// Checks the copies in a child, with a buffer that the parent had in hand. A lock held during the fork would block
-    /// it for ever.
+    /// Checks the copies in a child, with a buffer that the parent held. A lock held during the fork would block the
+    /// child forever.
     fn check_copies(self, buffer: Buffer) -> bool {
         let buffer = match self.qp.post_send(Request::send(buffer)) {
             Err(refused) if refused.error.to_string().contains("forked") => {

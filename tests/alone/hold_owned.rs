@@ -25,11 +25,11 @@ const ROUNDS: u64 = 300;
 const STEPS: usize = 150;
 const QUEUE_PAIRS: usize = 6;
 const HELD: usize = 24;
-/// The byte of all messages and peers' writes; buffers in the application's hand never contain it.
+/// The byte of all messages and peers' writes; buffers that the application holds never contain it.
 const FOREIGN: u8 = 0xee;
 const BYTES: usize = 128;
 
-/// A buffer in the application's hand, and its fill byte.
+/// A buffer that the application holds, and its fill byte.
 struct Held {
     buffer: Buffer,
     fill: u8,
@@ -93,7 +93,7 @@ impl Program {
         (count > 0).then(|| self.random.random_range(0..count))
     }
 
-    /// Takes a buffer into the application's hand, filled again.
+    /// Fills a buffer again and adds it to those that the application holds.
     fn hold(&mut self, mut buffer: Buffer) {
         let fill = self.random.random_range(0..FOREIGN);
         buffer.capacity_mut().fill(fill);
@@ -244,7 +244,7 @@ impl Program {
         }
     }
 
-    /// Guesses the memory of a buffer in the application's hand, with a forged key: buffers grant no remote access.
+    /// Guesses the memory of a buffer that the application holds, with a forged key: buffers grant no remote access.
     fn guess(&mut self) -> RemoteMemory {
         let address = match self.pick(self.held.len()) {
             Some(index) => self.held[index].buffer.as_ptr().addr() as u64,
@@ -350,7 +350,7 @@ impl Program {
 }
 
 impl Held {
-    /// The compiler may rely on this: while the application holds a buffer, nothing else writes it.
+    /// Checks that nothing else writes a buffer while the application holds it, because the compiler may rely on that.
     fn check(&self) {
         let filled = std::hint::black_box(&*self.buffer);
         assert!(filled.iter().all(|byte| *byte == self.fill), "bytes changed in the application's hand: {filled:?}");

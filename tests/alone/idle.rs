@@ -98,7 +98,7 @@ impl End {
         }
     }
 
-    /// Every connection writes a word into its slot at the peer, and reads it back into a slot behind all of these.
+    /// Each connection writes a word to its slot at the peer, and reads it back into a second slot of its own.
     fn work(&self, peer: &End) {
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
         let near = self.pd.alloc_mr(16 * QUEUE_PAIRS, access).unwrap();
@@ -136,7 +136,7 @@ fn idle_connections_wake_nobody() {
         ends[1].work(&ends[0]);
         let last = ends[1].pd.alloc_mr(8, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE).unwrap();
         thread::scope(|scope| {
-            // One end sleeps on its channel, the other is unattended.
+            // A thread sleeps on the channel of one end; no thread uses the other end.
             let waiting = scope.spawn(|| {
                 ends[0].cq.req_notify(Notify::Any).unwrap();
                 ends[0].channel.wait_event(PATIENCE + Duration::from_secs(seconds())).unwrap()
@@ -148,7 +148,7 @@ fn idle_connections_wake_nobody() {
             let after = others();
             println!("{QUEUE_PAIRS} idle connections: in {} s nothing was done by any of {names:?}", seconds());
             assert_eq!(before, after, "a thread woke up");
-            // All are still there: a message goes through and wakes the waiting thread.
+            // The connections still work: a message arrives and wakes the waiting thread.
             let write = SendRequest::write(verbs::Payload::EMPTY, last.remote().slice(..0).unwrap());
             ends[0].qps[QUEUE_PAIRS - 1].post_send(&[write.signaled()]).unwrap();
             assert_eq!(waiting.join().unwrap(), 1);

@@ -1,6 +1,6 @@
 //! Tests that each run in a process of its own, one after the other: they count allocations, threads, descriptors,
-//! context switches or system calls of the process, fork it, or need a quiet machine. Beside them run the tests that
-//! count the allocations of their own thread.
+//! context switches or system calls of the process, fork it, or need a quiet machine. Tests that count only the
+//! allocations of their own thread need no such process.
 
 mod allocation;
 mod explain;

@@ -23,7 +23,7 @@ fn from_hex(text: &str) -> ConnectionInfo {
     ConnectionInfo::from_bytes(&bytes).unwrap()
 }
 
-/// The other process: takes one message and then waits for its end.
+/// The other process: takes one message, and then waits until its input ends.
 #[test]
 #[ignore = "started by the explanations test"]
 fn child() {

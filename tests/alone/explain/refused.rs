@@ -1,4 +1,4 @@
-//! The peer refuses, and this end explains the refusal from what it knows.
+//! The peer refuses, and this end explains the refusal from local information.
 
 use rdma_verbs::verbs::{
     AccessFlags, ConnectOptions, Mtu, Payload, QueuePairOptions, ReceiveRequest, RegionList, RemoteMemory, Rkey,
@@ -20,7 +20,7 @@ pub(crate) fn receiver_never_posts_for_ever(case: u8) -> String {
     let (left, _right) = pair(case);
     left.send();
     let mut text = String::new();
-    // The RNR wait that the peer requests ends now and then, so the loop polls until it sees it.
+    // The requester is not always in the RNR wait that the peer requests, so the loop polls until it observes one.
     left.until(|left| {
         text = left.qp.explain_state();
         text.contains("without end")

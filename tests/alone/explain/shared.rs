@@ -8,7 +8,7 @@ use rdma_verbs::verbs::{
 
 use super::world::{End, connect, hasty, pair};
 
-/// Creates the receiving end of a connection whose peer retries for ever.
+/// Creates the receiving end of a connection whose peer retries forever.
 fn waits_for_ever(left: &End, right: &End) {
     left.qp.connect_with(&right.info(), &hasty().rnr_retry(7)).unwrap();
     right.qp.connect_with(&left.info(), &hasty()).unwrap();

@@ -10,11 +10,11 @@ use support::process::alone;
 
 use super::witness::Witness;
 
-/// Interval, in ticks of the time stamp counter (90 µs at 3 GHz), of a thread that checks as often as a new one: it
-/// then makes this call once for each of the two signals.
+/// Interval between the checks of a new thread, in ticks of the time stamp counter (90 µs at 3 GHz). A check calls
+/// `rt_sigaction` once for each of the two signals.
 const TICKS_OF_A_QUESTION: f64 = (1 << 18) as f64;
 const CALLS_OF_A_QUESTION: f64 = 2.0;
-/// Duration of the traffic, in such intervals.
+/// Duration of the traffic, in intervals of `TICKS_OF_A_QUESTION`.
 const QUESTIONS: f64 = 2_000.0;
 const BYTES: usize = 64 << 10;
 

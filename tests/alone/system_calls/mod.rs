@@ -31,9 +31,9 @@ struct Kind {
     waits: f64,
 }
 
-/// Loopback has packets of 4 KiB; 15 fit into a send. The first packet of a WRITE is longer than the others,
-/// because it has the address, and so are the first and the last of a READ's response: a longer packet can only begin a
-/// send, and a shorter one ends it. So 64 KiB take two sends, or three.
+/// Loopback has packets of 4 KiB; 15 fit into a send. The first packet of a WRITE is longer than the others, because it
+/// contains the address, and so are the first and the last packet of a READ response. A longer packet can only begin a
+/// send, and a shorter one ends it, so 64 KiB take two or three sends.
 const KINDS: [Kind; 7] = [
     // Both ends send once a round, and the acknowledgement is piggybacked.
     Kind {

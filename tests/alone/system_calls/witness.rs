@@ -101,7 +101,7 @@ impl Witness {
 fn install() -> io::Result<OwnedFd> {
     let mut program = program();
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: this call has no pointers; without new privileges a filter needs none.
+    // SAFETY: this call has no pointers. It allows an unprivileged thread to install a filter.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -120,7 +120,7 @@ fn program() -> Vec<libc::sock_filter> {
     let step = |code: u32, jt: usize, k: u32| libc::sock_filter { code: code as u16, jt: jt as u8, jf: 0, k };
     let count = PASSED.len();
     let mut steps = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
-    // Each jumps over the remaining ones, and over the report.
+    // Each comparison jumps over the remaining ones, and over the report.
     let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     steps.extend(PASSED.iter().enumerate().map(|(place, number)| step(jump, count - place, *number as u32)));
     steps.push(step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_USER_NOTIF));
@@ -131,9 +131,9 @@ fn program() -> Vec<libc::sock_filter> {
 /// Waits for a report. Returns its identifier and the call's number; `None` if the calling thread has continued or
 /// ended.
 fn take(reports: &OwnedFd) -> io::Result<Option<(u64, i32)>> {
-    // SAFETY: the structure holds numbers only, for which zero is a value; the kernel insists on it.
+    // SAFETY: the structure has only integer fields, for which zero is valid; the kernel requires zeroed memory.
     let mut report: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one such structure, whose size the request's number names.
+    // SAFETY: the kernel writes one such structure, whose size is encoded in the request's number.
     if unsafe { libc::ioctl(reports.as_raw_fd(), TAKE_REPORT, &raw mut report) } == 0 {
         return Ok(Some((report.id, report.data.nr)));
     }
@@ -147,6 +147,6 @@ fn take(reports: &OwnedFd) -> io::Result<Option<(u64, i32)>> {
 fn let_go_on(reports: &OwnedFd, id: u64) {
     let flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
     let mut answer = libc::seccomp_notif_resp { id, val: 0, error: 0, flags };
-    // SAFETY: the kernel reads one such structure. It refuses if the thread has ended, and then none waits.
+    // SAFETY: the kernel reads one such structure. The call fails if the thread has ended; then no thread waits.
     unsafe { libc::ioctl(reports.as_raw_fd(), ANSWER_REPORT, &raw mut answer) };
 }
