@@ -1,4 +1,4 @@
-//! Attacks that must not succeed: forged, mutated and stale packets, floods, ICMP errors and messages of other users,
+//! Attacks that must fail: forged, mutated and stale packets, floods, ICMP errors and messages of other users,
 //! through raw sockets in the program's own network namespace, and millions of blind packets into an endpoint.
 //!
 //! `cargo test --release -p rdma-verbs-tests --test attacks` runs the short form, with `RDMA_VERBS_ATTACK=long` the

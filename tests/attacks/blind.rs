@@ -192,7 +192,7 @@ impl Campaign {
         is_right && sent[0].status == CompletionStatus::Success
     }
 
-    /// Records the state of the connection since the last look. Returns whether it goes on.
+    /// Records whether the connection was harmed since the last call. Returns whether it goes on.
     fn look(&mut self) -> bool {
         let is_right = self.message();
         if !self.is_alive() {

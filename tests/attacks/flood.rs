@@ -1,4 +1,4 @@
-//! Spoofed packets, garbage and oversize packets: each is dropped for its reason, while the connection goes on.
+//! Spoofed packets, garbage and oversize packets: each is dropped for its reason, and the connection continues.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -56,7 +56,7 @@ fn wrong_packets(aim: &Aim, psn: Psn) -> Vec<(DropReason, Vec<u8>, Forgery)> {
     ]
 }
 
-/// Returns another number of the same block.
+/// Returns another queue pair number of the same block.
 fn other(qpn: Qpn) -> Qpn {
     Qpn::new(qpn.value() ^ 0x555)
 }

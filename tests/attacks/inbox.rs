@@ -1,5 +1,5 @@
-//! Messages of another user to the sockets through which processes of one user pass packets on: they lie in a folder
-//! that other users cannot enter.
+//! Messages of another user to the sockets through which processes of one user forward packets: the sockets are in a
+//! folder that other users cannot enter.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
@@ -20,7 +20,7 @@ const HEADER_BYTES: usize = 40;
 const VERSION: u8 = 1;
 const KINDS: [u8; 2] = [1, 2];
 
-/// Gives the calling thread, and no other, another user for good.
+/// Changes the user of the calling thread, and of no other, permanently.
 fn become_other_user() {
     // SAFETY: takes numbers only. The raw system call, unlike the library's function, changes this thread alone.
     let outcome = unsafe { libc::syscall(libc::SYS_setresuid, OTHER_USER, OTHER_USER, OTHER_USER) };
@@ -31,12 +31,12 @@ fn become_other_user() {
 fn inboxes() -> Vec<String> {
     let table = std::fs::read_to_string("/proc/self/net/unix").expect("the sockets of the namespace");
     let paths = table.lines().filter_map(|line| line.split_whitespace().nth(7));
-    // The table has the names under which they were created, before they worked.
+    // The table has the names to which the sockets were bound; each was renamed once it worked.
     let inboxes = paths.filter(|path| path.contains("/rdma-verbs") && path.contains("/new-inbox-"));
     inboxes.map(|path| path.replace("/new-inbox-", "/inbox-")).collect()
 }
 
-/// Returns a packet as one process passes it on to another.
+/// Returns a packet as one process forwards it to another.
 fn passed_on(aim: &Aim, psn: Psn) -> Vec<u8> {
     let packet = aim.send(psn, b"passed on by another user");
     let mut message = vec![0; HEADER_BYTES];
@@ -72,7 +72,7 @@ fn messages(form: Form) {
     exchange(&left, &right);
     let inboxes = inboxes();
     assert!(!inboxes.is_empty(), "the device has an inbox");
-    // The forger even knows the next PSN of an end that has sent nothing but the exchange.
+    // The forger even has the next PSN of an end that has sent nothing but the exchange.
     let aim = left.aim(right.address, 50_123);
     let valid: Vec<Vec<u8>> = (0..64).map(|number| passed_on(&aim, right.info().psn.plus(number))).collect();
     let elsewhere = passed_on(&Aim { qpn: Qpn::new(left.qp.qpn().value() ^ 1), ..aim }, Psn::new(0));

@@ -44,7 +44,7 @@ pub(crate) struct Lab {
     /// The first PSNs of both ends of the current connection.
     pub(crate) first_psns: [Psn; 2],
     pub(crate) random: Random,
-    /// The shares of the key of native peers; as those of a device, they are the same for all connections.
+    /// The key shares of native peers; like a device's, they are the same for all connections.
     shares: [KeyShare; 2],
     kind: Kind,
     mtu: Mtu,

@@ -28,7 +28,7 @@ const VICTIM: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 const FIRST: Psn = Psn::new(0x1000);
 
-/// A host with queue pairs connected to a malicious standard peer who knows all PSNs.
+/// A host with queue pairs connected to a malicious standard peer that knows all PSNs.
 struct Victim {
     host: Host,
     ports: Vec<Port>,

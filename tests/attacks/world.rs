@@ -13,7 +13,7 @@ use rdma_verbs::verbs::{
 
 use super::forge::Aim;
 
-/// Longer than everything here takes.
+/// Longer than anything here takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const REGION_BYTES: usize = 1 << 20;
 const DEPTH: u32 = 256;
@@ -57,7 +57,7 @@ impl End {
         self.qp.connection_info().expect("connection_info")
     }
 
-    /// Returns the aim of a forger who claims this source to hit this end.
+    /// Returns the aim of a forger that targets this end and claims this source.
     pub(crate) fn aim(&self, source: Ipv4Addr, source_port: u16) -> Aim {
         Aim { source, destination: self.address, source_port, qpn: self.qp.qpn() }
     }

@@ -28,7 +28,7 @@ pub(crate) enum Kind {
     Write {
         immediate: Option<u32>,
     },
-    /// A fenced WRITE of what the READ before it fetches.
+    /// A fenced WRITE of the bytes that the READ before it fetches.
     Relay,
     Read,
     FetchAndAdd,

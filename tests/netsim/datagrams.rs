@@ -25,7 +25,7 @@ const PLACE_BYTES: u64 = 4_096 + 64;
 const SMALL_BYTES: u64 = 300;
 const BASE: u64 = 0x10_0000;
 const MOST_STEPS: u32 = 100_000;
-/// The contents of memory that nothing has arrived in.
+/// The byte of memory into which nothing was received.
 const UNTOUCHED: u8 = 0xee;
 /// Length of the UDP header, the headers of a datagram with immediate data, and the ICRC.
 const HEADER_BYTES: u64 = 8 + 12 + 8 + 4 + 4;

@@ -70,7 +70,7 @@ pub(crate) struct Side {
     pub(crate) is_revoked: bool,
     arm: Arm,
     progress: Progress,
-    /// The current counts, taken at the last look.
+    /// The counts of the last step.
     latest: Progress,
     timeouts: u64,
 }
@@ -196,7 +196,7 @@ impl Side {
                 is_solicited |= self.judge_receive(network, completion, other);
             } else {
                 self.judge_send(network, terms, completion, other, outcome);
-                // Events since the last look may have happened after the completion.
+                // Events since the last step may have happened after the completion.
                 self.progress = before;
             }
         }

@@ -16,7 +16,7 @@ use super::world::Outcome;
 pub(crate) const RECEIVE_BYTES: u64 = 2_048;
 const BASE: u64 = 0x4000_0000;
 const MOST_WAITING: u64 = 24;
-/// The contents of receives that nothing has arrived in.
+/// The byte of receives into which nothing was received.
 const UNTOUCHED: u8 = 0xee;
 
 /// A shared receive queue and its memory: each receive has its own slot.

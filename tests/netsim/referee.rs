@@ -1,9 +1,9 @@
 //! The referee: watches the packets of one connection and holds both ends to the protocol, independently of what the
 //! applications see.
 //!
-//! It knows which PSNs were sent, which have arrived undamaged, and which were responded to. This determines the
-//! allowed acknowledgements, how often a gap may be reported and how much may be in flight. It never knows more than
-//! the hosts do, so every violation that it reports is one.
+//! It tracks which PSNs were sent, which have arrived undamaged, and which were responded to. This determines the
+//! allowed acknowledgements, how often a gap may be reported and how much may be in flight. It uses no information that
+//! the hosts lack, so it reports no false violations.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

@@ -14,7 +14,7 @@ const CROWD: u64 = 64;
 /// Chance of posting in a step, in permille, of an application that posts as fast as it can, and of a slow one.
 const BUSY: u32 = 400;
 const SLOW: u32 = 50;
-/// How often applications look; and the least often where everything takes long.
+/// Shortest and longest interval between two steps of the applications.
 const SHORT_STEP: Duration = Duration::from_micros(200);
 const LONG_STEP: Duration = Duration::from_millis(5);
 
@@ -116,7 +116,7 @@ impl Terms {
         }
     }
 
-    /// Returns whether the time of no host is disturbed.
+    /// Returns whether no host is delayed: no clock jumps, no host stops, and no socket is small.
     pub(crate) fn is_timely(&self) -> bool {
         !self.jumps && !self.stops && self.socket.is_none()
     }

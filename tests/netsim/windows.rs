@@ -329,7 +329,7 @@ impl World {
 
     fn look(&mut self) {
         let mut completions = Vec::new();
-        // The owner is looked at last, so the peer never learns of an event before the owner.
+        // The owner is polled last: its requests may fail once a completion of the peer has ended the run.
         self.user.port.poll(&mut completions);
         for completion in completions.drain(..) {
             self.judge_user(&completion);

@@ -10,7 +10,7 @@ use rdma_verbs::wire::{Bth, Flow, Headers, ICRC_BYTES, Opcode, icrc};
 
 use super::victim::Victim;
 
-/// Number of packets that leave together; every socket holds as many.
+/// Number of packets that are sent together; every socket holds as many.
 pub(crate) const BURST: u64 = 30;
 /// Number of bursts of one measurement of the processor time.
 pub(crate) const BURSTS: u64 = 400;
@@ -103,7 +103,7 @@ pub(crate) fn processor_time() -> Duration {
 fn packet(victim: &Victim, kind: Kind, source: Ipv4Addr, source_port: u16, number: u32) -> Vec<u8> {
     let length = if kind == Kind::WrongCheckLarge { 4_096 } else { 32 };
     let qpn = match kind {
-        // A number of the same block.
+        // A queue pair number of the same block.
         Kind::UnknownQueuePair => Qpn::new(victim.qpn().value() ^ 0x5a5),
         _ => victim.qpn(),
     };

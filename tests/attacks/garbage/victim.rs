@@ -96,7 +96,7 @@ impl Victim {
     pub(crate) fn nanoseconds_a_packet(&self, flood: &Flood) -> f64 {
         let (mut time, mut count) = (Duration::ZERO, 0);
         for _ in 0..BURSTS {
-            // After some polling the device is left to this thread: the device's own thread sleeps through the burst.
+            // After some polling, the device's own thread leaves the device to this one and sleeps through the burst.
             let begin = Instant::now();
             while begin.elapsed() < POLLING {
                 self.end.poll();
