@@ -1,5 +1,5 @@
-//! Holds the source tree to its own rules: direction of imports, where `unsafe` may stand, sizes of files and
-//! functions, words that have no place in a finished line.
+//! Checks the source tree against its own rules: the direction of imports, where `unsafe` may occur, the sizes of files
+//! and functions, and words that finished lines must not contain.
 
 #[path = "tidy/imports.rs"]
 mod imports;
@@ -14,8 +14,8 @@ const FILE_LINES_LIMIT: usize = 800;
 const FUNCTION_LINES_LIMIT: usize = 70;
 const LINE_WIDTH_LIMIT: usize = 120;
 
-/// Layers from the ground up, and what each may import. A folder or file with an entry of its own is no part of the
-/// folder around it.
+/// Layers from the bottom up, and the layers that each may import. A folder or file with an entry of its own is not
+/// part of the folder around it.
 const LAYERS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("checksum", &[]),
@@ -42,7 +42,8 @@ const LAYERS: &[(&str, &[&str])] = &[
 const USED_BY_CAPI: &[&str] = &["types", "memory", "provider"];
 const CAPI_FILE_LINES_LIMIT: usize = 600;
 
-/// The only places in which `unsafe` blocks may stand, below `src`. All of `capi` is one: C's pointers are its matter.
+/// The only places below `src` in which `unsafe` blocks may occur. They may occur in all of `capi`, which handles
+/// pointers of C programs.
 const UNSAFE_ISLANDS: &[&str] = &[
     "src/checksum/",
     "src/memory/raw",
@@ -54,7 +55,7 @@ const UNSAFE_ISLANDS: &[&str] = &[
     "src/provider/ibverbs/sys/",
 ];
 
-/// Escape hatches that are `unsafe fn` by name, because they let raw memory in.
+/// Files that declare `unsafe fn`, because these functions accept raw memory.
 const UNSAFE_DECLARATIONS: &[&str] =
     &["src/memory/backing.rs", "src/verbs/implicit_region.rs", "src/verbs/protection_domain.rs"];
 
@@ -87,7 +88,7 @@ fn all_files() -> Vec<(String, String)> {
     ["src", "tests", "examples", "benches", "capi", "tools"].into_iter().flat_map(rust_files).collect()
 }
 
-/// The line without its comment and without the text of string literals.
+/// Returns the line without its comment and without the text of string literals.
 fn code_of(line: &str) -> String {
     let mut code = String::new();
     let mut in_string = false;
@@ -134,13 +135,13 @@ fn imports_never_point_upward() {
     report(problems);
 }
 
-/// The layer of a path from the crate's root, with what the layer may import.
+/// Returns the layer of a path from the crate's root, with the layers that it may import.
 fn layer_of(path: &[String]) -> Option<(&'static str, &'static [&'static str])> {
     let names = (1..=path.len()).rev().map(|length| path[..length].join("/"));
     names.flat_map(|name| LAYERS.iter().find(|(layer, _)| *layer == name)).next().copied()
 }
 
-/// The names that a path begins with: several if it is a group in braces.
+/// Returns the names that a path begins with: several if it is a group in braces.
 fn first_words(path: &str) -> Vec<String> {
     match path.strip_prefix('{') {
         Some(group) => group.split(',').map(|entry| first_word(entry.trim())).collect(),
@@ -148,7 +149,7 @@ fn first_words(path: &str) -> Vec<String> {
     }
 }
 
-/// The name that a path begins with.
+/// Returns the name that a path begins with.
 fn first_word(path: &str) -> String {
     path.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
@@ -176,8 +177,8 @@ const TRANSPORT: &[&str] = &[
     "endpoint",
 ];
 
-/// Folders with parts that import downward only, each with its parts from the lowest to the highest. Files of the
-/// folder that are no part: its root, and tests.
+/// Folders with parts that import downward only, each with its parts from the lowest to the highest. The folder's root
+/// file and its tests belong to no part.
 const PARTS: &[(&str, &[&str])] = &[
     ("transport", TRANSPORT),
     ("engine", &["capture", "share", "net", "drive"]),
@@ -215,7 +216,7 @@ fn parts_import_downward_only() {
                         problems.push(format!("{file}:{number}: {} imports {module}", order[own]));
                     }
                 }
-                // Through the root's exports, which are for the layers above.
+                // An import through the root's exports, which are for the layers above.
                 if code.split(&absolute).skip(1).any(|imported| imported.starts_with(char::is_uppercase)) {
                     problems.push(format!("{file}:{number}: imports from the root of {folder}"));
                 }
@@ -226,7 +227,7 @@ fn parts_import_downward_only() {
     report(problems);
 }
 
-/// The lines before a file's unit tests, which stand at its end, with their numbers.
+/// Returns the lines before a file's unit tests, which are at its end, with their numbers.
 fn production_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let is_production = |line: &&str| !line.contains("#[cfg(test)]") && !line.contains("#[cfg(all(test");
     (1..).zip(text.lines().take_while(is_production))
@@ -312,7 +313,7 @@ fn files_and_lines_are_short() {
     report(problems);
 }
 
-/// The name of the function that a line begins, if it begins one.
+/// Returns the name of the function that a line begins, if it begins one.
 fn function_begun(code: &str) -> Option<String> {
     let start = code.find("fn ")?;
     let before = code[..start].trim();
@@ -399,14 +400,14 @@ fn prose_is_plain() {
     report(problems);
 }
 
-/// The phrase as whole words.
+/// Returns whether the text contains the phrase as whole words.
 fn has_phrase(text: &str, phrase: &str) -> bool {
     let is_apart = |character: Option<char>| !character.is_some_and(char::is_alphanumeric);
     text.match_indices(phrase)
         .any(|(at, _)| is_apart(text[..at].chars().next_back()) && is_apart(text[at + phrase.len()..].chars().next()))
 }
 
-/// Consecutive lines that are not empty, as one text each, with the number of their first line.
+/// Joins consecutive lines that are not empty into one text each, with the number of their first line.
 fn paragraphs<'a>(file: &str, lines: impl Iterator<Item = &'a str>) -> Vec<(String, usize, String)> {
     let mut found: Vec<(String, usize, String)> = Vec::new();
     let mut is_within = false;
@@ -421,14 +422,14 @@ fn paragraphs<'a>(file: &str, lines: impl Iterator<Item = &'a str>) -> Vec<(Stri
     found
 }
 
-/// The text of a comment in the line; empty if there is none.
+/// Returns the text of the comment in the line; empty if there is none.
 fn comment_of(line: &str) -> &str {
     let begins = |at: &usize| *at == 0 || line[..*at].ends_with(char::is_whitespace);
     let start = line.match_indices("//").map(|(at, _)| at).find(begins);
     start.map_or("", |at| line[at..].trim_start_matches(['/', '!']).trim_start())
 }
 
-/// The documents. The changelog keeps its old entries.
+/// Returns the documents, except the changelog, which keeps its old entries.
 fn documents() -> Vec<(String, String)> {
     let mut folders = vec![root().join("docs")];
     let mut files: Vec<PathBuf> = ["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|name| root().join(name)).into();
@@ -445,7 +446,7 @@ fn documents() -> Vec<(String, String)> {
     files.iter().map(|file| (relative(file), fs::read_to_string(file).expect("a document"))).collect()
 }
 
-/// The text without what stands in backquotes.
+/// Returns the text without code in backquotes.
 fn without_code(text: &str) -> String {
     text.split('`').step_by(2).collect::<Vec<_>>().join("`")
 }
@@ -469,7 +470,7 @@ fn nothing_is_left_unfinished() {
     report(problems);
 }
 
-/// `clippy.toml` says what such a layer must not do, and clippy finds it.
+/// `clippy.toml` lists the functions and types that these layers must not use, and clippy finds their uses.
 #[test]
 fn layers_without_input_and_output_say_so() {
     let pure = ["types", "checksum", "wire", "memory", "queue", "transport", "owned", "asynchronous", "sim"];
@@ -484,7 +485,7 @@ fn layers_without_input_and_output_say_so() {
     report(problems.map(|file| format!("{file}: does not {denied}")).collect());
 }
 
-/// Elsewhere a program with more rights than its caller would take orders from the caller's environment.
+/// Otherwise a program with more privileges than its caller might obey variables of the caller's environment.
 #[test]
 fn one_place_reads_the_environment() {
     let place = "src/sys/environment.rs";
@@ -522,7 +523,8 @@ fn every_operation_has_its_row_in_the_table_of_verbs() {
     report(problems);
 }
 
-/// `tests/faults/run check` looks closer: at the functions that the faults name, and that a text occurs there once.
+/// `tests/faults/run check` is stricter: it also checks that the text occurs exactly once in the function that the
+/// fault names.
 #[test]
 fn faults_change_what_there_is() {
     let mut problems = Vec::new();

@@ -1,7 +1,7 @@
-//! Programs that safe code must not be able to write do not compile.
+//! Checks that unsound programs without `unsafe` do not compile.
 //!
-//! Each file in `fail` tries one; the `.stderr` beside it is the compiler's output. `pass` shows that the same programs
-//! compile without the offence: they are part of this program.
+//! Each file in `fail` is such a program; the `.stderr` beside it is the compiler's output. The files in `pass`, which
+//! are part of this test, show that the same programs compile without the offence.
 //!
 //! The test is a package of its own: it builds the crate with the dependencies of its package, and this one has few.
 
@@ -33,7 +33,7 @@ fn misuse_does_not_compile() {
     cases.compile_fail("fail/*.rs");
 }
 
-/// It need not run, but without it the programs would be dead code, which fails the lints.
+/// Uses the programs without running them; otherwise they would be dead code, which fails the lints.
 #[test]
 fn proper_use_compiles() {
     use windows_ways_and_shared_queues::{lent, one_sided, shared, ways, windows};

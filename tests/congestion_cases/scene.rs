@@ -181,7 +181,7 @@ pub(crate) fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Returns the BDP in bytes: those that the path holds without a queue.
+/// Returns the BDP: the number of bytes that the path holds without a queue.
 pub(crate) fn bdp(rate: u64, round_trip: Duration) -> f64 {
     rate as f64 * 125_000.0 * round_trip.as_secs_f64()
 }

@@ -10,7 +10,7 @@ use super::{AREA_BYTES, Answer, Connection, Home, Outcome, PATIENCE, Terms, USUA
 /// Both ends grant all access except persistence.
 const FLUSHING: Terms = Terms { access: ALL, guest_access: "rwaf", ..USUAL };
 const ALL: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::FLUSH);
-/// Offset of ATOMIC WRITEs.
+/// Offset of the target of ATOMIC WRITEs.
 const WORD_OFFSET: usize = 4096;
 /// More than may be outstanding at once.
 const MANY: usize = 40;

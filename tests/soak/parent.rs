@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if is_clean && report.operations > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Ctrl-C ends the soak early and in order; the second one immediately.
+/// The first Ctrl-C ends the soak early and in order; the second one ends it immediately.
 fn watch_for_interrupts(interrupted: Arc<AtomicBool>) {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -57,7 +57,7 @@ impl Process {
         Ok(Self { child, input, life, baseline: None })
     }
 
-    /// Sends it a command. If it is gone, that is noticed elsewhere.
+    /// Sends the process a command. If the process is gone, other code detects this.
     pub(crate) fn tell(&mut self, command: &str) {
         let _ = self.input.write_all(format!("{command}\n").as_bytes()).and_then(|()| self.input.flush());
     }

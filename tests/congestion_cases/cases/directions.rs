@@ -10,7 +10,7 @@ use super::{COUNTRY, RACK, RATE, SITE};
 const BOTH: Case = Case(11, "both directions");
 const READS: Case = Case(12, "READs compared with WRITEs");
 
-/// Returns the length of a run; on a long path the window needs longer to reach its mean.
+/// Returns the length of a run; on a long path the window takes longer to reach its mean.
 fn length(round_trip: Duration) -> Duration {
     Duration::from_secs(if round_trip < COUNTRY { 3 } else { 12 })
 }

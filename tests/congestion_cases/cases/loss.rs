@@ -150,8 +150,8 @@ fn step(round_trip: Duration) -> Duration {
     (round_trip / 4).max(Duration::from_millis(1))
 }
 
-/// Returns how long after the outage the first interval begins in which 0.9 of the rate is reached again, over ten
-/// milliseconds or five round trips.
+/// Returns the time from the outage to the begin of the first interval in which 0.9 of the rate is reached again. The
+/// interval has ten milliseconds or five round trips.
 fn return_after(mut scene: Scene, outage: Duration) -> (Scene, Duration) {
     let round_trip = scene.link.round_trip;
     scene.run(warm_up(scene.link).max(Duration::from_secs(1)));

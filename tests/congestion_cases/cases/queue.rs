@@ -1,4 +1,4 @@
-//! The queue that streams build, their reaction to marks, and links that change.
+//! The queue that streams build, their reaction to ECN marks, and links that change.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn streams_text(count: usize) -> String {
     if count == 1 { "1 stream".to_owned() } else { format!("{count} streams") }
 }
 
-/// Returns a link with a queue of four times the BDP, so that nothing is dropped if streams obey marks.
+/// Returns a link with a queue of four times the BDP, so that nothing is dropped if streams react to ECN marks.
 fn deep(round_trip: Duration, seed: u64) -> Link {
     link(RATE, round_trip, 4.0, seed)
 }

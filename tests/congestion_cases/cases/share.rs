@@ -1,4 +1,4 @@
-//! Several streams share a link: with each other, with TCP, with a late comer, with standard peers and with streams
+//! Several streams share a link: with each other, with TCP, with a latecomer, with standard peers and with streams
 //! over unreliable connections.
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ const UNRELIABLE: Case = Case(20, "beside an unreliable connection");
 
 /// Time between two losses of a single stream, at 1 Gbit/s and a round trip of 1 ms.
 const EPOCH: Duration = Duration::from_millis(200);
-/// Interval of looks where there are many streams, to bound the run time.
+/// Minimum interval of the applications' polls if there are many streams, to bound the run time.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 /// Least and most of its fair share that a stream may have beside TCP, by the queue in BDP.
 const QUEUES: [(f64, f64, f64); 3] = [(0.25, 0.5, 2.0), (1.0, 0.8, 1.25), (4.0, 0.8, 1.25)];
@@ -91,7 +91,7 @@ fn late_comer() -> Row {
     row.selected_if(true)
 }
 
-/// Returns the late comer's share, and the part dropped since it began.
+/// Returns the latecomer's share, and the part dropped since it began.
 fn share_of_late_comer(seed: u64, is_tcp: bool) -> (f64, f64) {
     let mut scene = Scene::of_pairs(switch(RATE, SITE, seed), 2, (0, 1));
     for (host, time) in [(0, 30 * EPOCH), (2, Duration::ZERO)] {

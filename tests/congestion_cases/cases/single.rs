@@ -72,7 +72,7 @@ fn alone(link: Link, least: f64) -> Outcome {
     Outcome::beside_tcp(checks, "rate", tcp, Unit::Ratio)
 }
 
-/// Returns the time until the link is used to 0.9 for two round trips, or for 20 packets.
+/// Returns the time until the link's utilization is 0.9 over two round trips, or over 20 packets.
 fn start(link: Link) -> Duration {
     let packets = Duration::from_secs_f64(20.0 * 1_082.0 / (link.rate as f64 * 125_000.0));
     let interval = (2 * link.round_trip).max(packets);
