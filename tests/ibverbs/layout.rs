@@ -89,7 +89,7 @@ struct Layout {
     fields: Vec<(String, usize)>,
 }
 
-/// The lines of the `layout!` block.
+/// Returns the layouts that the `layout!` block asserts.
 fn asserted() -> Vec<Layout> {
     let block = LAYOUT.split_once("\nlayout! {").expect("a layout! block").1;
     let block = block.rsplit_once("\n}").expect("its end").0;

@@ -21,7 +21,7 @@ const REQUESTS: u64 = 12;
 const DEPTH: u32 = 6;
 const BASE: u64 = 0x10_0000;
 const MOST_STEPS: u32 = 200_000;
-/// Bytes that a packet takes of a receive buffer besides its payload.
+/// Bytes that a packet occupies in a receive buffer besides its payload.
 const CHARGE: u32 = 832;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
