@@ -43,7 +43,7 @@ macro_rules! inner_modules {
     )* };
 }
 
-inner_modules! { checksum queue transport wire }
+inner_modules! { checksum memory queue transport wire }
 
 #[cfg(all(feature = "tokio", not(loom)))]
 pub mod asynchronous;
@@ -51,7 +51,6 @@ mod engine;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub use engine::{inbox_message, registry_file};
-pub mod memory;
 pub mod owned;
 pub mod provider;
 #[cfg(feature = "sim")]

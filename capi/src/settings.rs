@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use rdma_verbs::memory;
+use rdma_verbs::provider::recover_from_faults;
 use rdma_verbs::provider::soft::{SoftOptions, environment_variable};
 use rdma_verbs::types::{Mtu, VendorIdentity};
 use tracing::level_filters::LevelFilter;
@@ -30,7 +30,7 @@ impl Settings {
         if !self.faults_by_signal {
             return;
         }
-        if let Err(error) = memory::recover_from_faults() {
+        if let Err(error) = recover_from_faults() {
             tracing::info!("{error}");
         }
     }

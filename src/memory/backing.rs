@@ -10,7 +10,11 @@ use super::{DevicePart, OwnedBytes, RawRange};
 
 /// Memory that can be registered. It owns its bytes, except for a raw range, and frees them when it is dropped.
 #[derive(Debug)]
-pub enum Backing {
+pub struct Backing(Kind);
+
+/// The kinds of memory.
+#[derive(Debug)]
+enum Kind {
     /// Zeroed pages, private to this process.
     Anonymous(Mapping),
     /// Part of a file, shared with all processes that map or write it.
@@ -23,7 +27,26 @@ pub enum Backing {
     Device(DevicePart),
     /// Memory of this length that this process cannot reach: in an adapter, or behind a descriptor. It has no address
     /// here, and every access by this library fails with [`super::AccessError::Elsewhere`].
+    #[cfg_attr(not(feature = "ibverbs"), allow(dead_code, reason = "only adapters have such memory"))]
     Elsewhere(usize),
+}
+
+impl From<OwnedBytes> for Backing {
+    fn from(bytes: OwnedBytes) -> Self {
+        Self(Kind::Owned(bytes))
+    }
+}
+
+impl From<RawRange> for Backing {
+    fn from(range: RawRange) -> Self {
+        Self(Kind::Raw(range))
+    }
+}
+
+impl From<DevicePart> for Backing {
+    fn from(part: DevicePart) -> Self {
+        Self(Kind::Device(part))
+    }
 }
 
 impl Backing {
@@ -33,7 +56,7 @@ impl Backing {
     /// `InvalidInput` if `len` is 0; otherwise the error of `mmap`, for lack of memory or address space.
     pub fn anonymous(len: usize) -> io::Result<Self> {
         let map = MmapOptions::new().len(positive(len)?).map_anon()?;
-        Ok(Backing::Anonymous(Mapping { map: map.into(), writable: true }))
+        Ok(Self(Kind::Anonymous(Mapping { map: map.into(), writable: true })))
     }
 
     /// Maps `len` bytes of `file` from `offset`, which need not be a multiple of the page size.
@@ -56,12 +79,12 @@ impl Backing {
         let mut options = MmapOptions::new();
         options.offset(offset).len(positive(len)?);
         let map = if writable { options.map_raw(&fd)? } else { options.map_raw_read_only(&fd)? };
-        Ok(Backing::File(Mapping { map, writable }))
+        Ok(Self(Kind::File(Mapping { map, writable })))
     }
 
     /// Takes the bytes of a vector. Its spare capacity is kept but not registered.
     pub fn from_vec(bytes: Vec<u8>) -> Self {
-        Backing::Owned(OwnedBytes::from(bytes))
+        OwnedBytes::from(bytes).into()
     }
 
     /// Takes the bytes of a boxed slice.
@@ -75,9 +98,9 @@ impl Backing {
     /// # Errors
     /// Returns the backing if it is of another kind.
     pub fn into_vec(self) -> Result<Vec<u8>, Self> {
-        match self {
-            Backing::Owned(bytes) => Ok(bytes.into()),
-            other => Err(other),
+        match self.0 {
+            Kind::Owned(bytes) => Ok(bytes.into()),
+            other => Err(Self(other)),
         }
     }
 
@@ -89,14 +112,20 @@ impl Backing {
         self.into_vec().map(Vec::into_boxed_slice)
     }
 
+    /// Memory of this length that this process cannot reach.
+    #[cfg(feature = "ibverbs")]
+    pub(super) fn elsewhere(length: usize) -> Self {
+        Self(Kind::Elsewhere(length))
+    }
+
     /// Number of bytes.
     pub fn len(&self) -> usize {
-        match self {
-            Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.map.len(),
-            Backing::Owned(bytes) => bytes.len(),
-            Backing::Raw(range) => range.len(),
-            Backing::Device(part) => part.len(),
-            Backing::Elsewhere(length) => *length,
+        match &self.0 {
+            Kind::Anonymous(mapping) | Kind::File(mapping) => mapping.map.len(),
+            Kind::Owned(bytes) => bytes.len(),
+            Kind::Raw(range) => range.len(),
+            Kind::Device(part) => part.len(),
+            Kind::Elsewhere(length) => *length,
         }
     }
 
@@ -107,52 +136,57 @@ impl Backing {
 
     /// Returns a pointer to the first byte. Dereferencing it is subject to the rules in the module's documentation.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        match self {
-            Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.map.as_mut_ptr(),
-            Backing::Owned(bytes) => bytes.as_mut_ptr(),
-            Backing::Raw(range) => range.as_mut_ptr(),
-            Backing::Device(part) => part.as_mut_ptr(),
-            Backing::Elsewhere(_) => std::ptr::null_mut(),
+        match &self.0 {
+            Kind::Anonymous(mapping) | Kind::File(mapping) => mapping.map.as_mut_ptr(),
+            Kind::Owned(bytes) => bytes.as_mut_ptr(),
+            Kind::Raw(range) => range.as_mut_ptr(),
+            Kind::Device(part) => part.as_mut_ptr(),
+            Kind::Elsewhere(_) => std::ptr::null_mut(),
         }
     }
 
     /// Whether the bytes may be written at all. A raw range counts as writable until an attempt fails.
     pub(super) fn is_writable(&self) -> bool {
-        match self {
-            Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.writable,
-            Backing::Owned(_) | Backing::Raw(_) | Backing::Device(_) | Backing::Elsewhere(_) => true,
+        match &self.0 {
+            Kind::Anonymous(mapping) | Kind::File(mapping) => mapping.writable,
+            Kind::Owned(_) | Kind::Raw(_) | Kind::Device(_) | Kind::Elsewhere(_) => true,
         }
     }
 
     /// Whether the caller owns the bytes and guarantees their validity.
     pub fn is_raw(&self) -> bool {
-        matches!(self, Backing::Raw(_))
+        matches!(&self.0, Kind::Raw(_))
     }
 
     /// Whether its bytes outlast the process.
     pub(super) fn can_persist(&self) -> bool {
-        matches!(self, Backing::File(mapping) if mapping.writable)
+        matches!(&self.0, Kind::File(mapping) if mapping.writable)
     }
 
     /// Whether its pages may be absent when it is registered on demand.
     pub(super) fn may_be_absent(&self) -> bool {
-        matches!(self, Backing::Raw(_))
+        matches!(&self.0, Kind::Raw(_))
     }
 
     /// Whether an access must not touch the pages directly, because others can unmap them or there are none.
     pub(super) fn can_fault(&self) -> bool {
-        matches!(self, Backing::File(_) | Backing::Raw(_) | Backing::Elsewhere(_))
+        matches!(&self.0, Kind::File(_) | Kind::Raw(_) | Kind::Elsewhere(_))
+    }
+
+    /// Whether the bytes are part of a device's memory.
+    pub(crate) fn is_of_device(&self) -> bool {
+        matches!(&self.0, Kind::Device(_))
     }
 
     /// Whether this process cannot reach the bytes.
-    pub(super) fn is_elsewhere(&self) -> bool {
-        matches!(self, Backing::Elsewhere(_))
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        matches!(&self.0, Kind::Elsewhere(_))
     }
 }
 
 /// Pages mapped by this library.
 #[derive(Debug)]
-pub struct Mapping {
+struct Mapping {
     map: MmapRaw,
     writable: bool,
 }

@@ -122,7 +122,7 @@ impl fmt::Debug for DeviceMemory {
 
 /// A part of an allocation, which it keeps alive.
 #[derive(Debug)]
-pub struct DevicePart {
+pub(super) struct DevicePart {
     memory: Arc<DeviceMemory>,
     offset: usize,
     length: usize,
@@ -148,7 +148,7 @@ impl Backing {
         end.ok_or(AccessError::OutOfBounds)?;
         // Both are at most the length of a mapping.
         let (offset, length) = (offset as usize, length as usize);
-        Ok(Backing::Device(DevicePart { memory: Arc::clone(memory), offset, length }))
+        Ok(DevicePart { memory: Arc::clone(memory), offset, length }.into())
     }
 }
 

@@ -237,9 +237,9 @@ impl RegisterError {
 /// A refused registration, with the memory that was to be registered.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
-pub struct RefusedBacking<E = RegisterError> {
+pub struct RefusedBacking {
     /// Why it was refused.
-    pub error: E,
+    pub error: RegisterError,
     /// The memory, as it was given.
     pub backing: Backing,
 }

@@ -44,10 +44,12 @@ mod table;
 mod users;
 mod window;
 
-pub use backing::{Backing, Mapping};
-pub use device_memory::{DeviceMemory, DeviceMemoryError, DeviceMemoryPool, DevicePart};
+pub use backing::Backing;
+use device_memory::DevicePart;
+pub use device_memory::{DeviceMemory, DeviceMemoryError, DeviceMemoryPool};
 pub use error::{AccessError, AdviseError, BindError, RecoverError, RefusedBacking, RegisterError};
-pub use raw::{OwnedBytes, RawRange, recover_from_faults};
+pub use raw::recover_from_faults;
+use raw::{OwnedBytes, RawRange};
 pub use region::{Region, RegionInit};
 pub(crate) use table::Payloads;
 pub use table::{MemoryView, RegionTable};

@@ -78,7 +78,7 @@ impl Backing {
     /// * nothing else is placed at these addresses: if the memory is freed or unmapped, accesses would read and
     ///   overwrite whatever lies there next.
     pub unsafe fn raw(addr: *mut u8, len: usize) -> Self {
-        Backing::Raw(RawRange { address: addr, length: len })
+        RawRange { address: addr, length: len }.into()
     }
 
     /// Wraps all memory of this process, present and future: 2^64 - 1 bytes from address 0. Register it with
@@ -94,13 +94,13 @@ impl Backing {
     /// provenance was exposed. Nothing in this process is out of reach: neither the stacks, nor the heap, nor this
     /// library's own memory.
     pub unsafe fn address_space() -> Self {
-        Backing::Raw(RawRange { address: std::ptr::null_mut(), length: usize::MAX })
+        RawRange { address: std::ptr::null_mut(), length: usize::MAX }.into()
     }
 }
 
 /// Memory whose validity the caller of [`Backing::raw`] guarantees.
 #[derive(Debug)]
-pub struct RawRange {
+pub(super) struct RawRange {
     address: *mut u8,
     length: usize,
 }
@@ -121,9 +121,9 @@ impl RawRange {
     }
 }
 
-/// Makes accesses to memory owned by others, [`Backing::raw`] and [`Backing::file`], as fast as those to the library's
+/// Makes accesses to memory owned by others, raw ranges and files, as fast as those to the library's
 /// own memory, by handlers of the signals SIGSEGV and SIGBUS. An access of this library that hits a missing page then
-/// fails with [`AccessError::Fault`]. All other signals go to the handlers that were installed before; where there was
+/// fails. All other signals go to the handlers that were installed before; where there was
 /// none, the process ends as it would have. The handlers stay until the process ends; calling this again changes
 /// nothing.
 ///
@@ -134,7 +134,7 @@ impl RawRange {
 /// * in all threads, permanently, if the program installed another handler: the library's handlers are not installed a
 ///   second time.
 ///
-/// In both cases, the exception for peers' atomics that [`Backing::raw`] describes applies again.
+/// In both cases, a peer's atomic within nanoseconds of the unmapping may raise the signal.
 ///
 /// Both conditions are checked before an access, at first about every 100 µs, and less and less often while nothing
 /// changes, down to once every few milliseconds. If a program does one of the two *and* unmaps or truncates registered
@@ -155,10 +155,9 @@ impl RawRange {
 ///
 /// ```
 /// use std::fs::File;
-/// use rdma_verbs::memory::{self, AccessError, Backing, RecoverError, RegionTable};
-/// use rdma_verbs::types::{AccessFlags, DomainId};
+/// use rdma_verbs::verbs::{self, AccessFlags, Memory, RecoverError};
 ///
-/// match memory::recover_from_faults() {
+/// match verbs::recover_from_faults() {
 ///     Ok(()) | Err(RecoverError::Unsupported) => {}
 ///     Err(error) => return Err(error.into()),
 /// }
@@ -166,11 +165,11 @@ impl RawRange {
 /// # let file = File::options().read(true).write(true).create_new(true).open(&path)?;
 /// # std::fs::remove_file(&path)?;
 /// file.set_len(8192)?;
-/// let backing = Backing::file(&file, 0, 8192, true)?;
-/// let region = RegionTable::new(1).register(DomainId(1), backing, 0u64, AccessFlags::LOCAL_WRITE)?;
-/// region.write_at(8000, b"there")?;
+/// let pd = verbs::open("soft:127.0.1.242")?.alloc_pd()?;
+/// let mr = pd.reg_mr(Memory::file(&file, 0, 8192, true)?, AccessFlags::LOCAL_WRITE)?;
+/// mr.write_at(8000, b"there")?;
 /// file.set_len(0)?;
-/// assert_eq!(region.write_at(8000, b"gone"), Err(AccessError::Fault));
+/// assert!(mr.write_at(8000, b"gone").is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn recover_from_faults() -> Result<(), RecoverError> {
@@ -180,7 +179,7 @@ pub fn recover_from_faults() -> Result<(), RecoverError> {
 /// The raw parts of a vector. Moving a `Vec` or `Box` asserts that nothing else accesses its bytes, which does not
 /// hold while they are registered; the parts assert nothing.
 #[derive(Debug)]
-pub struct OwnedBytes {
+pub(super) struct OwnedBytes {
     address: NonNull<u8>,
     length: usize,
     capacity: usize,

@@ -31,7 +31,7 @@ const OPTIONAL_BITS: u32 = 0x3ff0_0000;
 /// Options of a registration. Setters have the names of the fields.
 ///
 /// ```
-/// use rdma_verbs::memory::RegionInit;
+/// use rdma_verbs::provider::RegionInit;
 /// use rdma_verbs::types::AccessFlags;
 ///
 /// let options = RegionInit::default().access(AccessFlags::REMOTE_READ).iova(0x10_0000);
@@ -126,7 +126,7 @@ impl Region {
     /// Creates an unlisted region of `length` bytes that this process cannot reach.
     #[cfg(feature = "ibverbs")]
     pub(crate) fn elsewhere(domain: DomainId, length: usize, options: &RegionInit) -> Result<Arc<Self>, RegisterError> {
-        let backing = Backing::Elsewhere(length);
+        let backing = Backing::elsewhere(length);
         let checked = check_terms(&backing, options)?;
         Ok(Arc::new(Self::new(domain, backing, checked, (0, 0))))
     }
@@ -365,7 +365,7 @@ fn check_terms(backing: &Backing, options: &RegionInit) -> Result<Checked, Regis
     let access = check_access(options.access)?;
     let (address, length) = (backing.as_mut_ptr(), backing.len());
     // C programs also register 0 bytes of device memory, so such a region is allowed, although it has no use.
-    if length == 0 && !matches!(backing, Backing::Device(_)) {
+    if length == 0 && !backing.is_of_device() {
         return Err(RegisterError::Empty);
     }
     let iova = match options.iova {

@@ -54,6 +54,7 @@ impl RegionTable {
     ///
     /// # Errors
     /// See [`RegisterError`]; the backing is dropped. [`RegionTable::register_with`] returns it.
+    #[cfg(feature = "sim")]
     pub fn register(
         &self,
         domain: DomainId,
@@ -214,6 +215,7 @@ impl RegionTable {
     }
 
     /// Whether no region is registered.
+    #[cfg(feature = "sim")]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -322,6 +324,7 @@ impl MemoryView<'_> {
     ///
     /// # Errors
     /// As [`MemoryView::check`], and [`AccessError::Fault`].
+    #[cfg(feature = "sim")]
     #[inline]
     pub fn read(
         &self,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use super::{AttributeFault, InvalidAttribute};
-use crate::memory::{self, Backing};
+use crate::memory::Backing;
 
 /// Kind of an error, for programs; the message of [`Error`] is for people.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -181,7 +181,13 @@ impl std::error::Error for Error {
 }
 
 /// A refused registration, with the memory that was to be registered.
-pub type RefusedBacking = memory::RefusedBacking<Error>;
+#[derive(Debug)]
+pub struct RefusedBacking {
+    /// Reason for the refusal.
+    pub error: Error,
+    /// The memory, unchanged.
+    pub backing: Backing,
+}
 
 impl From<RefusedBacking> for Error {
     fn from(refused: RefusedBacking) -> Self {

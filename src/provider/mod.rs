@@ -34,7 +34,7 @@ pub use memory_source::{DeviceMemory, DeviceMemoryInit, DmaBufInit};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 pub use software::{Capture, SoftwareContext, SoftwareQueuePair};
 
-use crate::memory::{Backing, Region, RegionInit};
+pub use crate::memory::{AccessError, Backing, RecoverError, Region, RegionInit, recover_from_faults};
 use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CompletionQueueNumber, CompletionSource, Counters,
     DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryAdvice, MemoryWindowType,

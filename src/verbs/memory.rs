@@ -96,8 +96,8 @@ impl Memory {
             backing if backing.is_raw() => {
                 "the memory is a raw range that was deregistered; register it again with reg_mr_raw"
             }
-            Backing::Device(_) => "the memory is a device's; register it again with reg_dm_mr",
-            Backing::Elsewhere(_) => {
+            backing if backing.is_of_device() => "the memory is a device's; register it again with reg_dm_mr",
+            backing if backing.is_elsewhere() => {
                 "the memory is an adapter's, or behind a descriptor; register it again with reg_dm_mr or reg_dmabuf_mr"
             }
             _ => return Ok(self.backing),

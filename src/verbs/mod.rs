@@ -123,7 +123,9 @@ pub use rereg::{RefusedChange, Reregistration};
 pub use shared_receive::{SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQueueOptions};
 pub use xrc_domain::XrcDomain;
 
-pub use crate::provider::{AttributeFault, Error, ErrorKind, InvalidAttribute, Result, SoftOptions};
+pub use crate::provider::{
+    AttributeFault, Error, ErrorKind, InvalidAttribute, RecoverError, Result, SoftOptions, recover_from_faults,
+};
 pub use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureOptions, CaptureSummary, Cause, CompletionOpcode,
     CompletionQueueNumber, CompletionStatus, CongestionAlgorithm, Counter, Counters, DeviceAttributes,

@@ -4,7 +4,7 @@
 use std::arch::x86_64::_rdtsc;
 use std::time::{Duration, Instant};
 
-use rdma_verbs::memory::recover_from_faults;
+use rdma_verbs::verbs::recover_from_faults;
 use rdma_verbs::verbs::{self, AccessFlags, SendRequest};
 use support::process::alone;
 
