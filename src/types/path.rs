@@ -47,6 +47,13 @@ pub struct RoundTripReport {
     pub shortest: Duration,
 }
 
+impl RoundTripReport {
+    /// Reports these times.
+    pub const fn new(smoothed: Duration, variation: Duration, shortest: Duration) -> Self {
+        Self { smoothed, variation, shortest }
+    }
+}
+
 /// Counts of packets, losses and congestion events on a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]

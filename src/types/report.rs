@@ -50,6 +50,13 @@ pub struct LastPeerPacket {
     pub ago: Duration,
 }
 
+impl LastPeerPacket {
+    /// Describes a packet of this kind that arrived this long ago.
+    pub const fn new(what: PeerPacketKind, ago: Duration) -> Self {
+        Self { what, ago }
+    }
+}
+
 /// Reason why a request of the peer is refused, which ends the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
@@ -133,6 +140,13 @@ pub struct FailedRequest {
     pub rnr_tries: u8,
 }
 
+impl FailedRequest {
+    /// Describes a failed request without a cause, of which nothing else is known.
+    pub const fn new(wr_id: u64, operation: Operation, status: CompletionStatus) -> Self {
+        Self { wr_id, status, cause: Cause::None, operation, length: 0, tries: 0, rnr_tries: 0 }
+    }
+}
+
 /// Event that moved the queue pair to the error state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -167,6 +181,13 @@ pub struct PathError {
     pub ago: Duration,
 }
 
+impl PathError {
+    /// Describes an error that the network reported once, this long ago, and of which nothing else is known.
+    pub const fn new(errno: i32, ago: Duration) -> Self {
+        Self { errno, reporter: None, mtu: None, bytes: None, count: 1, ago }
+    }
+}
+
 /// Packets from the peer's address that belong to no queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -179,6 +200,13 @@ pub struct UnmatchedPackets {
     pub count: u64,
     /// Time since the last one arrived.
     pub ago: Duration,
+}
+
+impl UnmatchedPackets {
+    /// Describes packets that were dropped for this reason, the last one this long ago.
+    pub const fn new(qpn: Option<Qpn>, reason: DropReason, count: u64, ago: Duration) -> Self {
+        Self { qpn, reason, count, ago }
+    }
 }
 
 /// A remote access that succeeded.
