@@ -43,7 +43,7 @@ impl Endpoint {
             if let Some(queue_pair) = self.enter(slot)
                 && let Some(outcome) = queue_pair.take_by_template(&pass, &template, datagram)
             {
-                if datagram.is_marked() {
+                if datagram.is_marked() && outcome.dropped.is_none() {
                     queue_pair.note_marks(now, datagram, template.opcode(), false);
                 }
                 return outcome;

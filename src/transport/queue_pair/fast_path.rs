@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::QueuePair;
 use crate::transport::common::Pass;
 use crate::transport::datagram::{Datagram, DatagramOutcome};
-use crate::types::{Counter, Psn};
+use crate::types::{Counter, DropReason, Psn};
 use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
 
 /// Bytes of the base transport header before the acknowledgement request and the PSN.
@@ -54,8 +54,8 @@ impl QueuePair {
         if is_between && is_plain && is_full { HeaderTemplate::of(datagram) } else { None }
     }
 
-    /// Takes a packet that fits the template. Returns `None` if it is not the expected one, or is invalid. The general
-    /// path then takes it, and repeats the changes made here.
+    /// Takes a packet that fits the template, or drops it if its check field is wrong. Returns `None` if it is not the
+    /// expected one, or cannot be executed here. The general path then takes it.
     #[inline]
     pub(in crate::transport) fn take_by_template(
         &mut self,
@@ -69,7 +69,10 @@ impl QueuePair {
         if !self.responder.may_execute_middle(psn) || !self.common.takes_requests() {
             return None;
         }
-        let evidence = self.check_icrc(datagram).ok()?;
+        let evidence = match self.check_icrc(datagram) {
+            Ok(evidence) => evidence,
+            Err(reason) => return Some(self.drop_by_template(reason)),
+        };
         self.responder.execute_middle(&mut self.common, pass, template.opcode(), payload)?;
         self.learn(evidence);
         self.common.counters.add(Counter::ReceivedPackets, 1);
@@ -83,5 +86,19 @@ impl QueuePair {
             check_field,
             ..DatagramOutcome::default()
         })
+    }
+
+    /// Drops a packet with a wrong check field. The general path must not check it again: each check of a standard
+    /// peer's packet may count a doubt ([`HiddenFields::Usual`]).
+    ///
+    /// [`HiddenFields::Usual`]: crate::transport::path::HiddenFields::Usual
+    #[cold]
+    fn drop_by_template(&mut self, reason: DropReason) -> DatagramOutcome {
+        self.common.counters.add_drop(reason);
+        DatagramOutcome {
+            is_from_own_peer: self.common.is_peer_native(),
+            check_field: self.check_field(Some(reason)),
+            ..DatagramOutcome::dropped(reason)
+        }
     }
 }
