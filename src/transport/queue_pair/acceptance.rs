@@ -130,7 +130,9 @@ impl QueuePair {
     fn may_be_due(&self, udp_payload: &[u8]) -> bool {
         let Some([opcode, .., high, middle, low]) = udp_payload.first_chunk::<12>() else { return false };
         let psn = Psn::new(u32::from_be_bytes([0, *high, *middle, *low]));
-        self.is_due(Opcode(*opcode).is_request(), psn)
+        let opcode = Opcode(*opcode);
+        // The PSN of a CNP has no meaning.
+        opcode != Opcode::CNP && self.is_due(opcode.is_request(), psn)
     }
 
     /// Whether a packet with this PSN was sent and is not acknowledged.

@@ -1,8 +1,9 @@
 //! ECN marks: which packets may be marked, and which end learns of a mark.
 
 use super::congestion::{Script, expect_done, read, write};
+use super::forged::Forged;
 use super::*;
-use crate::wire::{Bth, Flow, Headers, Opcode, icrc};
+use crate::wire::{Aeth, Bth, Flow, Headers, Opcode, Syndrome, icrc};
 
 const ECHOES: PeerCapabilities = PeerCapabilities { extensions: PeerCapabilities::MARKS, ..NATIVE };
 /// Traffic class that the application sets towards a standard peer that reports marks: DSCP 10 and ECT(0).
@@ -36,13 +37,17 @@ fn deliver(pair: &mut Pair, to: usize, traffic_class: u8, payload: &[u8]) -> Dat
 
 /// Returns a CNP of the second end for the first one.
 fn notification(pair: &Pair) -> Vec<u8> {
-    let bth =
-        Bth { becn: true, psn: Psn::default(), destination: pair.ends[0].qpn, ..Bth::with_payload(Opcode::CNP, 16) };
+    notification_with(pair, Psn::default(), 0)
+}
+
+/// Returns a CNP with this PSN and IPv4 identification.
+fn notification_with(pair: &Pair, psn: Psn, identification: u16) -> Vec<u8> {
+    let bth = Bth { becn: true, psn, destination: pair.ends[0].qpn, ..Bth::with_payload(Opcode::CNP, 16) };
     let mut bytes = vec![0; 12];
     Headers { bth, ..Headers::default() }.emit(&mut bytes);
     bytes.extend([0; 20]);
     let [destination, source] = [0, 1].map(|end| pair.ends[end].address);
-    icrc::append(&Flow { source, destination, source_port: 50_000 }, 0, &mut bytes);
+    icrc::append(&Flow { source, destination, source_port: 50_000 }, identification, &mut bytes);
     bytes
 }
 
@@ -161,6 +166,27 @@ fn notifications_are_heeded_only_of_the_peer_while_markable_packets_are_in_fligh
     assert_eq!(script.events(), []);
     assert_eq!(deliver(&mut pair, 0, 0, &good).dropped, None);
     assert_eq!(script.events().len(), 1);
+}
+
+/// The PSN of a CNP has no meaning, even if it is that of a packet in flight: a CNP with an unusual identification does
+/// not show that the peer changes its identifications.
+#[test]
+fn notifications_raise_no_doubts_about_identifications() {
+    let mut pair = standard(&Script::new(u64::MAX, None), MARKABLE);
+    write(&mut pair, 1_024);
+    pair.drive(Duration::from_millis(1));
+    expect_done(&mut pair, 1);
+    write(&mut pair, 1_024);
+    let sent = pair.catch(0);
+    let psn = sent[0].headers.bth.psn;
+    let odd = notification_with(&pair, psn, 77);
+    for _ in 0..5 {
+        assert_eq!(deliver(&mut pair, 0, 0, &odd).dropped, Some(DropReason::BadIcrc));
+    }
+    const ACK: Aeth = Aeth { syndrome: Syndrome::Ack { credit: 31 }, msn: 2 };
+    let odd = Forged::new(Opcode::RC_ACKNOWLEDGE, psn).with(|headers| headers.aeth = Some(ACK));
+    let dropped = odd.identified((77, true)).arrive(&mut pair, 0).dropped;
+    assert_eq!(dropped, Some(DropReason::BadIcrc), "the first packet in doubt");
 }
 
 #[test]
