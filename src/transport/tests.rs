@@ -497,6 +497,16 @@ fn an_unsignaled_request_is_acknowledged_before_the_one_that_fails() {
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::LocalAckTimeout), 0);
 }
 
+/// The default source of random numbers is constant.
+#[test]
+fn queue_pairs_have_different_numbers_although_random_numbers_repeat() {
+    let mut endpoint = Endpoint::new(EndpointConfig::default());
+    let events = AsyncEventQueue::new(16, None);
+    let mut create = || Member::new(&mut endpoint, QueuePairType::ReliableConnection, None, &events).qpn;
+    let numbers: Vec<Qpn> = (0..3).map(|_| create()).collect();
+    assert!(numbers[0] != numbers[1] && numbers[1] != numbers[2] && numbers[0] != numbers[2], "{numbers:?}");
+}
+
 #[test]
 fn every_drain_is_announced() {
     let mut pair = Pair::new(NATIVE);

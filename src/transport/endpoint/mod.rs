@@ -35,6 +35,10 @@ use quarantine::Quarantine;
 pub use timer::Deadlines;
 use timer::Timers;
 
+/// Maximum number of random draws of a free queue pair number. At most 4,000 of a block's 4,096 numbers are used, and
+/// half of the others are in quarantine. If all blocks are that full, all draws miss once in 100,000 times.
+const MOST_DRAWS: u32 = 1_000;
+
 /// Options of an endpoint.
 pub struct EndpointConfig {
     /// Blocks of queue pair numbers (their top 12 bits) that it may use.
@@ -168,7 +172,7 @@ impl Endpoint {
         if self.by_number.len() as u32 >= limit {
             return Err(CreateError::TooMany { limit });
         }
-        let qpn = self.free_number();
+        let qpn = self.free_number().ok_or(CreateError::TooMany { limit })?;
         let queue_pair = Box::new(QueuePair::new(qpn, init, Arc::clone(&self.config.reorder_budget)));
         let slot = self.free.pop().unwrap_or_else(|| {
             self.queue_pairs.push(None);
@@ -186,18 +190,23 @@ impl Endpoint {
         self.config.max_queue_pairs.min(self.config.qpn_blocks.len() as u32 * 4_000)
     }
 
-    /// Draws a free number. At most 4,000 of a block's 4,096 numbers are used, and half of the others are in
-    /// quarantine, so a free one is found soon.
-    fn free_number(&mut self) -> Qpn {
-        loop {
+    /// Returns a free number: a random one, or the first one if all draws miss.
+    fn free_number(&mut self) -> Option<Qpn> {
+        for _ in 0..MOST_DRAWS {
             let random = (self.config.random)();
             let block = self.config.qpn_blocks[(random >> 12) as usize % self.config.qpn_blocks.len()];
             let qpn = Qpn::new(block << 12 | random & 0xfff);
-            let reserved = qpn.value() <= 1 || qpn == Qpn::MULTICAST;
-            if !reserved && !self.by_number.contains_key(&qpn) && !self.quarantine.contains(qpn) {
-                return qpn;
+            if self.is_free(qpn) {
+                return Some(qpn);
             }
         }
+        let numbers_of = |block: &u32| (*block << 12..=*block << 12 | 0xfff).map(Qpn::new);
+        self.config.qpn_blocks.iter().flat_map(numbers_of).find(|qpn| self.is_free(*qpn))
+    }
+
+    fn is_free(&self, qpn: Qpn) -> bool {
+        let is_reserved = qpn.value() <= 1 || qpn == Qpn::MULTICAST;
+        !is_reserved && !self.by_number.contains_key(&qpn) && !self.quarantine.contains(qpn)
     }
 
     /// Changes state and attributes, all or nothing. `source` is the local end of the path that `ah_attr` names.
