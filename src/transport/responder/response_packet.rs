@@ -76,23 +76,23 @@ impl Responder {
             return (!is_held).then(|| ResponsePlan::new(Opcode::RC_ACKNOWLEDGE, 0, response));
         };
         let resource = self.responses.resource(slot)?;
-        let ResourceKind::Read { reth, next, end, .. } = resource.kind else {
+        let ResourceKind::Read { next, end, .. } = resource.kind else {
             return Some(ResponsePlan::new(Opcode::RC_ATOMIC_ACKNOWLEDGE, 0, response));
         };
         if self.responses.is_paused() {
             return None;
         }
         let mtu = common.mtu_bytes();
+        let left = end - next * mtu;
         // Only the READ's own first packet is a FIRST: Linux accepts only MIDDLE and LAST later (`rxe_comp.c`,
         // `check_ack`), and sends the same (`rxe_resp.c`, `duplicate_request`).
-        let opcode = match (next == 0, next + 1 == end) {
+        let opcode = match (next == 0, left <= mtu) {
             (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
             (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
             (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
             (false, true) => Opcode::RC_READ_RESPONSE_LAST,
         };
-        let payload = (reth.length - next * mtu).min(mtu);
-        Some(ResponsePlan::new(opcode, payload, response))
+        Some(ResponsePlan::new(opcode, left.min(mtu), response))
     }
 
     /// Adds the planned packet, which must fit, and advances. Adds nothing if the memory of a repeated READ is gone.
@@ -173,15 +173,16 @@ impl Responder {
         let sending = |again| if again { Sending::Again } else { Sending::First };
         headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
         headers.bth.psn = resource.first;
-        let (reth, domain, next, end, sent) = match resource.kind {
+        let (reth, domain, next, sent) = match resource.kind {
             ResourceKind::Atomic { original } => {
                 headers.atomic_ack = Some(original);
                 writer.add(&mut Burst::single(&mut headers, 0, NoPayload, sending(resource.was_sent)))?;
                 self.responses.pop();
                 return Ok(());
             }
-            ResourceKind::Read { reth, domain, next, end, sent, .. } => (reth, domain, next, end, sent),
+            ResourceKind::Read { reth, domain, next, sent, .. } => (reth, domain, next, sent),
         };
+        let is_last = matches!(plan.opcode, Opcode::RC_READ_RESPONSE_ONLY | Opcode::RC_READ_RESPONSE_LAST);
         headers.bth.psn = resource.first.plus(next);
         if plan.opcode == Opcode::RC_READ_RESPONSE_MIDDLE {
             headers.aeth = None;
@@ -191,13 +192,13 @@ impl Responder {
             key: reth.rkey,
             accessor: Accessor { domain, queue_pair: common.qpn },
             va: reth.va.wrapping_add(u64::from(next) * u64::from(common.mtu_bytes())),
-            goes_on: next + 1 < end,
+            goes_on: !is_last,
         };
         if writer.add(&mut Burst::single(&mut headers, plan.payload, payload, sending(next < sent))).is_err() {
             return self.refuse_read(common, &resource, next);
         }
         self.responses.note_packets(1, plan.size);
-        self.responses.note_read_sent(pass.now, slot, next + 1, end, !common.is_peer_native());
+        self.responses.note_read_sent(pass.now, slot, next + 1, is_last, !common.is_peer_native());
         Ok(())
     }
 
@@ -216,15 +217,17 @@ impl Responder {
         if first < sent || !common.is_peer_native() {
             return false;
         }
-        let (mtu, accessor) = (u64::from(plan.payload), Accessor { domain, queue_pair: common.qpn });
-        let (va, length) = (reth.va.wrapping_add(u64::from(first) * mtu), u64::from(end - 1 - first) * mtu);
+        let (mtu, accessor) = (plan.payload, Accessor { domain, queue_pair: common.qpn });
+        let offset = first * mtu;
+        let count = (end - offset - 1) / mtu;
+        let (va, length) = (reth.va.wrapping_add(u64::from(offset)), u64::from(count * mtu));
         let payload = pass.memory.payloads(reth.rkey.0, accessor, va, length, AccessFlags::REMOTE_READ);
         let Some(payload) = payload else { return false };
         let mut headers = Headers { bth: plan.header(common), ..Headers::default() };
         headers.bth.psn = resource.first.plus(first);
         let mut burst = Burst {
             headers: &mut headers,
-            count: (end - 1 - first).min(self.responses.packets_allowed()),
+            count: count.min(self.responses.packets_allowed()),
             payload_bytes: plan.payload,
             payload,
             ack_requests: AckRequests::default(),
@@ -232,7 +235,7 @@ impl Responder {
         };
         let Ok(added @ 1..) = writer.add(&mut burst) else { return false };
         self.responses.note_packets(added, plan.size);
-        self.responses.note_read_sent(pass.now, slot, first + added, end, false);
+        self.responses.note_read_sent(pass.now, slot, first + added, false, false);
         true
     }
 

@@ -91,8 +91,9 @@ pub(super) enum ResourceKind {
         reth: Reth,
         /// Protection domain of the memory.
         domain: DomainId,
-        /// Next packet of the response, counted from the first; `end`: the one after its last.
+        /// Next packet of the response, counted from the first.
         next: u32,
+        /// Bytes of the READ up to the end of the response.
         end: u32,
         /// Number of packets of the response, from its first, that were sent at least once.
         sent: u32,
@@ -128,12 +129,14 @@ impl Repeats {
     }
 }
 
-/// A part of a READ: packets of its response, counted from its first.
+/// A part of a READ's response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Part {
     slot: usize,
+    /// First packet, counted from the first of the READ.
     from: u32,
-    to: u32,
+    /// Bytes of the READ up to the end of the part.
+    end: u32,
 }
 
 /// The responses due to the peer.
@@ -278,7 +281,7 @@ impl ResponseQueue {
 
     pub(super) fn push_read(&mut self, first: Psn, packets: u32, read: ReadRequest, message_count: u32) {
         let ReadRequest { reth, domain, named } = read;
-        let kind = ResourceKind::Read { reth, domain, next: 0, end: packets, sent: 0, repeats: Repeats::default() };
+        let kind = ResourceKind::Read { reth, domain, next: 0, end: reth.length, sent: 0, repeats: Repeats::default() };
         self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, was_sent: false });
     }
 
@@ -426,10 +429,10 @@ impl ResponseQueue {
         if !fits || !repeats.allow(now, from) {
             return false;
         }
-        let to = from + reth.length.div_ceil(mtu).max(1);
+        let requested_end = skipped as u32 + reth.length;
         if resource.queued && in_parts {
-            let part = Part { slot, from, to };
-            let is_due = (*next <= from && to <= *end) || self.parts.contains(&part);
+            let part = Part { slot, from, end: requested_end };
+            let is_due = (*next <= from && requested_end <= *end) || self.parts.contains(&part);
             if !is_due && self.parts.len() < MOST_PARTS {
                 self.parts.push(part);
             }
@@ -438,10 +441,10 @@ impl ResponseQueue {
         if resource.queued {
             // The queued response must not begin later or end earlier than requested.
             *next = (*next).min(from);
-            *end = (*end).max(to);
+            *end = (*end).max(requested_end);
             return true;
         }
-        (*next, *end) = (from, to);
+        (*next, *end) = (from, requested_end);
         resource.queued = true;
         self.queue.push_back(Response::Resource(slot));
         true
@@ -565,12 +568,12 @@ impl ResponseQueue {
     }
 
     /// Notes sent packets of a READ response, up to the one before `next`. If `is_paced`, a pause follows each burst.
-    pub(super) fn note_read_sent(&mut self, now: Time, slot: usize, next: u32, end: u32, is_paced: bool) {
+    pub(super) fn note_read_sent(&mut self, now: Time, slot: usize, next: u32, is_last: bool, is_paced: bool) {
         if let Some(Resource { kind: ResourceKind::Read { next: stored, sent, .. }, .. }) = &mut self.resources[slot] {
             *stored = next;
             *sent = next.max(*sent);
         }
-        if next == end {
+        if is_last {
             self.pop();
         }
         if is_paced {
@@ -605,7 +608,7 @@ impl ResponseQueue {
         let Some(place) = self.parts.iter().position(|part| part.slot == slot) else { return };
         let part = self.parts.remove(place);
         if let Some(Resource { kind: ResourceKind::Read { next, end, .. }, queued, .. }) = &mut self.resources[slot] {
-            (*next, *end, *queued) = (part.from, part.to, true);
+            (*next, *end, *queued) = (part.from, part.end, true);
             self.queue.push_front(Response::Resource(slot));
         }
     }

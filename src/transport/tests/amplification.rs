@@ -3,8 +3,9 @@
 //! UDP payload bytes are counted, for which the ratio is worse than with all headers.
 
 use super::forged::{FIRST, Forged};
+use super::recovery::{GAP_RUNS, MTU};
 use super::*;
-use crate::wire::{Aeth, AtomicEth, FlushEth, Headers, Opcode, Reth, Syndrome};
+use crate::wire::{Aeth, AtomicEth, FlushEth, Headers, Opcode, Packet, Reth, Syndrome};
 
 /// Distances from the expected PSN, of requests that are not the next one.
 const DISTANCES: [i32; 10] = [-(1 << 22), -5_000, -40, -3, -2, -1, 1, 30, 5_000, 1 << 22];
@@ -118,6 +119,28 @@ fn a_read_is_repeated_a_bounded_number_of_times() {
         responses += sent_bytes(&mut pair) / length as usize;
     }
     assert!((64..200).contains(&responses), "{responses} times");
+}
+
+/// A duplicate READ may end earlier than the original one (IBTA 9.4.4).
+#[test]
+fn a_repeated_read_gets_no_more_bytes_than_it_requests() {
+    for capabilities in [NATIVE, PeerCapabilities::STANDARD, GAP_RUNS] {
+        let mut pair = Pair::new(capabilities);
+        let rkey = pair.ends[1].region.rkey();
+        let mut read = |from: u32, length| {
+            let reth = Reth { va: 0x10_0000 + u64::from(from * MTU), rkey, length };
+            let request = Forged::new(Opcode::RC_READ_REQUEST, FIRST.plus(from));
+            request.with(|headers| headers.reth = Some(reth)).arrive(&mut pair, 1);
+            let responses = pair.catch(1);
+            responses.iter().map(|sent| Packet::parse(&sent.bytes).unwrap().payload.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(read(0, 2_500), [1_024, 1_024, 452]);
+        assert_eq!(read(1, 1_476), [1_024, 452]);
+        assert_eq!(read(0, 1_500), [1_024, 476]);
+        assert_eq!(read(0, 8), [8]);
+        assert_eq!(read(1, 700), [700]);
+        assert_eq!(read(2, 0), [0]);
+    }
 }
 
 /// A genuine peer that repeats a packet because its acknowledgement was lost gets another one.

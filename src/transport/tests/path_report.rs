@@ -2,10 +2,9 @@
 
 use super::fair_queue::Crowd;
 use super::keyed::{agreed, connect};
-use super::recovery::{MTU, Sent, keyed};
+use super::recovery::{GAP_RUNS, MTU, Sent, keyed};
 use super::*;
 
-const GAP_RUNS: PeerCapabilities = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };
 const ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// Connects native peers. The first has a controller of this kind.

@@ -6,7 +6,7 @@ use crate::wire::{Headers, Opcode, Packet};
 
 const FIRST: Psn = Psn::new(0xff_fff0);
 pub(super) const MTU: u32 = 1_024;
-const GAP_RUNS: PeerCapabilities = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };
+pub(super) const GAP_RUNS: PeerCapabilities = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };
 /// Duration that an attribute `timeout` of 14 stands for.
 const TIMEOUT: Duration = Duration::from_nanos(4_096 << 14);
 
