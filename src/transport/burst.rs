@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn acknowledgements_are_asked_for_at_equal_distances() {
+    fn acknowledgements_are_requested_at_equal_distances() {
         let asks = |first, every| -> Vec<u32> {
             (0..10).filter(|index| AckRequests { first, every }.contains(*index)).collect()
         };

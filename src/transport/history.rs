@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unmatched_packets_are_few_and_the_oldest_goes() {
+    fn unmatched_packets_are_bounded_and_the_oldest_is_dropped() {
         let mut history = UnmatchedHistory::default();
         let source: IpAddr = "10.0.0.2".parse().unwrap();
         for number in 0..100 {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn first_ending_counts() {
+    fn the_first_error_origin_is_kept() {
         let mut history = History::default();
         history.note_error_origin(ErrorOrigin::Application);
         history.note_error_origin(ErrorOrigin::CompletionQueueOverflow);

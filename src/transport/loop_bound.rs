@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "the loop \"test\" exceeds its bound")]
-    fn one_round_too_many_is_found() {
+    fn an_exceeded_bound_is_detected() {
         let mut bound = LoopBound::new("test", 3);
         (0..4).for_each(|_| bound.step());
     }

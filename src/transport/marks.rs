@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_loses_markable_packets_gets_none_any_more() {
+    fn a_path_that_loses_ect_packets_gets_no_more_of_them() {
         let departing = |marking| TrafficClass::unmarked(0x2b).with(marking).departing();
         assert_eq!(departing(Marking::Untested), 0x2a);
         assert_eq!(departing(Marking::Untested.note_silence()), 0x28);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn notifications_keep_their_distance() {
+    fn cnps_are_sent_at_a_minimum_interval() {
         let at = |microseconds: u64| Time::from_nanos(1_000_000 + microseconds * 1_000);
         let mut marks = ArrivedMarks::default();
         let told: Vec<bool> =

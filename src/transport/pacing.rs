@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn time_without_packets_is_not_saved_up() {
+    fn idle_time_earns_no_credit() {
         let mut account = Account::default();
         account.pay(at(0), COST);
         account.pay(at(0), COST);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn lateness_is_made_up_for() {
+    fn late_sends_are_compensated() {
         let mut account = Account::default();
         account.pay(at(0), COST);
         account.note_awaited(at(1));

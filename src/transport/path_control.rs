@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_is_paid_for_before_the_next_send() {
+    fn the_next_send_waits_until_sent_packets_are_paid_for() {
         let fixed = Fixed { window: 64 * PACKET, rate: Some(100_000 * PACKET) };
         let mut control = PathControl::new(&facts(true), &fixed).expect("a controller");
         control.note_sent(&sent(0, PACKET));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_acknowledged_has_a_rate_after_data_of_this_direction_was() {
+    fn unacknowledged_packets_have_a_rate_only_after_recent_data_in_their_direction() {
         let fixed = Fixed { window: 64 * PACKET, rate: Some(100_000 * PACKET) };
         let mut control = PathControl::new(&facts(true), &fixed).expect("a controller");
         control.charge(at(0), PACKET);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn another_queue_pair_goes_on_with_the_window_unless_the_peer_is_of_another_kind() {
+    fn another_queue_pair_keeps_the_window_unless_the_kind_of_peer_differs() {
         let fixed = Fixed { window: 32 * PACKET, rate: None };
         let mut control = PathControl::new(&facts(false), &fixed).expect("a controller");
         control.note_sent(&sent(0, 8 * PACKET));

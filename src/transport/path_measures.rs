@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn congestion_events_and_losses_by_chance_are_told_apart() {
+    fn congestion_events_and_random_losses_are_counted_apart() {
         let mut measures = PathMeasures::default();
         let control = |congestion_events, tolerates_losses| ControlReport {
             congestion_events,
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn several_queue_pairs_wait_for_the_pace_once_and_not_before_the_time_comes() {
+    fn simultaneous_waits_for_the_pace_count_once() {
         let mut measures = PathMeasures::default();
         measures.note_blocked(at(0), Blocked::Pace(at(100)));
         measures.note_blocked(at(50), Blocked::Pace(at(100)));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_window_is_waited_for_until_the_next_acknowledgement() {
+    fn the_wait_for_a_full_window_ends_with_the_next_acknowledgement() {
         let mut measures = PathMeasures::default();
         measures.note_blocked(at(0), Blocked::Window);
         measures.note_blocked(at(20), Blocked::Window);

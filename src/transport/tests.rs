@@ -426,7 +426,7 @@ fn atomics_return_the_value_before() {
 }
 
 #[test]
-fn a_late_receive_is_waited_for() {
+fn a_send_is_retried_until_a_receive_is_posted() {
     let mut pair = Pair::new(NATIVE);
     let local = pair.ends[0].sge(0, 2_000);
     let now = pair.now;
@@ -508,7 +508,7 @@ fn queue_pairs_have_different_numbers_although_random_numbers_repeat() {
 }
 
 #[test]
-fn every_drain_is_announced() {
+fn every_drain_generates_an_event() {
     let mut pair = Pair::new(NATIVE);
     for _ in 0..2 {
         let end = &mut pair.ends[0];
@@ -527,7 +527,7 @@ fn every_drain_is_announced() {
 }
 
 #[test]
-fn a_crowd_of_duplicates_fills_no_queue() {
+fn duplicates_do_not_fill_the_response_queue() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let (sender, receiver) = (pair.ends[0].address, pair.ends[1].address);
     let flow = crate::wire::Flow { source: sender, destination: receiver, source_port: 50_000 };
@@ -563,7 +563,7 @@ fn base_header(datagram: &[u8]) -> crate::wire::Bth {
 }
 
 #[test]
-fn a_held_acknowledgement_rides_behind_the_reply() {
+fn a_held_acknowledgement_leaves_behind_the_reply_in_one_send() {
     use crate::wire::Opcode;
 
     for (capabilities, bursts) in [
@@ -592,7 +592,7 @@ fn a_held_acknowledgement_rides_behind_the_reply() {
 }
 
 #[test]
-fn unsignaled_requests_that_follow_closely_ask_seldom_and_the_probe_asks_for_the_last() {
+fn frequent_unsignaled_requests_request_few_acknowledgements_and_a_probe_requests_the_last() {
     let mut pair = Pair::new(NATIVE);
     let (local, asker) = (pair.ends[0].sge(0, 8), pair.ends[0].address);
     let rkey = pair.ends[1].region.rkey();
@@ -618,7 +618,7 @@ fn unsignaled_requests_that_follow_closely_ask_seldom_and_the_probe_asks_for_the
 /// Found by the simulator: only packets after the last acknowledgement request requested one, so a full window of
 /// retransmissions got no response.
 #[test]
-fn packets_that_are_sent_again_ask_for_acknowledgement() {
+fn retransmitted_packets_request_acknowledgements() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let (local, into) = (pair.ends[0].sge(0, 200_000), pair.ends[1].sge(300_000, 200_000));
     pair.ends[0].post(pair.now, Operation::Send, &[local]);
@@ -633,7 +633,7 @@ fn packets_that_are_sent_again_ask_for_acknowledgement() {
 /// Found by the simulator: an acknowledgement overtook the response before it, and was forgotten when that response
 /// arrived.
 #[test]
-fn a_response_that_overtook_another_is_asked_for_again_soon() {
+fn a_response_that_overtook_another_is_requested_again_soon() {
     let mut pair = Pair::new(NATIVE);
     let (local, rkey) = (pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
     let remote_addr = 0x10_0000;

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rate_is_higher_and_a_lower_one_stays() {
+    fn the_cap_limits_higher_rates_and_keeps_lower_ones() {
         for (rate, capped) in [(None, 1_000), (Some(5_000), 1_000), (Some(300), 300)] {
             let control = Capped::new(Box::new(Fixed(rate)), 1_000);
             assert_eq!((control.pacing_rate(), control.window()), (Some(capped), 4_096));

@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn persistent_congestion_begins_with_one_packet_again() {
+    fn persistent_congestion_restarts_with_one_packet() {
         let mut cubic = cubic();
         let threshold = cubic.window * BETA;
         lose(&mut cubic, CongestionKind::Persistent, 0);
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_in_flight_before_persistent_congestion_does_not_keep_the_window_from_growing() {
+    fn packets_in_flight_before_persistent_congestion_do_not_stop_growth() {
         let mut cubic = Cubic { window: 1_000.0, ..cubic() };
         let in_flight = cubic.window();
         cubic.on_sent(&sent(in_flight));
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_after_persistent_congestion_ends_slow_start_whatever_was_in_flight_before() {
+    fn a_mark_after_persistent_congestion_ends_slow_start_despite_earlier_packets() {
         let mut cubic = Cubic { window: 1_000.0, ..cubic() };
         let in_flight = cubic.window();
         lose(&mut cubic, CongestionKind::Persistent, in_flight);
@@ -548,7 +548,7 @@ mod tests {
 
     /// The process stands still for an hour while a packet is measured.
     #[test]
-    fn a_process_that_stood_still_paces_no_slower() {
+    fn a_pause_of_the_process_does_not_lower_the_pacing_rate() {
         let mut cubic = cubic();
         let mut ack =
             Acked { now: at(1.0), bytes: PACKET, round_trip: Some(ROUND_TRIP), repetition: None, in_flight: 0 };

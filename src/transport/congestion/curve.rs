@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_shrinks_leaves_room() {
+    fn a_shrinking_window_leaves_room() {
         assert_eq!(plateau_after(1_000.0, 0.0), 1_000.0);
         assert_eq!(plateau_after(800.0, 1_000.0), 680.0);
     }

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_has_become_longer_gets_its_window_back() {
+    fn a_path_that_became_longer_regains_its_window() {
         let mut window = window();
         acknowledge(&mut window, 1, Some(1));
         lose(&mut window);
@@ -283,7 +283,7 @@ mod tests {
 
     /// The stream always fills the window, and its queue is never taken for a part of the path.
     #[test]
-    fn a_stream_that_goes_on_keeps_the_queue_out() {
+    fn a_continuous_stream_keeps_the_queue_empty() {
         let mut window = window();
         acknowledge(&mut window, 1, Some(1));
         lose(&mut window);

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn few_losses_without_a_queue_are_chance() {
+    fn few_losses_without_a_queue_are_random() {
         let mut test = begun();
         for number in 2..100 {
             assert_eq!(test.judge(false), Verdict::Chance);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn many_losses_are_chance_if_a_smaller_window_loses_as_much() {
+    fn many_losses_are_random_if_a_smaller_window_loses_as_much() {
         let mut test = begun();
         test.judge(false);
         assert_eq!(round(&mut test, 2, ROUND_TRIP, (100, 10)), Verdict::Congestion);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_is_seen_while_losses_are_chance_is_left_out_of_the_window() {
+    fn a_queue_seen_during_random_losses_is_taken_out_of_the_window() {
         let mut test = begun();
         assert_eq!(test.excess(), None);
         test.judge(false);

@@ -280,7 +280,7 @@ mod tests {
     };
 
     #[test]
-    fn the_constant_window_is_what_the_socket_takes_whatever_happens() {
+    fn the_constant_window_is_always_the_socket_capacity() {
         let mut window = ConnectionWindow::new(&PATH);
         assert!(window.is_constant());
         let now = Time::ZERO;

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_trip_that_was_long_by_chance_does_not() {
+    fn one_long_round_trip_does_not_end_slow_start() {
         let mut slow_start = SlowStart::default();
         round(&mut slow_start, 1_000);
         round(&mut slow_start, 2_000);

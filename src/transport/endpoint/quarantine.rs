@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_after_as_many_others() {
+    fn numbers_are_reusable_after_as_many_others() {
         let mut quarantine = Quarantine::default();
         (1..=20).for_each(|number| quarantine.add(Qpn::new(number), 20));
         assert!((1..=10).all(|number| !quarantine.contains(Qpn::new(number))));

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_round_trip_that_ends_is_told() {
+    fn the_shortest_round_trip_that_ends_is_reported() {
         let mut delays = Delays::default();
         (0..20).for_each(|packet| delays.begin(Psn::new(packet), at(10 * u64::from(packet))));
         assert!(!delays.wants(at(70)));

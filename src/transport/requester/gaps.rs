@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_asked_for_again_after_three_later_responses() {
+    fn missing_responses_are_requested_again_after_three_later_ones() {
         let mut responses = Responses::new();
         assert!(!responses.come(2, at(0)) && !responses.come(3, at(0)));
         assert!(responses.0.missing().has_late());
@@ -240,7 +240,7 @@ mod tests {
 
     /// The third response from the limit on shows it.
     #[test]
-    fn a_repetition_is_lost_when_enough_has_come_that_left_after_it() {
+    fn a_repetition_is_lost_when_enough_later_responses_have_arrived() {
         let mut responses = Responses::new();
         responses.come(99, at(0));
         responses.0.give_up_before(LIMIT, |_| false);

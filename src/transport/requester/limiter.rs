@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_is_what_was_asked_for_or_60_microseconds() {
+    fn a_burst_has_the_requested_length_or_60_microseconds() {
         let packets = |rate_limit, max_burst_sz, typical_pkt_sz| {
             let limit = RateLimit { rate_limit, max_burst_sz, typical_pkt_sz };
             Limiter::new(&limit).map(|limiter| limiter.allowance(1_024).1)

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn evidence_grows_with_what_was_sent_again_in_vain_and_is_forgotten() {
+    fn the_loss_threshold_grows_with_spurious_retransmissions_and_recovers() {
         let mut reordering = Reordering::default();
         assert_eq!(reordering.evidence(1_000), LOSS_EVIDENCE);
         reordering.note_false_repetition();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_lossy_for_a_while_after_a_loss_by_chance() {
+    fn a_path_is_lossy_for_a_while_after_a_random_loss() {
         assert!(!event(&[0]).is_lossy(NOW), "a queue overflowed");
         let mut reordering = Reordering::default();
         reordering.begin_event(NOW, BEGIN, Some(Outcome::Unchanged));

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_with_enough_behind_them_are_lost_and_each_packet_is_sent_again_once() {
+    fn gaps_with_enough_later_packets_are_lost_and_each_packet_is_retransmitted_once() {
         let mut board = Board::new();
         let learned = board.take(&[(2, 5), (1, 1), (3, 2)], at(0));
         assert_eq!(learned, Learned { has_delivered: true, is_new_event: true });
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_again_is_sent_again_after_a_while() {
+    fn a_lost_retransmission_is_repeated_after_a_while() {
         let mut board = Board::new();
         board.take(&[(1, 3)], at(0));
         assert_eq!(board.send_again(at(0)), [0]);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_again_is_sent_again_when_enough_is_kept_that_left_after_it() {
+    fn a_lost_retransmission_is_repeated_when_enough_later_packets_are_kept() {
         let mut board = Board::new();
         board.take(&[(1, 99)], at(0));
         assert_eq!(board.send_again(at(0)), [0]);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_end_it() {
+    fn acknowledgements_empty_the_scoreboard() {
         let mut board = Board::new();
         board.take(&[(2, 5), (2, 3)], at(0));
         assert!(board.0.gaps.acknowledge_before(BEGIN.plus(1)));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_was_overtaken_changes_nothing_unless_it_comes_again() {
+    fn an_overtaken_report_changes_nothing_unless_it_is_repeated() {
         let mut board = Board::new();
         board.take(&[(1, 9), (1, 9)], at(0));
         board.send_again(at(0));
@@ -201,7 +201,7 @@ mod tests {
 
     /// Both reports have the same end, and only the newer one is right.
     #[test]
-    fn two_reports_in_turns_send_nothing_again_twice() {
+    fn alternating_reports_cause_no_second_retransmission() {
         let mut board = Board::new();
         let (older, newer) = ([(1, 4), (1, 4)], [(1, 9)]);
         board.take(&older, at(0));

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_come_out_by_their_number_as_the_ring_grows() {
+    fn packets_are_taken_by_psn_as_the_ring_grows() {
         let mut buffer = Buffer::new(1 << 20);
         for ahead in [3, 1, 15, 16, 4_000, 70] {
             assert_eq!(buffer.insert(0, ahead, Time::ZERO), Kept::New);
@@ -373,7 +373,7 @@ mod tests {
 
     /// The packets lie around the end of a word, of the ring, and of the PSN space.
     #[test]
-    fn gap_runs_tell_what_is_kept() {
+    fn gap_runs_list_the_kept_packets() {
         for (expected, kept) in [
             (0, vec![1]),
             (0, (1..16).collect()),
@@ -398,7 +398,7 @@ mod tests {
 
     /// The responses of a READ of 2 GiB with an MTU of 256 take half of all PSNs.
     #[test]
-    fn half_of_all_numbers_may_be_passed_at_once() {
+    fn an_advance_over_half_of_all_psns_empties_the_ring() {
         let mut buffer = Buffer::new(1 << 20);
         assert_eq!(buffer.insert(0, 1, Time::ZERO), Kept::New);
         buffer.buffer.advance(BASE.plus(1 << 23));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_serves_the_next_lap() {
+    fn a_slot_is_reused_after_the_ring_wraps() {
         let mut buffer = Buffer::new(1 << 20);
         for lap in 0..100 {
             let expected = lap * 8;
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_too_long_is_forgotten() {
+    fn packets_kept_too_long_are_dropped() {
         let mut buffer = Buffer::new(1 << 20);
         let later = Time::ZERO + KEPT_FOR / 2;
         buffer.insert(0, 1, Time::ZERO);
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_the_key_waits_longer_than_what_anyone_may_have_sent() {
+    fn keyed_packets_are_kept_longer() {
         let mut buffer = Buffer::new(1 << 20);
         buffer.insert(0, 1, Time::ZERO);
         buffer.buffer.insert(BASE, BASE.plus(2), Arrived { is_keyed: true, ..packet(&[2]) }, Time::ZERO);
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_the_key_waits_no_longer_once_a_quarter_of_the_budget_is_taken() {
+    fn keyed_packets_are_not_kept_longer_once_a_quarter_of_the_budget_is_taken() {
         let mut buffer = Buffer::new(1 << 20);
         for ahead in 1..=300 {
             let packet = Arrived { is_keyed: true, ..packet(&[0; 1_000]) };

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_has_an_end() {
+    fn a_wait_for_the_pace_is_bounded() {
         let mut pace = ResponsePace::default();
         for start in [1_000, 5_000] {
             assert_eq!(pace.wait_until(at(start), at(start + 1_500), 3), Some(at(start + 1_500)));

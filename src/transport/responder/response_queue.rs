@@ -685,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn room_that_grows_keeps_what_was_begun() {
+    fn growing_room_keeps_begun_reads() {
         let mut responses = responses(2);
         begin(&mut responses, 1);
         responses.pop();
@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_read_leave_before_what_is_asked_for_later() {
+    fn parts_of_a_read_leave_before_responses_to_later_requests() {
         let mut responses = responses(2);
         let part = |from: u32, packets: u32| Reth { va: u64::from(from), rkey: Rkey(1), length: packets };
         let read = |from, packets| ReadRequest { reth: part(from, packets), domain: DomainId(1), named: None };

@@ -176,7 +176,7 @@ fn the_window_bounds_what_is_in_flight_as_the_socket_does() {
 }
 
 #[test]
-fn a_window_below_one_packet_lets_one_at_a_time_leave() {
+fn a_window_below_one_packet_allows_one_packet() {
     for window in [0, 1, MTU - 1] {
         let script = Script::new(window, None);
         let mut pair = script.reliable(NATIVE);
@@ -190,7 +190,7 @@ fn a_window_below_one_packet_lets_one_at_a_time_leave() {
 }
 
 #[test]
-fn a_rate_spaces_packets_and_spends_no_try() {
+fn a_rate_spaces_packets_and_consumes_no_retries() {
     // A packet every 10 ms: longer than a probe waits. 16 packets, without a response, last longer than the transport
     // timer.
     let script = Script::new(u64::MAX, Some(100 * MTU));
@@ -207,7 +207,7 @@ fn a_rate_spaces_packets_and_spends_no_try() {
 }
 
 #[test]
-fn what_leaves_in_one_send_is_paid_for_before_the_next() {
+fn each_send_waits_until_the_previous_one_is_paid_for() {
     let script = Script::new(20 * MTU, Some(1_000 * MTU));
     let mut pair = script.reliable(NATIVE);
     let start = pair.now;
@@ -274,7 +274,7 @@ fn a_lost_packet_is_a_congestion_event() {
 
 /// A round trip is over when its packets have arrived, although one before them is lost again and again.
 #[test]
-fn what_arrives_behind_a_gap_is_told_once_and_at_once() {
+fn packets_behind_a_gap_are_reported_to_the_controller_at_once_and_once() {
     let script = Script::new(u64::MAX, None);
     let gap_runs = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };
     let mut pair = script.reliable(gap_runs);
@@ -337,7 +337,7 @@ fn queue_pairs_with_a_common_peer_share_a_controller() {
 }
 
 #[test]
-fn queue_pairs_that_wait_for_the_pace_take_turns() {
+fn queue_pairs_that_wait_for_the_pace_alternate() {
     let script = Script::new(u64::MAX, Some(1_000 * MTU));
     let mut crowd = script.crowd(4);
     let write = crowd.write();
@@ -354,7 +354,7 @@ fn queue_pairs_that_wait_for_the_pace_take_turns() {
 }
 
 #[test]
-fn a_window_of_one_packet_is_used_in_turns() {
+fn queue_pairs_alternate_in_a_window_of_one_packet() {
     let script = Script::new(MTU, None);
     let mut crowd = script.crowd(4);
     let write = crowd.write();
@@ -366,7 +366,7 @@ fn a_window_of_one_packet_is_used_in_turns() {
 
 /// Other queue pairs may wait for the room that these packets take.
 #[test]
-fn among_others_on_a_controlled_path_each_fourth_packet_asks_for_a_response() {
+fn every_fourth_packet_on_a_shared_controlled_path_requests_an_acknowledgement() {
     let script = Script::new(100 * MTU, None);
     let mut crowd = script.crowd(2);
     let write = crowd.write();
@@ -381,7 +381,7 @@ fn among_others_on_a_controlled_path_each_fourth_packet_asks_for_a_response() {
 }
 
 #[test]
-fn queue_pairs_with_another_dscp_have_a_controller_of_their_own() {
+fn each_dscp_has_its_own_controller() {
     let script = Script::new(16 * MTU, None);
     let mut crowd = script.crowd(0);
     for (traffic_class, built) in [(0, 1), (0x28, 2), (0x28, 2), (0, 2)] {

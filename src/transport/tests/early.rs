@@ -64,7 +64,7 @@ fn packets_far_ahead_are_no_evidence_of_a_gap() {
 
 /// Each forged packet may cause one NAK, but not one for each executed packet.
 #[test]
-fn packets_within_the_window_cause_a_nak_each_at_most() {
+fn packets_within_the_window_cause_at_most_one_nak_each() {
     let mut pair = Pair::new(NATIVE);
     for distance in 1_000..1_003 {
         ahead(distance).arrive(&mut pair, 1);
@@ -84,7 +84,7 @@ fn a_packet_longer_than_the_mtu_is_not_kept() {
 
 /// A genuine peer would have repeated the packet long before.
 #[test]
-fn a_packet_that_waits_long_is_forgotten() {
+fn a_packet_kept_too_long_is_dropped() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
     assert_eq!(ahead(5).arrive(&mut pair, 1).dropped, None);
     pair.drive(Duration::from_secs(5));
@@ -95,7 +95,7 @@ fn a_packet_that_waits_long_is_forgotten() {
 
 /// A forger sends packets with all plausible PSNs.
 #[test]
-fn what_a_peer_can_make_an_end_hold_is_bounded() {
+fn the_early_packets_of_a_peer_are_bounded() {
     // Window times MTU, plus headers and the ring.
     for (capabilities, most) in [(PeerCapabilities::STANDARD, 80_000), (NATIVE, 1_200_000)] {
         let mut pair = Pair::new(capabilities);
@@ -116,7 +116,7 @@ fn what_a_peer_can_make_an_end_hold_is_bounded() {
 }
 
 #[test]
-fn all_queue_pairs_share_what_the_device_may_hold() {
+fn all_queue_pairs_share_the_reorder_budget() {
     let mut pair = Pair::with_budget(8_000);
     for distance in 1..64 {
         ahead(distance).payload(&[1; 1_000]).arrive(&mut pair, 1);
@@ -152,7 +152,7 @@ fn a_standard_peer_never_has_more_than_64_packets_in_flight() {
 
 /// Acknowledgements and NAKs of PSNs that were not sent, or are already acknowledged.
 #[test]
-fn responses_to_what_is_not_in_flight_change_nothing() {
+fn responses_to_packets_not_in_flight_change_nothing() {
     use crate::wire::{Aeth, NakCode, Syndrome};
 
     let syndromes = [

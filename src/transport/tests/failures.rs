@@ -47,7 +47,7 @@ fn a_refused_write_with_immediate_completes_the_receive_in_local_access_error() 
 
 /// A READ that is refused when its response is due says nothing about the message that came after it.
 #[test]
-fn a_read_that_is_refused_late_leaves_the_next_messages_receive_alone() {
+fn a_late_refusal_of_a_read_does_not_fail_the_next_messages_receive() {
     let mut pair = Pair::new(NATIVE);
     let read_from = Backing::from_vec(vec![0; 4096]);
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;

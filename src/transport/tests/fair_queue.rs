@@ -120,7 +120,7 @@ impl Crowd {
 /// The deadlock to avoid: all queue pairs have packets in flight, none has requested an acknowledgement, and the
 /// packets that would request one wait in the queue.
 #[test]
-fn many_queue_pairs_share_a_window_in_turns() {
+fn many_queue_pairs_share_a_window() {
     for (count, window) in [(10, 256), (40, 256), (10, 16), (40, 16), (100, 64)] {
         let mut crowd = Crowd::new(count, ours_with(window));
         let write = crowd.write();
@@ -134,7 +134,7 @@ fn many_queue_pairs_share_a_window_in_turns() {
 
 /// As long as all have something to send, none is far ahead, and sends are full.
 #[test]
-fn turns_are_fair_and_full() {
+fn grants_are_fair_and_fill_sends() {
     let (count, window) = (20, 256);
     let mut crowd = Crowd::new(count, ours_with(window));
     let write = crowd.write();
@@ -163,7 +163,7 @@ fn turns_are_fair_and_full() {
 /// A READ takes half of the window at once: a queue pair that waits for more room than there is must not be granted
 /// less.
 #[test]
-fn readers_wait_for_the_room_that_they_need() {
+fn reads_wait_for_the_room_that_they_need() {
     for window in [16, 64, 256] {
         let mut crowd = Crowd::new(12, ours_with(window));
         let operations = [crowd.read(), crowd.write()];
@@ -177,7 +177,7 @@ fn readers_wait_for_the_room_that_they_need() {
 /// Standard peers take no bursts, so when the window is full, each queue pair has sent one packet without an
 /// acknowledgement request.
 #[test]
-fn a_window_full_of_packets_that_do_not_ask_is_asked_about_soon() {
+fn a_full_window_without_ack_requests_is_probed_soon() {
     let mut crowd = Crowd::new(64, PeerCapabilities::STANDARD);
     let write = crowd.write();
     (0..64).for_each(|member| crowd.post(member, write, 16 << 10, 4, 4));
@@ -201,7 +201,7 @@ fn small_and_large_requests_wait_for_each_other() {
 }
 
 #[test]
-fn who_ends_in_line_or_in_flight_lets_the_others_go_on() {
+fn a_queue_pair_that_ends_blocks_no_others() {
     for first in 0..12 {
         let mut crowd = Crowd::new(12, ours_with(16));
         let write = crowd.write();
@@ -247,7 +247,7 @@ fn a_silent_peer_delays_no_other() {
 /// Without a response, each queue pair tries only single packets: they do not count against the window, and more from
 /// all queue pairs together would fill the socket.
 #[test]
-fn many_queue_pairs_send_little_into_silence() {
+fn many_queue_pairs_send_few_packets_to_a_silent_peer() {
     let mut crowd = Crowd::new(50, ours_with(64));
     let write = crowd.write();
     (0..50).for_each(|member| crowd.destroy(1, member));
@@ -260,7 +260,7 @@ fn many_queue_pairs_send_little_into_silence() {
 
 /// A queue pair that goes back for a lost packet and finds the room taken waits for a grant, not for the peer.
 #[test]
-fn waiting_in_line_spends_no_tries() {
+fn waiting_for_a_grant_consumes_no_retries() {
     let mut crowd = Crowd::new(2, ours_with(16));
     let write = crowd.write();
     let now = crowd.pair.now;

@@ -86,7 +86,7 @@ impl Started {
 }
 
 #[test]
-fn packets_in_order_are_taken() {
+fn packets_in_order_are_executed() {
     let mut started = Started::new();
     let between = Packet::parse(&started.packets[2]).unwrap().headers.bth.opcode;
     assert!(between.is_middle());
@@ -96,7 +96,7 @@ fn packets_in_order_are_taken() {
 
 /// A duplicate passes without a check of its length. A packet that resembles the duplicate must not.
 #[test]
-fn what_follows_a_duplicate_is_looked_at() {
+fn a_packet_after_a_duplicate_is_fully_checked() {
     let mut started = Started::new();
     let pad = |bytes: &mut [u8]| bytes[1] |= PAD_OF_3;
     let packets = [started.changed(1, pad), started.changed(2, pad)];

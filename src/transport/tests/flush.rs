@@ -104,7 +104,7 @@ fn a_peer_that_responds_to_the_standard_gets_the_standard() {
 }
 
 #[test]
-fn a_peer_of_our_own_never_gets_linux_s() {
+fn a_native_peer_never_gets_the_icrc_of_linux() {
     let mut wire = Wire::new(NATIVE);
     wire.post();
     assert!(!wire.sent().1);
@@ -114,7 +114,7 @@ fn a_peer_of_our_own_never_gets_linux_s() {
 }
 
 #[test]
-fn linux_s_icrc_is_taken_from_standard_peers_for_flush_only() {
+fn the_icrc_of_linux_is_accepted_only_for_flush_of_standard_peers() {
     for (capabilities, opcode, dropped) in [
         (PeerCapabilities::STANDARD, Opcode::RC_FLUSH, 0),
         (NATIVE, Opcode::RC_FLUSH, 1),

@@ -120,7 +120,7 @@ fn an_executed_packet_pins_the_port() {
 
 /// The identification and "don't fragment" of a standard peer are learned only from its executed packets.
 #[test]
-fn an_implausible_packet_says_nothing_of_a_standard_peers_headers() {
+fn hidden_fields_are_not_learned_from_an_implausible_packet() {
     for forged in implausible() {
         let mut pair = Pair::new(PeerCapabilities::STANDARD);
         let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
@@ -160,7 +160,7 @@ fn no_flipped_bit_passes_when_the_peer_sends_identification_0() {
 
 /// A peer whose identification counts its packets begins with 0.
 #[test]
-fn a_peer_that_began_with_identification_0_may_go_on_with_others() {
+fn a_peer_that_began_with_identification_0_may_change_it() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
     let mut identification = 0;
@@ -186,7 +186,7 @@ fn a_peer_that_began_with_identification_0_may_go_on_with_others() {
 }
 
 #[test]
-fn an_implausible_packet_is_not_heard_from_the_peer() {
+fn an_implausible_packet_does_not_count_as_heard() {
     for forged in implausible() {
         let mut pair = Pair::new(PeerCapabilities::STANDARD);
         forged.clone().identified((0, true)).arrive(&mut pair, 1);
@@ -218,7 +218,7 @@ fn an_implausible_packet_establishes_no_communication() {
 /// Linux computes the ICRC of a FLUSH in its own way. A packet that anyone may have sent does not show which way the
 /// peer uses.
 #[test]
-fn an_implausible_flush_teaches_nothing_of_linux() {
+fn the_icrc_of_linux_is_not_learned_from_an_implausible_flush() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let mut forged = Forged::new(Opcode::RC_FLUSH, FIRST.plus(1 << 22))
         .with(|headers| {
@@ -262,7 +262,7 @@ fn an_early_packet_from_another_port_is_not_executed() {
 
 /// Four packets with such header fields would be believed if they were executed.
 #[test]
-fn packets_that_wait_say_nothing_of_a_standard_peers_headers() {
+fn hidden_fields_are_not_learned_from_early_packets() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
     pair.ends[1].post_receive(&[into]);

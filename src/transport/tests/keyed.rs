@@ -149,7 +149,7 @@ fn peers_that_found_each_other_switch_once_and_never_back() {
 
 /// One of two processes may look for the other before the other has started.
 #[test]
-fn a_key_that_one_end_does_not_have_is_never_used() {
+fn a_key_known_to_one_end_only_is_never_used() {
     for at in 0..2 {
         let mut keys = discovered();
         keys[at] = None;
@@ -165,7 +165,7 @@ fn a_key_that_one_end_does_not_have_is_never_used() {
 }
 
 #[test]
-fn a_packet_of_an_earlier_connection_is_wrong() {
+fn a_keyed_packet_of_an_earlier_connection_is_dropped() {
     let mut pair = pair_with(QueuePairType::ReliableConnection, agreed());
     let stale = pair.one_packet();
     // The same queue pairs and PSNs, but other key shares.
@@ -237,7 +237,7 @@ fn the_mask_is_that_of_the_sequence() {
 /// Packets without the key pass until the switch. One that is kept at the switch, because an earlier packet is missing,
 /// must not be executed after it.
 #[test]
-fn what_was_kept_without_the_key_is_forgotten_at_the_switch() {
+fn unkeyed_packets_are_dropped_from_the_reorder_buffer_at_the_switch() {
     let mut pair = pair_with(QueuePairType::ReliableConnection, discovered());
     let into = pair.ends[1].sge(0, 64);
     (0..2).for_each(|_| pair.ends[1].post_receive(&[into]));

@@ -56,7 +56,7 @@ fn counted(pair: &Pair, end: usize, counter: Counter) -> u64 {
 }
 
 #[test]
-fn packets_may_be_marked_where_a_controller_hears_of_it() {
+fn packets_are_ect_where_marks_reach_a_controller() {
     let script = Script::new(u64::MAX, None);
     let controlled = |capabilities, class| {
         let mut ends = script.ends(QueuePairType::ReliableConnection);
@@ -79,7 +79,7 @@ fn packets_may_be_marked_where_a_controller_hears_of_it() {
 }
 
 #[test]
-fn a_native_peer_echoes_marks_of_requests_and_hears_those_of_responses() {
+fn a_native_peer_echoes_marks_of_requests_and_handles_those_of_responses() {
     for (ask, hearer) in [(write as fn(&mut Pair, u32), 1), (read, 0)] {
         let script = Script::new(u64::MAX, None);
         let mut ends = script.ends(QueuePairType::ReliableConnection);
@@ -105,7 +105,7 @@ fn a_native_peer_echoes_marks_of_requests_and_hears_those_of_responses() {
 }
 
 #[test]
-fn echoes_of_a_peer_that_makes_none_are_ignored() {
+fn becn_of_a_peer_without_echoes_is_ignored() {
     for capabilities in [NATIVE, PeerCapabilities::STANDARD] {
         let script = Script::new(u64::MAX, None);
         let mut pair = script.reliable(capabilities);
@@ -121,7 +121,7 @@ fn echoes_of_a_peer_that_makes_none_are_ignored() {
 }
 
 #[test]
-fn a_standard_peer_gets_a_notification_of_no_more_bytes_than_the_marked_packet() {
+fn a_cnp_has_no_more_bytes_than_the_marked_packet() {
     let script = Script::new(u64::MAX, None);
     let mut pair = standard(&script, MARKABLE);
     pair.is_marking = true;
@@ -140,7 +140,7 @@ fn a_standard_peer_gets_a_notification_of_no_more_bytes_than_the_marked_packet()
 }
 
 #[test]
-fn notifications_are_heeded_only_of_the_peer_while_markable_packets_are_in_flight() {
+fn cnps_are_accepted_only_from_the_peer_while_ect_packets_are_in_flight() {
     let refused = Some(DropReason::CongestionNotification);
     let script = Script::new(u64::MAX, None);
     let mut pair = standard(&script, 0);
@@ -171,7 +171,7 @@ fn notifications_are_heeded_only_of_the_peer_while_markable_packets_are_in_fligh
 /// The PSN of a CNP has no meaning, even if it is that of a packet in flight: a CNP with an unusual identification does
 /// not show that the peer changes its identifications.
 #[test]
-fn notifications_raise_no_doubts_about_identifications() {
+fn cnps_raise_no_doubts_about_identifications() {
     let mut pair = standard(&Script::new(u64::MAX, None), MARKABLE);
     write(&mut pair, 1_024);
     pair.drive(Duration::from_millis(1));
@@ -190,7 +190,7 @@ fn notifications_raise_no_doubts_about_identifications() {
 }
 
 #[test]
-fn a_native_peer_sends_no_notifications() {
+fn cnps_of_a_native_peer_are_dropped() {
     let script = Script::new(u64::MAX, None);
     let mut pair = script.reliable(ECHOES);
     write(&mut pair, 1_024);
@@ -201,7 +201,7 @@ fn a_native_peer_sends_no_notifications() {
 }
 
 #[test]
-fn a_path_that_loses_markable_packets_is_used_without_marks() {
+fn a_path_that_loses_ect_packets_is_used_without_ecn() {
     let script = Script::new(u64::MAX, None);
     let mut pair = script.reliable(ECHOES);
     write(&mut pair, 1_024);
@@ -231,7 +231,7 @@ fn both_controlled(script: &Script) -> Pair {
 }
 
 #[test]
-fn acknowledgements_alone_may_not_be_marked_and_a_mark_on_one_means_nothing() {
+fn pure_acknowledgements_are_not_ect_and_their_marks_are_ignored() {
     let script = Script::new(u64::MAX, None);
     let mut pair = both_controlled(&script);
     write(&mut pair, 1_024);
@@ -244,7 +244,7 @@ fn acknowledgements_alone_may_not_be_marked_and_a_mark_on_one_means_nothing() {
 }
 
 #[test]
-fn the_echo_of_the_last_packet_in_flight_is_heard() {
+fn the_echo_of_the_last_packet_in_flight_is_reported() {
     let script = Script::new(u64::MAX, None);
     let mut pair = script.reliable(ECHOES);
     write(&mut pair, 10 * 1_024);
@@ -268,7 +268,7 @@ fn the_echo_of_the_last_packet_in_flight_is_heard() {
 }
 
 #[test]
-fn a_read_that_is_asked_for_again_as_a_whole_for_the_timeout_ends_marks_of_its_responses() {
+fn a_whole_read_repeated_for_the_timeout_disables_ecn_for_its_responses() {
     // Earlier repetitions are probes: on a path with a long round trip they leave before a response can arrive.
     for (repeated, milliseconds, class) in [(10 * 1_024, 100, 0), (5 * 1_024, 100, 0b10), (10 * 1_024, 10, 0b10)] {
         let script = Script::new(u64::MAX, None);
@@ -296,7 +296,7 @@ fn a_read_that_is_asked_for_again_as_a_whole_for_the_timeout_ends_marks_of_its_r
 }
 
 #[test]
-fn reads_that_come_again_in_turns_end_marks_as_one_does() {
+fn alternately_repeated_reads_disable_ecn_as_well() {
     let script = Script::new(u64::MAX, None);
     let mut pair = both_controlled(&script);
     (0..2).for_each(|_| read(&mut pair, 4 * 1_024));

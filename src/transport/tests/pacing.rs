@@ -350,7 +350,7 @@ fn datagrams_without_a_controlled_path_or_a_known_rate_leave_at_once() {
 }
 
 #[test]
-fn a_datagram_that_waits_holds_up_those_behind_it() {
+fn a_waiting_datagram_blocks_later_ones() {
     let rate = 100 * u64::from(MTU);
     let mut datagrams = Datagrams::new(&Script::new(64 << 10, Some(rate)));
     let start = datagrams.now;
@@ -363,7 +363,7 @@ fn a_datagram_that_waits_holds_up_those_behind_it() {
 }
 
 #[test]
-fn datagrams_beside_a_connection_get_their_turns() {
+fn datagrams_and_a_connection_share_the_pace() {
     let mut datagrams = Datagrams::new(&Script::new(u64::MAX, Some(2_000 * u64::from(MTU))));
     let (sge, rkey) = (datagrams.end.sge(0, 500 * MTU), datagrams.end.region.rkey());
     datagrams.end.post(datagrams.now, Operation::Write { remote_addr: 0x10_0000, rkey }, &[sge]);
@@ -385,7 +385,7 @@ fn datagrams_beside_a_connection_get_their_turns() {
 }
 
 #[test]
-fn what_follows_read_responses_waits_for_them_no_longer_than_they_did() {
+fn packets_behind_read_responses_wait_no_longer_than_the_responses_did() {
     let script = Script::new(64 << 10, Some(250 * u64::from(MTU)));
     let mut watched = Watched::reliable(&script);
     watched.read(200);
@@ -424,7 +424,7 @@ fn a_rate_limit_holds_on_a_path_without_a_controller() {
 }
 
 #[test]
-fn a_rate_limit_spends_no_try() {
+fn a_rate_limit_consumes_no_retries() {
     let mut watched = Watched::uncontrolled(QueuePairType::ReliableConnection, NATIVE);
     // One packet in 80 ms, which is longer than the transport timer runs.
     watched.limit(100, 1);
@@ -435,7 +435,7 @@ fn a_rate_limit_spends_no_try() {
 }
 
 #[test]
-fn what_waits_leaves_when_its_limit_ends() {
+fn removing_a_rate_limit_releases_waiting_packets() {
     let mut watched = Watched::uncontrolled(QueuePairType::ReliableConnection, NATIVE);
     watched.limit(1, 1);
     watched.write(1, 10);
@@ -449,7 +449,7 @@ fn what_waits_leaves_when_its_limit_ends() {
 }
 
 #[test]
-fn reads_pay_for_their_responses_and_responses_to_the_peer_for_nothing() {
+fn reads_are_charged_for_their_responses_and_responses_to_the_peer_are_free() {
     let mut watched = Watched::uncontrolled(QueuePairType::ReliableConnection, NATIVE);
     watched.limit(MEGABYTE, MTU);
     let start = watched.pair.now;

@@ -152,7 +152,7 @@ fn a_datagram_behind_that_of_a_panic_is_taken() {
 }
 
 #[test]
-fn a_datagram_that_leads_to_a_panic_shows_nothing() {
+fn the_check_field_of_a_datagram_that_causes_a_panic_is_withheld() {
     let mut crowd = start(Some(1));
     let datagrams = send_of(&mut crowd, VICTIM);
     let outcomes = arrive(&mut crowd, &datagrams);
@@ -173,7 +173,7 @@ fn a_datagram_that_leads_to_a_panic_shows_nothing() {
 }
 
 #[test]
-fn a_panic_while_packets_are_made_costs_no_other_packets() {
+fn a_panic_in_a_send_loses_no_packets_of_others() {
     let mut crowd = start(Some(0));
     crowd.post(VICTIM, LOCAL, 0, 1, 1);
     // The bystander's send leaves in the same call.

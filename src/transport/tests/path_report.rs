@@ -139,7 +139,7 @@ impl CongestionFactory for Steady {
 }
 
 #[test]
-fn a_path_without_a_controller_says_so() {
+fn a_path_without_a_controller_is_reported_as_such() {
     let mut pair = keyed();
     assert_eq!(path(&pair).control, None);
     pair.begin_write(50);
@@ -167,7 +167,7 @@ fn queue_pairs_with_a_common_path_have_one_report() {
 
 /// The table of paths drops those that no queue pair uses any more.
 #[test]
-fn counters_of_a_device_keep_what_was_counted_on_paths_that_are_gone() {
+fn device_counters_include_removed_paths() {
     let pair = controlled(Steady { window: 20 * u64::from(MTU), rate: None });
     let mut crowd = Crowd::of(pair, 0, NATIVE);
     let add = |crowd: &mut Crowd, dscp: u8| {

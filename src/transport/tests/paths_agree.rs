@@ -139,7 +139,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(1_000) })]
 
     #[test]
-    fn both_paths_make_the_same_of_any_packets(steps in proptest::collection::vec(step(), 1..70)) {
+    fn both_paths_treat_any_packets_alike(steps in proptest::collection::vec(step(), 1..70)) {
         let (general, fast) = (run(&steps, true), run(&steps, false));
         prop_assert_eq!(general.0, fast.0);
         prop_assert!(general.1 == fast.1, "the memory differs");

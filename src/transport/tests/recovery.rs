@@ -120,7 +120,7 @@ fn requests(sent: &[Sent]) -> usize {
 
 /// The peer would refuse such a READ, or drop an earlier one whose responses are still missing.
 #[test]
-fn what_has_no_room_to_be_asked_for_again_lets_no_read_past_its_limit() {
+fn missing_responses_without_room_count_against_the_read_limit() {
     let mut pair = keyed();
     pair.begin_read(200 * MTU);
     pair.catch(0).iter().for_each(|sent| pair.deliver(sent));
@@ -169,7 +169,7 @@ fn a_read_that_was_not_executed_makes_no_room() {
 }
 
 #[test]
-fn repetitions_into_silence_become_fewer_and_end() {
+fn retransmissions_to_a_silent_peer_back_off_and_end() {
     for is_read in [false, true] {
         let mut pair = keyed();
         if is_read {
@@ -211,14 +211,14 @@ fn sent_after_the_first_was_lost_for(length: Duration) -> Vec<Sent> {
 }
 
 #[test]
-fn what_the_peer_keeps_for_seconds_is_not_sent_again() {
+fn packets_that_the_peer_keeps_for_seconds_are_not_retransmitted() {
     let sent = sent_after_the_first_was_lost_for(Duration::from_secs(5));
     assert!(sent.len() <= 2, "{} packets", sent.len());
 }
 
 /// The peer keeps early packets for 10 seconds.
 #[test]
-fn what_the_peer_has_forgotten_is_sent_again_at_once() {
+fn packets_that_the_peer_has_dropped_are_retransmitted_at_once() {
     let sent = sent_after_the_first_was_lost_for(Duration::from_millis(10_100));
     assert!(sent.len() >= 50, "{} packets", sent.len());
     let took = sent[sent.len() - 1].at.saturating_since(sent[0].at);
@@ -227,7 +227,7 @@ fn what_the_peer_has_forgotten_is_sent_again_at_once() {
 
 /// The path carries no packets as long as the WRITE's.
 #[test]
-fn a_packet_that_never_arrives_fails_although_a_read_behind_it_does() {
+fn a_packet_that_never_arrives_fails_although_a_later_read_arrives() {
     let mut pair = keyed();
     // The peer's first response shows that it has the key.
     pair.begin_read(8);
@@ -243,7 +243,7 @@ fn a_packet_that_never_arrives_fails_although_a_read_behind_it_does() {
 }
 
 #[test]
-fn what_a_timeout_sends_again_is_not_sent_twice() {
+fn a_timeout_and_an_early_response_cause_one_retransmission() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
     pair.begin_read(10 * MTU);
     pair.catch(0).iter().for_each(|sent| pair.deliver(sent));
@@ -255,7 +255,7 @@ fn what_a_timeout_sends_again_is_not_sent_twice() {
 }
 
 #[test]
-fn responses_that_come_after_going_back_are_asked_for_once() {
+fn late_responses_after_going_back_are_requested_once() {
     let mut pair = keyed();
     (0..4).for_each(|_| pair.begin_read(10 * MTU));
     pair.catch(0).iter().for_each(|sent| pair.deliver(sent));
@@ -296,7 +296,7 @@ fn missing_responses_do_not_shorten_the_wait_for_a_receiver() {
 
 /// No transport timer runs, so only the probe and visible gaps can trigger a repetition.
 #[test]
-fn responses_of_atomics_that_come_early_after_going_back_stop_no_clock() {
+fn early_atomic_responses_after_going_back_stop_no_timer() {
     let mut pair = keyed_with_timeout(0);
     pair.begin_read(8);
     pair.run(Duration::from_millis(5), |_| false);
@@ -337,7 +337,7 @@ fn the_response_to_a_probe_is_no_sample_and_the_next_probe_waits_longer() {
 
 /// The repeated requests do not wait for each other, and those that are lost again do not wait for the probe.
 #[test]
-fn requests_of_reads_that_are_lost_are_made_again_together() {
+fn lost_read_requests_are_repeated_together() {
     let mut pair = keyed();
     pair.begin_read(8);
     pair.run(Duration::from_millis(1), |_| false);

@@ -51,7 +51,7 @@ fn responses_of_atomics_behind_a_read_that_misses_some_are_kept() {
 
 /// Packets that are sent again at the same time form one range.
 #[test]
-fn reports_that_follow_repeat_nothing_that_was_just_sent_again() {
+fn later_reports_do_not_repeat_recent_retransmissions() {
     let mut pair = acquainted();
     (0..2).for_each(|_| pair.begin_atomic());
     (0..4).for_each(|_| pair.begin_write(1));
@@ -68,7 +68,7 @@ fn reports_that_follow_repeat_nothing_that_was_just_sent_again() {
 }
 
 #[test]
-fn a_read_whose_responses_come_is_not_missing() {
+fn a_read_with_arriving_responses_is_not_missing() {
     let mut pair = acquainted();
     pair.begin_read(10 * MTU);
     (0..3).for_each(|_| pair.begin_write(1));
@@ -84,7 +84,7 @@ fn a_read_whose_responses_come_is_not_missing() {
 }
 
 #[test]
-fn what_follows_a_packet_without_a_receive_is_sent_again_once() {
+fn packets_behind_an_rnr_nak_are_retransmitted_once() {
     let mut pair = acquainted();
     pair.begin_atomic();
     let (now, local, into) = (pair.now, pair.ends[0].sge(0, 8), pair.ends[1].sge(512, 8));
@@ -110,7 +110,7 @@ fn what_follows_a_packet_without_a_receive_is_sent_again_once() {
 
 /// The acknowledgement is queued before the READ's response, and reaches up to the READ.
 #[test]
-fn a_read_behind_kept_packets_does_not_hold_up_their_acknowledgement() {
+fn a_read_behind_kept_packets_does_not_delay_their_acknowledgement() {
     let mut pair = acquainted();
     pair.begin_write(1);
     (0..4).for_each(|_| pair.begin_unsignaled_write());
@@ -142,7 +142,7 @@ impl Pair {
 const SOON: Duration = Duration::from_millis(3);
 
 #[test]
-fn a_wait_for_a_receiver_is_no_round_trip() {
+fn a_receiver_not_ready_wait_is_no_round_trip_sample() {
     let mut pair = Pair::new(PeerCapabilities::STANDARD);
     let longest = QueuePairAttributes { min_rnr_timer: Some(0), ..QueuePairAttributes::default() };
     let qpn = pair.ends[1].qpn;
@@ -160,7 +160,7 @@ fn a_wait_for_a_receiver_is_no_round_trip() {
 
 /// The report of missing packets may concern either copy (Karn's algorithm).
 #[test]
-fn a_probe_while_packets_are_missing_makes_no_long_sample() {
+fn a_probe_while_packets_are_missing_gives_no_long_sample() {
     let mut pair = acquainted();
     (0..5).for_each(|_| pair.begin_write(1));
     pair.carry_without(0, &[1]);
@@ -177,7 +177,7 @@ fn a_probe_while_packets_are_missing_makes_no_long_sample() {
 }
 
 #[test]
-fn the_response_of_a_read_that_is_asked_for_again_makes_no_long_sample() {
+fn the_response_of_a_repeated_read_gives_no_long_sample() {
     let mut pair = acquainted();
     pair.begin_read(8);
     pair.begin_write(1);
@@ -196,7 +196,7 @@ fn the_response_of_a_read_that_is_asked_for_again_makes_no_long_sample() {
 
 /// The READ's response is longer than the path carries. Responses behind it are no progress.
 #[test]
-fn a_response_that_never_arrives_fails_although_one_behind_it_does() {
+fn a_read_fails_if_one_response_never_arrives_although_later_ones_do() {
     let mut pair = acquainted();
     pair.begin_read(MTU);
     pair.begin_atomic();
@@ -211,7 +211,7 @@ fn a_response_that_never_arrives_fails_although_one_behind_it_does() {
 /// The peer reports the missing request whenever a later packet requests an acknowledgement. Such a report is no
 /// progress.
 #[test]
-fn a_request_that_never_arrives_fails_although_what_follows_it_does() {
+fn a_request_that_never_arrives_fails_although_later_ones_arrive() {
     for is_read in [false, true] {
         let mut pair = acquainted();
         if is_read {
@@ -232,7 +232,7 @@ fn a_request_that_never_arrives_fails_although_what_follows_it_does() {
 
 /// The report was on its way while the packet was sent again.
 #[test]
-fn a_late_report_repeats_nothing_that_was_executed_since() {
+fn a_late_report_repeats_no_packets_executed_since() {
     let mut pair = acquainted();
     pair.begin_read(8);
     pair.begin_read(10 * MTU);
@@ -255,7 +255,7 @@ fn a_late_report_repeats_nothing_that_was_executed_since() {
 }
 
 #[test]
-fn responses_that_were_kept_are_not_asked_for_again_by_a_probe_for_an_atomic() {
+fn a_probe_for_an_atomic_does_not_request_kept_responses_again() {
     let mut pair = acquainted();
     pair.begin_atomic();
     pair.begin_read(40 * MTU);
@@ -266,7 +266,7 @@ fn responses_that_were_kept_are_not_asked_for_again_by_a_probe_for_an_atomic() {
 }
 
 #[test]
-fn an_acknowledgement_before_a_receiver_that_is_not_ready_reaches_up_to_it() {
+fn an_acknowledgement_before_an_rnr_nak_covers_all_packets_before_it() {
     let mut pair = acquainted();
     pair.begin_write(1);
     (0..3).for_each(|_| pair.begin_unsignaled_write());
@@ -284,7 +284,7 @@ fn an_acknowledgement_before_a_receiver_that_is_not_ready_reaches_up_to_it() {
 
 /// A READ begins every 30 ms, and the first round trips were short.
 #[test]
-fn reads_in_a_row_on_a_path_that_has_become_longer_are_asked_for_once() {
+fn consecutive_reads_on_a_path_that_became_longer_are_requested_once() {
     let mut pair = acquainted();
     let round_trip = Duration::from_millis(100);
     let (mut on_the_way, mut asked) = (std::collections::VecDeque::new(), 0);

@@ -12,7 +12,7 @@ fn revocable(end: &End) -> Arc<Region> {
 }
 
 #[test]
-fn a_local_request_is_not_forgotten_behind_an_acknowledgement() {
+fn a_local_request_behind_an_acknowledgement_is_executed() {
     let mut pair = Pair::new(NATIVE);
     let (now, source) = (pair.now, pair.ends[0].address);
     let (message, room) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));

@@ -142,7 +142,7 @@ fn repeated_packets_are_taken_once() {
 }
 
 #[test]
-fn what_is_overtaken_is_lost_and_not_late() {
+fn an_overtaken_packet_counts_as_lost() {
     let mut wire = Lossy::new();
     (0..4).for_each(|slot| wire.post_receive(slot));
     (1..=3).for_each(|fill| wire.send_message(1, fill));
@@ -156,7 +156,7 @@ fn what_is_overtaken_is_lost_and_not_late() {
 }
 
 #[test]
-fn numbers_may_go_on_anywhere_after_a_long_outage() {
+fn nearly_any_psn_is_accepted_after_a_long_outage() {
     let mut wire = Lossy::new();
     (0..5).for_each(|slot| wire.post_receive(slot));
     // The sender's PSNs wrap within these messages.

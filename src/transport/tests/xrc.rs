@@ -112,7 +112,7 @@ fn payload_of(responses: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn a_repeated_read_is_read_from_the_domain_of_the_queue_that_it_names() {
+fn a_repeated_read_uses_the_domain_of_the_srq_that_it_names() {
     let mut ends = Extended::new();
     ends.pair.ends[1].region.write_at(0, &pattern(100)).unwrap();
     let rkeys = [ends.pair.ends[1].region.rkey(), ends.second.rkey()];
@@ -127,7 +127,7 @@ fn a_repeated_read_is_read_from_the_domain_of_the_queue_that_it_names() {
 }
 
 #[test]
-fn what_names_another_queue_is_no_repetition() {
+fn a_request_for_another_srq_is_no_repetition() {
     let mut ends = Extended::new();
     let rkey = ends.pair.ends[1].region.rkey();
     let into = ends.sge(0, 8);
@@ -150,7 +150,7 @@ fn what_names_another_queue_is_no_repetition() {
 }
 
 #[test]
-fn a_repetition_outlives_the_queue_that_it_names() {
+fn a_repetition_is_served_after_its_srq_is_destroyed() {
     let mut ends = Extended::new();
     let rkey = ends.second.rkey();
     ends.second.write_at(0, &pattern(64)).unwrap();
@@ -166,7 +166,7 @@ fn a_repetition_outlives_the_queue_that_it_names() {
 }
 
 #[test]
-fn a_message_keeps_the_queue_that_its_first_packet_names() {
+fn a_message_uses_the_srq_that_its_first_packet_names() {
     let mut ends = Extended::new();
     let into = ends.pair.ends[1].sge(0, 4096);
     for queue in &ends.queues {
