@@ -173,13 +173,13 @@ mod tests {
 
     #[test]
     fn acknowledgements_are_requested_at_equal_distances() {
-        let asks = |first, every| -> Vec<u32> {
+        let requesting = |first, every| -> Vec<u32> {
             (0..10).filter(|index| AckRequests { first, every }.contains(*index)).collect()
         };
-        assert_eq!(asks(2, 3), [2, 5, 8]);
-        assert_eq!(asks(0, 1), (0..10).collect::<Vec<_>>());
-        assert_eq!(asks(0, 0), []);
-        assert_eq!(asks(12, 4), []);
+        assert_eq!(requesting(2, 3), [2, 5, 8]);
+        assert_eq!(requesting(0, 1), (0..10).collect::<Vec<_>>());
+        assert_eq!(requesting(0, 0), []);
+        assert_eq!(requesting(12, 4), []);
         let last = |first, every, count| AckRequests { first, every }.last_before(count);
         assert_eq!([last(2, 3, 2), last(2, 3, 3), last(2, 3, 9), last(0, 0, 9)], [None, Some(2), Some(8), None]);
     }

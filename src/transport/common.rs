@@ -96,7 +96,7 @@ impl Common {
     /// Whether packets with this opcode are valid for queue pairs of this service (`rxe_recv.c`, `check_type_state`):
     /// an XRC initiator takes only responses, a target only requests (IBTA A14).
     #[inline]
-    pub(super) fn speaks(&self, opcode: Opcode) -> bool {
+    pub(super) fn accepts_opcode(&self, opcode: Opcode) -> bool {
         let is_wrong_direction = match self.service {
             QueuePairType::XrcSend => opcode.is_request(),
             QueuePairType::XrcReceive => opcode.is_response(),
@@ -153,18 +153,18 @@ impl Common {
     }
 
     /// Returns how many READs the responder records, as a multiple of the outstanding ones.
-    pub(super) fn read_laps(&self) -> usize {
-        self.path.as_ref().map_or(1, Path::read_laps)
+    pub(super) fn read_record_factor(&self) -> usize {
+        self.path.as_ref().map_or(1, Path::read_record_factor)
     }
 
     /// Whether NAKs to the peer list all gaps.
-    pub(super) fn tells_gap_runs(&self) -> bool {
-        self.path.as_ref().is_some_and(|path| path.takes_gap_runs() && path.is_known_to_peer)
+    pub(super) fn sends_gap_runs(&self) -> bool {
+        self.path.as_ref().is_some_and(|path| path.accepts_gap_runs() && path.is_known_to_peer)
     }
 
     /// Whether the peer supports NAKs that list all gaps.
-    pub(super) fn takes_gap_runs(&self) -> bool {
-        self.path.as_ref().is_some_and(Path::takes_gap_runs)
+    pub(super) fn accepts_gap_runs(&self) -> bool {
+        self.path.as_ref().is_some_and(Path::accepts_gap_runs)
     }
 
     /// Whether both addresses are those of the connection (IBTA 9.6.1.2.3; `rxe_recv.c`, `check_addr`).
@@ -201,8 +201,8 @@ impl Common {
         }
     }
 
-    /// Adds a completion to a queue. If the queue is full, `QueuePair::settle` moves the queue pair to the error state
-    /// (IBTA, completion queue errors).
+    /// Adds a completion to a queue. If the queue is full, `QueuePair::follow_up` moves the queue pair to the error
+    /// state (IBTA, completion queue errors).
     #[inline]
     pub(super) fn complete(&mut self, (queue, token): &CompletionSink, completion: RawCompletion, solicited: bool) {
         if let Err(overflow) = queue.push(*token, completion, solicited) {

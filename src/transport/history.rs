@@ -106,7 +106,7 @@ impl History {
     }
 
     /// Clears the reason when the queue pair leaves the error state.
-    pub(super) fn forget_ending(&mut self) {
+    pub(super) fn forget_error_origin(&mut self) {
         self.error_origin = None;
     }
 

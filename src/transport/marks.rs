@@ -177,8 +177,8 @@ mod tests {
     fn cnps_are_sent_at_a_minimum_interval() {
         let at = |microseconds: u64| Time::from_nanos(1_000_000 + microseconds * 1_000);
         let mut marks = ArrivedMarks::default();
-        let told: Vec<bool> =
+        let sent: Vec<bool> =
             [0, 1, 49, 50, 51, 100].map(|time| (marks.owe_notification(at(time)), marks.take()).1).into();
-        assert_eq!(told, [true, false, false, true, false, true]);
+        assert_eq!(sent, [true, false, false, true, false, true]);
     }
 }

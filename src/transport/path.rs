@@ -31,7 +31,7 @@ const NATIVE_WINDOW_BYTES: u32 = 1 << 20;
 const WINDOWS_AHEAD: u32 = 4;
 /// Number of READs that the responder records, as a multiple of the outstanding ones. A READ request whose responses
 /// have all been sent makes room for another one, although some responses may be lost.
-pub(super) const READ_LAPS: usize = 4;
+pub(super) const READ_RECORD_FACTOR: usize = 4;
 /// Number of consecutive plausible packets with unusual hidden fields that are treated as damaged. A peer that really
 /// changes its identification sends more of them, and the next one is accepted.
 pub(super) const MOST_DOUBTS: u8 = 3;
@@ -173,8 +173,8 @@ impl Path {
     }
 
     /// Returns the number that determines the queue pair's order among those that wait for the pace
-    /// (`PathControl::turn`); 0 if there are no others.
-    pub(super) fn lot(&self, qpn: Qpn) -> u32 {
+    /// (`PathControl::next_send_at`); 0 if there are no others.
+    pub(super) fn order_seed(&self, qpn: Qpn) -> u32 {
         if self.is_shared() || self.window_share.carries_datagrams() { qpn.value() } else { 0 }
     }
 
@@ -212,19 +212,19 @@ impl Path {
     pub(super) fn reorder_window(&self) -> u32 {
         let packets_of = |bytes: u32| (bytes / self.mtu.bytes()).max(16);
         match self.peer.is_native() {
-            true if self.takes_gap_runs() => packets_of(MOST_IN_FLIGHT as u32) * WINDOWS_AHEAD,
+            true if self.accepts_gap_runs() => packets_of(MOST_IN_FLIGHT as u32) * WINDOWS_AHEAD,
             true => packets_of(NATIVE_WINDOW_BYTES),
             false => STANDARD_REORDER_PACKETS,
         }
     }
 
     /// Returns how many READs the responder records, as a multiple of the outstanding ones.
-    pub(super) fn read_laps(&self) -> usize {
-        if self.takes_gap_runs() { READ_LAPS } else { 1 }
+    pub(super) fn read_record_factor(&self) -> usize {
+        if self.accepts_gap_runs() { READ_RECORD_FACTOR } else { 1 }
     }
 
     /// Whether the peer takes NAKs that list all gaps, provided that it knows that this end sends them.
-    pub(super) fn takes_gap_runs(&self) -> bool {
+    pub(super) fn accepts_gap_runs(&self) -> bool {
         self.peer.has_extension(PeerCapabilities::GAP_RUNS)
     }
 

@@ -17,7 +17,7 @@ const READ_AGE: Duration = Duration::from_secs(1);
 /// comes after 500 µs, which may be too early (`Requester`).
 pub(super) const LONGEST_DEBT: Duration = Duration::from_millis(2);
 /// Queue pairs that wait for the same time are spread over the latest send's cost divided by this.
-const PARTS_OF_A_DRAW: u32 = 8;
+const SPREAD_DIVISOR: u32 = 8;
 
 /// Time in which a native peer is expected to empty its full socket, so that as much may arrive again. A slower peer
 /// loses packets, and is then sent fewer.
@@ -31,11 +31,11 @@ pub(super) struct Reduction(u64);
 
 /// The effect of a loss or a mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Outcome {
+pub(super) enum CongestionOutcome {
     /// A reduction of the window.
     Reduced(Reduction),
     /// No reduction: the controller considers the loss random.
-    TakenForChance,
+    ConsideredRandom,
     /// No reduction: an earlier one covers it, or the window does not depend on it.
     Unchanged,
 }
@@ -75,12 +75,12 @@ impl PathControl {
 
     /// Handles another queue pair on the path. Returns whether the controller continues: it does not if the peer turns
     /// out to be native instead of standard, or the reverse.
-    pub(super) fn goes_on(&mut self, facts: &PathFacts) -> bool {
-        let goes_on = facts.is_peer_native == self.facts.is_peer_native;
-        if goes_on {
+    pub(super) fn continues_with(&mut self, facts: &PathFacts) -> bool {
+        let is_same_kind = facts.is_peer_native == self.facts.is_peer_native;
+        if is_same_kind {
             self.facts = *facts;
         }
-        goes_on
+        is_same_kind
     }
 
     /// Returns the packets that may be in flight, of all queue pairs together.
@@ -152,20 +152,20 @@ impl PathControl {
     }
 
     /// Handles a congestion event.
-    pub(super) fn note_congestion(&mut self, event: &CongestionEvent) -> Outcome {
+    pub(super) fn note_congestion(&mut self, event: &CongestionEvent) -> CongestionOutcome {
         let before = self.controller.report();
         self.controller.on_congestion(event);
         let after = self.controller.report();
-        let is_chance = self.measures.note_congestion(event.kind, &before, &after);
+        let is_random = self.measures.note_congestion(event.kind, &before, &after);
         match after.congestion_events > before.congestion_events {
-            true => Outcome::Reduced(self.latest_reduction()),
-            false if is_chance => Outcome::TakenForChance,
-            false => Outcome::Unchanged,
+            true => CongestionOutcome::Reduced(self.latest_reduction()),
+            false if is_random => CongestionOutcome::ConsideredRandom,
+            false => CongestionOutcome::Unchanged,
         }
     }
 
     /// Undoes a reduction that was unnecessary, unless another one followed.
-    pub(super) fn take_back(&mut self, reduction: Reduction) {
+    pub(super) fn undo_reduction(&mut self, reduction: Reduction) {
         if self.latest_reduction() == reduction {
             self.controller.on_spurious_reduction();
         }
@@ -184,31 +184,31 @@ impl PathControl {
         pacing::burst_packets(rate, self.facts.mtu.bytes().into()).min(self.window_packets())
     }
 
-    /// Returns when a queue pair with this lot may send the next packet. Lot and time give the queue pairs that wait
-    /// for the same time a pseudorandom order: otherwise the same one would always be first. Lot 0 adds no wait.
-    pub(super) fn turn(&self, lot: u32) -> Time {
+    /// Returns when a queue pair may send the next packet. The order seed and the time give the queue pairs that wait
+    /// for the same time a pseudorandom order: otherwise the same one would always be first. Seed 0 adds no wait.
+    pub(super) fn next_send_at(&self, order_seed: u32) -> Time {
         let paid_at = self.account.paid_at();
-        if lot == 0 {
+        if order_seed == 0 {
             return paid_at;
         }
-        let drawn = (u64::from(lot) ^ paid_at.as_nanos()).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
-        let most = (self.cost / PARTS_OF_A_DRAW).as_nanos() as u64;
+        let drawn = (u64::from(order_seed) ^ paid_at.as_nanos()).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+        let most = (self.cost / SPREAD_DIVISOR).as_nanos() as u64;
         paid_at + Duration::from_nanos(most.saturating_mul(drawn) >> 16)
     }
 
     /// Returns when the next packet that is never acknowledged may leave, and how many may leave in one send; `None` if
     /// there is no rate for them.
-    pub(super) fn unacknowledged_allowance(&self, now: Time, lot: u32) -> Option<(Time, u32)> {
-        self.known_rate(now).map(|rate| (self.turn(lot), self.packets_in_a_burst(rate)))
+    pub(super) fn unacknowledged_allowance(&self, now: Time, order_seed: u32) -> Option<(Time, u32)> {
+        self.known_rate(now).map(|rate| (self.next_send_at(order_seed), self.packets_in_a_burst(rate)))
     }
 
     /// Returns the end of a datagram's wait, if it must wait: once the debt exceeds one send, until everything is paid
     /// for.
-    pub(super) fn datagram_waits_until(&mut self, now: Time, lot: u32) -> Option<Time> {
+    pub(super) fn datagram_waits_until(&mut self, now: Time, order_seed: u32) -> Option<Time> {
         let waits = self.known_rate(now).is_some() && self.account.paid_at() > now + BURST;
         waits.then(|| {
             self.note_awaited(now);
-            self.turn(lot)
+            self.next_send_at(order_seed)
         })
     }
 
@@ -325,10 +325,10 @@ mod tests {
         let mut control = PathControl::new(&facts(true), &fixed).expect("a controller");
         control.note_sent(&sent(0, PACKET));
         control.note_sent(&sent(0, PACKET / 2));
-        assert_eq!(control.turn(0), at(15));
+        assert_eq!(control.next_send_at(0), at(15));
         // Idle time accumulates no credit.
         control.note_sent(&sent(100, PACKET));
-        assert_eq!(control.turn(0), at(110));
+        assert_eq!(control.next_send_at(0), at(110));
     }
 
     fn acknowledged(microseconds: u64) -> Acked {
@@ -340,7 +340,7 @@ mod tests {
         let fixed = Fixed { window: 64 * PACKET, rate: Some(100_000 * PACKET) };
         let mut control = PathControl::new(&facts(true), &fixed).expect("a controller");
         control.charge(at(0), PACKET);
-        assert_eq!((control.turn(0), control.unacknowledged_allowance(at(0), 0)), (Time::ZERO, None));
+        assert_eq!((control.next_send_at(0), control.unacknowledged_allowance(at(0), 0)), (Time::ZERO, None));
         control.note_acknowledged(&acknowledged(10), false);
         control.charge(at(20), PACKET);
         assert_eq!(control.unacknowledged_allowance(at(20), 0), Some((at(30), 6)));
@@ -357,9 +357,9 @@ mod tests {
         let fixed = Fixed { window: 32 * PACKET, rate: None };
         let mut control = PathControl::new(&facts(false), &fixed).expect("a controller");
         control.note_sent(&sent(0, 8 * PACKET));
-        assert!(control.goes_on(&facts(false)));
+        assert!(control.continues_with(&facts(false)));
         assert_eq!(control.window_packets(), 24);
-        assert!(!control.goes_on(&facts(true)));
+        assert!(!control.continues_with(&facts(true)));
     }
 
     #[test]

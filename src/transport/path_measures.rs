@@ -32,7 +32,7 @@ pub(super) struct PathMeasures {
     /// Congestion events of the controller already counted.
     counted_events: u64,
     /// Whether the controller considered the latest losses random.
-    is_chance: bool,
+    is_random: bool,
     pace_wait: Duration,
     /// End of the waits for the pace counted so far.
     paced_until: Time,
@@ -46,7 +46,7 @@ impl PathMeasures {
         let lost = sent.lost / packet_bytes;
         self.current.sent += sent.bytes / packet_bytes;
         self.current.lost += lost;
-        if self.is_chance {
+        if self.is_random {
             self.current.lost_by_chance += lost;
         }
     }
@@ -78,9 +78,9 @@ impl PathMeasures {
         }
         self.current.loss_events += 1;
         self.current.loss_events_with_queue += u64::from(before.sees_queue == Some(true));
-        self.is_chance = before.tolerates_losses && before.congestion_events == after.congestion_events;
+        self.is_random = before.tolerates_losses && before.congestion_events == after.congestion_events;
         self.count_events(after);
-        self.is_chance
+        self.is_random
     }
 
     fn count_events(&mut self, control: &ControlReport) {

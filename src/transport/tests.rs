@@ -122,8 +122,8 @@ impl End {
     fn connect_to(&mut self, peer: &Peer, key: Option<PeerKey>, last: QueuePairState) {
         let source = SourceAddress { address: self.address, source_port: 50_000 };
         let (access, reliable) = (AccessFlags::REMOTE, self.service.is_reliable());
-        let asks = reliable && self.service != QueuePairType::XrcReceive;
-        let responds = reliable && self.service != QueuePairType::XrcSend;
+        let is_requester = reliable && self.service != QueuePairType::XrcReceive;
+        let is_responder = reliable && self.service != QueuePairType::XrcSend;
         let init = QueuePairAttributes {
             qp_state: Some(QueuePairState::Init),
             pkey_index: Some(0),
@@ -140,8 +140,8 @@ impl End {
             path_mtu: Some(Mtu::Mtu1024),
             dest_qp_num: Some(peer.qpn),
             rq_psn: Some(Psn::new(0xff_fff0)),
-            max_dest_rd_atomic: responds.then_some(4),
-            min_rnr_timer: responds.then_some(12),
+            max_dest_rd_atomic: is_responder.then_some(4),
+            min_rnr_timer: is_responder.then_some(12),
             peer: Some(peer.capabilities),
             peer_key: key,
             ..QueuePairAttributes::default()
@@ -149,10 +149,10 @@ impl End {
         let ready_to_send = QueuePairAttributes {
             qp_state: Some(QueuePairState::ReadyToSend),
             timeout: reliable.then_some(self.timeout),
-            retry_cnt: asks.then_some(7),
-            rnr_retry: asks.then_some(7),
+            retry_cnt: is_requester.then_some(7),
+            rnr_retry: is_requester.then_some(7),
             sq_psn: Some(Psn::new(0xff_fff0)),
-            max_rd_atomic: asks.then_some(4),
+            max_rd_atomic: is_requester.then_some(4),
             ..QueuePairAttributes::default()
         };
         for attributes in [init, ready_to_receive, ready_to_send] {
@@ -362,7 +362,7 @@ impl Pair {
 }
 
 fn pattern(length: usize) -> Vec<u8> {
-    (0..length).map(|place| (place * 31 + place / 251) as u8).collect()
+    (0..length).map(|index| (index * 31 + index / 251) as u8).collect()
 }
 
 fn contents(region: &Region, offset: u64, length: usize) -> Vec<u8> {
@@ -533,8 +533,8 @@ fn duplicates_do_not_fill_the_response_queue() {
     let flow = crate::wire::Flow { source: sender, destination: receiver, source_port: 50_000 };
     let end = &mut pair.ends[1];
     // A duplicate requires an acknowledgement, a SEND without a receive an RNR NAK: neither merges with the other.
-    for turn in 0..10_000_u32 {
-        let psn = Psn::new(0xff_fff0).minus(turn % 2);
+    for round in 0..10_000_u32 {
+        let psn = Psn::new(0xff_fff0).minus(round % 2);
         let bth = crate::wire::Bth {
             opcode: crate::wire::Opcode::RC_SEND_ONLY,
             destination: end.qpn,
@@ -571,12 +571,12 @@ fn a_held_acknowledgement_leaves_behind_the_reply_in_one_send() {
         (PeerCapabilities::STANDARD, vec![vec![Opcode::RC_SEND_ONLY]]),
     ] {
         let mut pair = Pair::new(capabilities);
-        let (now, asker) = (pair.now, pair.ends[0].address);
+        let (now, requester) = (pair.now, pair.ends[0].address);
         let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
         pair.ends[1].post_receive(&[into]);
         pair.ends[0].post(now, Operation::Send, &[local]);
-        let question = pair.ends[0].transmit(now);
-        pair.ends[1].handle(now, asker, &question);
+        let request = pair.ends[0].transmit(now);
+        pair.ends[1].handle(now, requester, &request);
         assert!(pair.ends[1].transmit(now).is_empty(), "the acknowledgement waits");
         pair.ends[1].post(now, Operation::Send, &[into]);
         let mut sent = Vec::new();
@@ -594,21 +594,21 @@ fn a_held_acknowledgement_leaves_behind_the_reply_in_one_send() {
 #[test]
 fn frequent_unsignaled_requests_request_few_acknowledgements_and_a_probe_requests_the_last() {
     let mut pair = Pair::new(NATIVE);
-    let (local, asker) = (pair.ends[0].sge(0, 8), pair.ends[0].address);
+    let (local, requester) = (pair.ends[0].sge(0, 8), pair.ends[0].address);
     let rkey = pair.ends[1].region.rkey();
     let write = Operation::Write { remote_addr: 0x10_0000, rkey };
-    let mut asked = Vec::new();
-    for turn in 0..50 {
+    let mut requested = Vec::new();
+    for round in 0..50 {
         pair.now = pair.now + Duration::from_micros(10);
         pair.ends[0].post_flagged(pair.now, write, &[local], SendFlags::empty());
         let burst = pair.ends[0].transmit(pair.now);
         if base_header(&burst[0]).ack_request {
-            asked.push(turn);
+            requested.push(round);
         }
-        pair.ends[1].handle(pair.now, asker, &burst);
+        pair.ends[1].handle(pair.now, requester, &burst);
         pair.carry(1);
     }
-    assert_eq!(asked, [0, 40], "once in 400 µs");
+    assert_eq!(requested, [0, 40], "once in 400 µs");
     pair.drive(Duration::from_millis(60));
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::TailProbe), 1);
     assert_eq!(pair.ends[0].endpoint.next_timeout(), None, "all is acknowledged");

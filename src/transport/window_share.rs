@@ -85,32 +85,34 @@ impl WindowShare {
         if control.is_none() && !is_first {
             return;
         }
-        if !control.as_mut().is_some_and(|control| control.goes_on(facts)) {
+        if !control.as_mut().is_some_and(|control| control.continues_with(facts)) {
             let before = control.take();
             *control = PathControl::new(facts, factory).map(|control| control.after(before));
         }
         self.renew_window(control.as_ref());
     }
 
-    /// Runs `tell` on the controller, if there is one.
+    /// Calls `change` with the controller, if there is one.
     #[cold]
-    pub(super) fn tell<T>(&self, tell: impl FnOnce(&mut PathControl) -> T) -> Option<T> {
+    pub(super) fn with_control<T>(&self, change: impl FnOnce(&mut PathControl) -> T) -> Option<T> {
         let mut control = self.lock();
-        let told = control.as_mut().map(tell);
+        let result = control.as_mut().map(change);
         self.renew_window(control.as_ref());
-        told
+        result
     }
 
-    /// Returns when a queue pair with this lot may send next, and how many packets may leave in one send.
+    /// Returns when a queue pair with this order seed may send next, and how many packets may leave in one send.
     #[cold]
-    pub(super) fn allowance(&self, lot: u32) -> (Time, u32) {
-        self.lock().as_ref().map_or((Time::ZERO, u32::MAX), |control| (control.turn(lot), control.burst_packets()))
+    pub(super) fn allowance(&self, order_seed: u32) -> (Time, u32) {
+        self.lock()
+            .as_ref()
+            .map_or((Time::ZERO, u32::MAX), |control| (control.next_send_at(order_seed), control.burst_packets()))
     }
 
     /// Returns the allowance of packets that are never acknowledged; `None` if there is no rate for them.
     #[cold]
-    pub(super) fn unacknowledged_allowance(&self, now: Time, lot: u32) -> Option<(Time, u32)> {
-        self.lock().as_ref()?.unacknowledged_allowance(now, lot)
+    pub(super) fn unacknowledged_allowance(&self, now: Time, order_seed: u32) -> Option<(Time, u32)> {
+        self.lock().as_ref()?.unacknowledged_allowance(now, order_seed)
     }
 
     /// Whether datagrams may wait for the pace as well.
@@ -130,9 +132,9 @@ impl WindowShare {
 
     /// Returns the end of a datagram's wait, if it must wait.
     #[cold]
-    pub(super) fn datagram_waits_until(&self, now: Time, lot: u32) -> Option<Time> {
+    pub(super) fn datagram_waits_until(&self, now: Time, order_seed: u32) -> Option<Time> {
         self.carries_datagrams.store(true, Ordering::Relaxed);
-        self.lock().as_mut()?.datagram_waits_until(now, lot)
+        self.lock().as_mut()?.datagram_waits_until(now, order_seed)
     }
 
     /// Locks the controller. Poisoning is ignored: a controller that panicked may return anything, but its results are

@@ -75,7 +75,7 @@ pub struct Cubic {
     losses: LossTest,
     /// Window and threshold before a reduction that may prove unnecessary; zeros if there is none.
     before: (f64, f64),
-    /// The window when growth stopped because packets are lost by chance and a larger window would build a queue. 0
+    /// The window when growth stopped because packets are lost randomly and a larger window would build a queue. 0
     /// while it grows.
     held_at: f64,
     /// Bytes of a packet.
@@ -180,13 +180,13 @@ impl Cubic {
         }
         self.hold();
         match self.losses.end_round(now) {
-            Verdict::Chance => {}
+            Verdict::Random => {}
             Verdict::Congestion => self.reduce(BETA, in_flight),
-            Verdict::Acquittal => _ = self.take_back(),
+            Verdict::UnnecessaryReduction => _ = self.undo_reduction(),
         }
     }
 
-    /// Keeps the window below the size that builds a queue where packets are lost by chance: with a queue, the next
+    /// Keeps the window below the size that builds a queue where packets are lost randomly: with a queue, the next
     /// loss would be taken for congestion.
     fn hold(&mut self) {
         let Some(part) = self.losses.excess() else {
@@ -202,7 +202,7 @@ impl Cubic {
     }
 
     /// Undoes the latest reduction, which was unnecessary. Returns false if the window has already grown back.
-    fn take_back(&mut self) -> bool {
+    fn undo_reduction(&mut self) -> bool {
         let (window, threshold) = std::mem::take(&mut self.before);
         let is_smaller = self.window < window;
         if is_smaller {
@@ -287,7 +287,7 @@ impl CongestionControl for Cubic {
     }
 
     fn on_spurious_reduction(&mut self) {
-        if !self.is_confirmed && self.take_back() {
+        if !self.is_confirmed && self.undo_reduction() {
             self.recovery_left = 0;
             self.losses.begin_count();
         }

@@ -15,7 +15,7 @@ const SPARE_PACKETS: u64 = 8;
 /// How long the shortest round trip is trusted. The next loss after that measures it again, so that a path that has
 /// become longer gets its window back (BBR trusts it as long: draft-ietf-ccwg-bbr, `MinRTTFilterLen`). During the
 /// measurement, the window is at most the spare packets: otherwise its own queue would count as part of the path.
-const BELIEVED: Duration = Duration::from_secs(10);
+const SHORTEST_VALIDITY: Duration = Duration::from_secs(10);
 /// Number of round trips whose shortest is taken: one alone may have met a busy host.
 const MEASURES: u32 = 4;
 /// Number of losses, without a measurable round trip between them, that halve the window.
@@ -105,7 +105,7 @@ impl GoBackWindow {
     /// Begins to measure the shortest round trip again if that is due, and drains the queue during a measurement.
     /// Returns whether one is in progress.
     fn measures_again(&mut self, now: Time) -> bool {
-        let is_old = self.least.is_some_and(|(_, at)| now.saturating_since(at) >= BELIEVED);
+        let is_old = self.least.is_some_and(|(_, at)| now.saturating_since(at) >= SHORTEST_VALIDITY);
         if is_old && self.measure.is_none() {
             self.measure = Some(Measure { window: self.bytes, shortest: Duration::MAX, left: MEASURES });
         }
@@ -268,7 +268,7 @@ mod tests {
         acknowledge(&mut window, 1, Some(1));
         lose(&mut window);
         acknowledge(&mut window, 64, Some(10));
-        let later = Time::ZERO + BELIEVED;
+        let later = Time::ZERO + SHORTEST_VALIDITY;
         assert_eq!(lose_at(&mut window, later), SPARE_PACKETS);
         assert_eq!(window.usual() / PACKET, 64);
         for milliseconds in [20, 2, 2] {
@@ -296,7 +296,7 @@ mod tests {
             let packets = lose_at(&mut window, now);
             assert!(packets < 24, "{packets} packets after {loss} losses");
         }
-        assert!(now > Time::ZERO + 2 * BELIEVED);
+        assert!(now > Time::ZERO + 2 * SHORTEST_VALIDITY);
     }
 
     /// A sample that seems shorter than a round trip is the response to another packet.

@@ -1,10 +1,10 @@
-//! The test whether losses show congestion or happen by chance. Without it, CUBIC has a window of 12 packets on a path
+//! The test whether losses show congestion or are random. Without it, CUBIC has a window of 12 packets on a path
 //! that loses 1 % of them, however fast the path is.
 //!
-//! A queue shows in the round trip before it overflows. So losses count as chance while no queue is seen and they are
+//! A queue shows in the round trip before it overflows. So losses count as random while no queue is seen and they are
 //! few (the bound is BBRv2's: draft-cardwell-iccrg-bbr-congestion-control-02, `BBRLossThresh`). If there are more, a
 //! trial decides: the window is reduced as for congestion, and if as many packets are lost then, the window was not the
-//! reason. Without the trial, the losses of a policer, which has no queue, would be taken for chance.
+//! reason. Without the trial, the losses of a policer, which has no queue, would be considered random.
 
 use std::time::Duration;
 
@@ -16,28 +16,28 @@ use crate::types::Time;
 /// with 100 µs. On processors half as fast it keeps 0.4 with 250 µs and 0.8 with this (READs 0.25 and 0.43). The cases
 /// of shared links still pass.
 const LEAST_RISE: Duration = Duration::from_micros(500);
-/// Fraction of such a queue at which the window is large enough on a path that loses packets by chance.
+/// Fraction of such a queue at which the window is large enough on a path that loses packets randomly.
 const FULL: f64 = 0.5;
-/// Highest loss rate that counts as chance without a trial.
+/// Highest loss rate that counts as random without a trial.
 const TOLERATED: f64 = 0.02;
-/// Highest loss rate that a trial can show to be chance. A queue that an initial window overflows loses more.
+/// Highest loss rate that a trial can show to be random. A queue that an initial window overflows loses more.
 const MOST_TOLERATED: f64 = 0.2;
 /// Multiple of the loss rate shown by a trial that is tolerated afterwards: losses come in bursts.
 const SPARE: f64 = 2.0;
-/// Minimum fraction of the loss rate that remains with the reduced window if losses are chance.
+/// Minimum fraction of the loss rate that remains with the reduced window if losses are random.
 const SAME: f64 = 0.5;
 /// Expected losses in a trial, enough that its outcome is not itself an accident.
 const LOSSES_OF_A_TRIAL: f64 = 8.0;
 /// How long the result of a trial is trusted. Only paths whose round trip is at most `NEAR` have trials: on a longer
 /// path, a queue that never runs empty may be taken for a part of the path, and each of many flows that share it would
 /// find that its window makes no difference.
-const BELIEVED: Duration = Duration::from_secs(10);
+const TRIAL_VALIDITY: Duration = Duration::from_secs(10);
 const NEAR: Duration = Duration::from_millis(2);
 /// Minimum number of packets over which the loss rate is computed.
 const LEAST_PACKETS: u64 = 64;
 /// Number of losses beyond the tolerated rate that count as an accident.
 const ACCIDENTS: f64 = 2.0;
-/// Rounds during which losses that were taken for chance are judged again: a queue that caused them is seen by then.
+/// Rounds during which losses that were considered random are judged again: a queue that caused them is seen by then.
 const DOUBTFUL_ROUNDS: u32 = 2;
 /// Rounds after such losses during which the window is kept too small to build a queue. The number is bounded because
 /// the queue may be that of other flows, which would get the whole link: without a bound, one of four streams had 2 of
@@ -51,10 +51,10 @@ const MARKED_ROUNDS: u32 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     /// Nothing to do.
-    Chance,
+    Random,
     Congestion,
     /// The reduction of the window was unnecessary.
-    Acquittal,
+    UnnecessaryReduction,
 }
 
 /// The loss test of a path, with the round trips and losses that it is based on.
@@ -71,7 +71,7 @@ pub(super) struct LossTest {
     /// small one.
     before: (u64, u64),
     doubtful_rounds: u32,
-    /// Rounds left during which losses taken for chance keep a queue out of the window.
+    /// Rounds left during which losses considered random keep a queue out of the window.
     hold_rounds: u32,
     /// Rounds left for which a mark shows a queue.
     marked_rounds: u32,
@@ -84,7 +84,7 @@ enum Trial {
     None,
     /// The window is reduced because this fraction of the packets was lost.
     Runs { share: f64 },
-    /// This fraction is lost by chance, as a trial showed at this time.
+    /// This fraction is lost randomly, as a trial showed at this time.
     Over { share: f64, at: Time },
 }
 
@@ -138,7 +138,7 @@ impl LossTest {
         Some((full.as_secs_f64() / recent.as_secs_f64()).min(1.0))
     }
 
-    /// Returns whether losses were taken for chance recently.
+    /// Returns whether losses were considered random recently.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.doubtful_rounds > 0
     }
@@ -151,7 +151,7 @@ impl LossTest {
             return Verdict::Congestion;
         }
         (self.doubtful_rounds, self.hold_rounds) = (DOUBTFUL_ROUNDS, HOLD_ROUNDS);
-        Verdict::Chance
+        Verdict::Random
     }
 
     /// Restarts the count: the window was reduced, and all packets that were in flight then are acknowledged.
@@ -186,7 +186,7 @@ impl LossTest {
             Trial::None | Trial::Over { .. } => LEAST_PACKETS,
         };
         if sent < needed {
-            return Verdict::Chance;
+            return Verdict::Random;
         }
         (self.sent, self.lost, self.before) = (0, 0, counted);
         let (sent, lost) = (sent as f64, lost as f64);
@@ -194,20 +194,22 @@ impl LossTest {
         if let Trial::Runs { share: before } = self.trial {
             let is_same = share >= SAME * before && !self.sees_queue();
             self.trial = if is_same { Trial::Over { share: before.max(share), at: now } } else { Trial::None };
-            return if is_same { Verdict::Acquittal } else { Verdict::Chance };
+            return if is_same { Verdict::UnnecessaryReduction } else { Verdict::Random };
         }
         if lost <= self.tolerated(now) * sent + ACCIDENTS {
-            return Verdict::Chance;
+            return Verdict::Random;
         }
         let is_near = self.shortest.get().is_some_and(|shortest| shortest <= NEAR);
-        let may_be_chance = is_near && share <= MOST_TOLERATED && !self.sees_queue();
-        self.trial = if may_be_chance { Trial::Runs { share } } else { Trial::None };
+        let may_be_random = is_near && share <= MOST_TOLERATED && !self.sees_queue();
+        self.trial = if may_be_random { Trial::Runs { share } } else { Trial::None };
         Verdict::Congestion
     }
 
     fn tolerated(&self, now: Time) -> f64 {
         match self.trial {
-            Trial::Over { share, at } if now.saturating_since(at) < BELIEVED => (SPARE * share).min(MOST_TOLERATED),
+            Trial::Over { share, at } if now.saturating_since(at) < TRIAL_VALIDITY => {
+                (SPARE * share).min(MOST_TOLERATED)
+            }
             _ => TOLERATED,
         }
     }
@@ -241,9 +243,9 @@ mod tests {
     fn few_losses_without_a_queue_are_random() {
         let mut test = begun();
         for number in 2..100 {
-            assert_eq!(test.judge(false), Verdict::Chance);
+            assert_eq!(test.judge(false), Verdict::Random);
             let verdict = round(&mut test, number, ROUND_TRIP + LEAST_RISE, (100, 2));
-            assert_eq!(verdict, Verdict::Chance, "round {number}");
+            assert_eq!(verdict, Verdict::Random, "round {number}");
         }
     }
 
@@ -252,9 +254,9 @@ mod tests {
         let mut test = begun();
         let queue = ROUND_TRIP + LEAST_RISE * 11 / 10;
         test.note_round_trip(at(2), queue);
-        assert_eq!(test.judge(false), Verdict::Chance, "one round alone may have met a busy host");
+        assert_eq!(test.judge(false), Verdict::Random, "one round alone may have met a busy host");
         assert_eq!(test.clone().judge(true), Verdict::Congestion, "the window was half as large in the round before");
-        assert_eq!(round(&mut test, 2, queue, (100, 0)), Verdict::Chance);
+        assert_eq!(round(&mut test, 2, queue, (100, 0)), Verdict::Random);
         assert_eq!(round(&mut test, 3, queue, (100, 1)), Verdict::Congestion);
         assert_eq!(test.judge(false), Verdict::Congestion);
         assert_eq!(LossTest::default().judge(false), Verdict::Congestion, "nothing is known of the path");
@@ -268,7 +270,7 @@ mod tests {
         round(&mut test, 2, ROUND_TRIP, (100, 0));
         assert_eq!(test.judge(false), Verdict::Congestion, "they are noticed a round trip later");
         round(&mut test, 3, ROUND_TRIP, (100, 0));
-        assert_eq!(test.judge(false), Verdict::Chance);
+        assert_eq!(test.judge(false), Verdict::Random);
     }
 
     #[test]
@@ -277,13 +279,13 @@ mod tests {
         test.judge(false);
         assert_eq!(round(&mut test, 2, ROUND_TRIP, (100, 10)), Verdict::Congestion);
         test.note_reduced();
-        assert_eq!(round(&mut test, 3, ROUND_TRIP, (70, 7)), Verdict::Chance, "too few to tell");
-        assert_eq!(round(&mut test, 4, ROUND_TRIP, (70, 7)), Verdict::Acquittal);
+        assert_eq!(round(&mut test, 3, ROUND_TRIP, (70, 7)), Verdict::Random, "too few to tell");
+        assert_eq!(round(&mut test, 4, ROUND_TRIP, (70, 7)), Verdict::UnnecessaryReduction);
         let verdicts: Vec<_> = (5..50).map(|number| round(&mut test, number, ROUND_TRIP, (100, 15))).collect();
-        assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Chance));
+        assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Random));
         assert_eq!(round(&mut test, 50, ROUND_TRIP, (100, 30)), Verdict::Congestion, "twice as much is tolerated");
         // The result of a trial expires.
-        let later = at(100) + BELIEVED;
+        let later = at(100) + TRIAL_VALIDITY;
         test.trial = Trial::Over { share: 0.1, at: at(100) };
         test.note_round_trip(later, ROUND_TRIP);
         test.note_sent(100, 10);
@@ -295,7 +297,7 @@ mod tests {
         let mut test = begun();
         assert_eq!(round(&mut test, 2, ROUND_TRIP, (100, 10)), Verdict::Congestion);
         test.note_reduced();
-        assert_eq!(round(&mut test, 3, ROUND_TRIP, (100, 2)), Verdict::Chance);
+        assert_eq!(round(&mut test, 3, ROUND_TRIP, (100, 2)), Verdict::Random);
         assert_eq!(round(&mut test, 4, ROUND_TRIP, (100, 10)), Verdict::Congestion, "so it is tried again");
         // Where a queue may pass for the path there is no trial.
         let mut far = LossTest::default();

@@ -6,7 +6,7 @@ use crate::types::Time;
 
 /// How long a round trip is trusted to be the path's; it is forgotten after at most twice this time, because the path
 /// may have changed (BBR trusts one for 10 s: draft-ietf-ccwg-bbr, `MinRTTFilterLen`).
-const BELIEVED: Duration = Duration::from_secs(10);
+const SHORTEST_VALIDITY: Duration = Duration::from_secs(10);
 
 /// The shortest round trip of this period and of the one before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -19,7 +19,7 @@ pub(in crate::transport) struct ShortestRoundTrip {
 impl ShortestRoundTrip {
     /// Records a round trip.
     pub(in crate::transport) fn note(&mut self, now: Time, measured: Duration) {
-        if now.saturating_since(self.began) >= BELIEVED {
+        if now.saturating_since(self.began) >= SHORTEST_VALIDITY {
             (self.before, self.current, self.began) = (self.current, None, now);
         }
         self.current = Some(self.current.map_or(measured, |current| current.min(measured)));

@@ -91,7 +91,7 @@ impl Endpoint {
     #[inline]
     pub fn settle_arrivals(&mut self, now: Time) {
         if let Some(Arrivals { slot, .. }) = self.arrivals.take() {
-            self.guard(now, |endpoint| endpoint.settle(now, slot));
+            self.guard(now, |endpoint| endpoint.follow_up(now, slot));
         }
     }
 
@@ -111,7 +111,7 @@ impl Endpoint {
             let queue_pair = endpoint.enter(slot)?;
             Some(queue_pair.take(datagram, packet, |queue_pair| take(queue_pair, &pass)))
         });
-        self.guard(now, |endpoint| endpoint.settle(now, slot));
+        self.guard(now, |endpoint| endpoint.follow_up(now, slot));
         match taken {
             Some(outcome) => outcome.unwrap_or_default(),
             None => self.drop_after_panic(),

@@ -56,12 +56,12 @@ impl Paths {
         to_peer.map(|(_, path)| path.window_share.in_flight()).sum()
     }
 
-    /// Forgets unused paths if there are many.
-    pub(in crate::transport) fn tidy(&mut self, queue_pairs: usize) {
+    /// Removes unused paths if there are many.
+    pub(in crate::transport) fn prune(&mut self, queue_pairs: usize) {
         if self.by_key.len() > 2 * queue_pairs + 16 {
             // A waiting queue pair holds a reference.
-            for (_, forgotten) in self.by_key.extract_if(|_, path| Arc::strong_count(&path.window_share) == 1) {
-                forgotten.window_share.add_to(&mut self.counters);
+            for (_, unused) in self.by_key.extract_if(|_, path| Arc::strong_count(&path.window_share) == 1) {
+                unused.window_share.add_to(&mut self.counters);
             }
         }
     }

@@ -231,8 +231,8 @@ impl Endpoint {
         queue_pair.common.path.iter().for_each(|path| paths.note_path(&path.window_share));
         let has_left = was_waiting && !queue_pair.requester.is_waiting();
         left.filter(|_| has_left).iter().for_each(|key| paths.remove(key, slot));
-        self.paths.tidy(self.by_number.len());
-        self.settle(now, slot);
+        self.paths.prune(self.by_number.len());
+        self.follow_up(now, slot);
         left.iter().for_each(|key| self.grant(key));
         self.running = None;
         Ok(())
@@ -254,7 +254,7 @@ impl Endpoint {
         let slot = self.slot_of(qpn).ok_or(ModifyError::UnknownQueuePair)?;
         let queue_pair = self.at(slot).ok_or(ModifyError::UnknownQueuePair)?;
         queue_pair.requester.limit_rate(limit);
-        self.settle(now, slot);
+        self.follow_up(now, slot);
         self.running = None;
         Ok(())
     }
@@ -290,7 +290,7 @@ impl Endpoint {
             self.running = None;
         }
         drop(queue_pair);
-        self.paths.tidy(self.by_number.len());
+        self.paths.prune(self.by_number.len());
         true
     }
 
@@ -397,7 +397,7 @@ impl Endpoint {
     fn flush_posted(&mut self, now: Time, slot: u32, flush: impl FnOnce(&mut QueuePair)) {
         self.guard(now, |endpoint| {
             endpoint.enter(slot).map(flush);
-            endpoint.settle(now, slot);
+            endpoint.follow_up(now, slot);
         });
     }
 
@@ -410,15 +410,15 @@ impl Endpoint {
                 if let Some(queue_pair) = endpoint.enter(slot) {
                     queue_pair.handle_timeout(now);
                 }
-                endpoint.settle(now, slot);
+                endpoint.follow_up(now, slot);
             });
         }
     }
 
     /// Does the follow-up work for a change of a queue pair: its deadline, the list of those with something to send,
     /// and the fair queue.
-    fn settle(&mut self, now: Time, slot: u32) {
-        self.settle_deadlines(now, slot);
+    fn follow_up(&mut self, now: Time, slot: u32) {
+        self.update_deadlines(now, slot);
         self.list_sender(now, slot);
         self.serve_fair_queue(now, slot);
     }
@@ -441,16 +441,16 @@ impl Endpoint {
         }
     }
 
-    pub(super) fn settle_deadlines(&mut self, now: Time, slot: u32) {
-        if self.settle_one(now, slot) {
+    pub(super) fn update_deadlines(&mut self, now: Time, slot: u32) {
+        if self.update_deadline(now, slot) {
             self.fail_queue_pairs_of_overflowed(now);
         }
     }
 
     /// Updates a queue pair's deadline and held acknowledgement. Returns whether a completion queue overflowed.
-    pub(super) fn settle_one(&mut self, now: Time, slot: u32) -> bool {
+    pub(super) fn update_deadline(&mut self, now: Time, slot: u32) -> bool {
         let Some(queue_pair) = self.enter(slot) else { return false };
-        let overflowed = queue_pair.settle();
+        let overflowed = queue_pair.follow_up();
         let begins_to_hold = !queue_pair.held && queue_pair.responder.holds_acknowledgement(now);
         let deadline = queue_pair.next_deadline();
         if begins_to_hold {

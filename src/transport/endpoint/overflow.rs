@@ -38,7 +38,7 @@ impl Endpoint {
         if let Some(queue_pair) = self.enter(slot) {
             queue_pair.fail_by_overflow();
         }
-        self.settle_one(now, slot);
+        self.update_deadline(now, slot);
         self.list_sender(now, slot);
         self.serve_fair_queue(now, slot);
     }

@@ -42,7 +42,7 @@ impl Endpoint {
         }
         tracing::error!(%qpn, panic = text, "a panic ends the queue pair; please report it");
         self.panics += 1;
-        self.guard(now, |endpoint| endpoint.settle(now, slot));
+        self.guard(now, |endpoint| endpoint.follow_up(now, slot));
     }
 
     /// Returns the number of queue pairs that a panic has ended.

@@ -26,7 +26,7 @@ impl Timers {
             (ABSENT, None) => {}
             (ABSENT, Some(time)) => {
                 self.heap.push((time, owner));
-                self.rise(self.heap.len() - 1);
+                self.sift_up(self.heap.len() - 1);
             }
             (position, None) => self.remove(position as usize),
             (position, Some(time)) => {
@@ -34,7 +34,7 @@ impl Timers {
                 if self.heap[position].0 != time {
                     self.heap[position].0 = time;
                     if self.heap.len() > 1 {
-                        self.settle(position);
+                        self.sift(position);
                     }
                 }
             }
@@ -60,16 +60,16 @@ impl Timers {
         self.positions[self.heap[position].1 as usize] = ABSENT;
         self.heap.swap_remove(position);
         if position < self.heap.len() {
-            self.settle(position);
+            self.sift(position);
         }
     }
 
-    fn settle(&mut self, position: usize) {
-        let position = self.rise(position);
-        self.sink(position);
+    fn sift(&mut self, position: usize) {
+        let position = self.sift_up(position);
+        self.sift_down(position);
     }
 
-    fn rise(&mut self, mut position: usize) -> usize {
+    fn sift_up(&mut self, mut position: usize) -> usize {
         let entry = self.heap[position];
         while position > 0 {
             let parent = (position - 1) / 2;
@@ -83,7 +83,7 @@ impl Timers {
         position
     }
 
-    fn sink(&mut self, mut position: usize) {
+    fn sift_down(&mut self, mut position: usize) {
         let entry = self.heap[position];
         loop {
             let mut child = 2 * position + 1;

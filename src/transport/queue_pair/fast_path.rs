@@ -78,8 +78,8 @@ impl QueuePair {
         self.common.counters.add(Counter::ReceivedPackets, 1);
         self.common.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
         self.common.history.note_heard_again(pass.now);
-        let asks = header[8] & 0x80 != 0;
-        self.responder.note_middle(&self.common, pass, psn, asks);
+        let ack_requested = header[8] & 0x80 != 0;
+        self.responder.note_middle(&self.common, pass, psn, ack_requested);
         let check_field = self.check_field(None);
         Some(DatagramOutcome {
             is_from_own_peer: self.common.is_peer_native(),

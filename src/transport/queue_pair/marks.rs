@@ -21,7 +21,7 @@ impl QueuePair {
             self.common.count(Counter::EcnMarkedPackets);
             if opcode.is_read_response() {
                 // READs of this end fill the queue that marked it.
-                self.requester.tell_marked(&self.common, now);
+                self.requester.report_mark(&self.common, now);
             } else if opcode.is_request() && echoes {
                 self.common.arrived_marks.owe_echo();
             } else if opcode.is_request() && !peer.is_native() {
@@ -31,7 +31,7 @@ impl QueuePair {
         }
         // Packets in flight are no condition here: the accepted response may have acknowledged the last one.
         if becn && echoes && opcode.is_response() && self.common.is_markable() {
-            self.requester.tell_marked(&self.common, now);
+            self.requester.report_mark(&self.common, now);
         }
     }
 
@@ -53,7 +53,7 @@ impl QueuePair {
         self.check_addressing(datagram, bth)?;
         self.check_icrc(datagram)?;
         self.common.count(Counter::CnpHandled);
-        self.requester.tell_marked(&self.common, now);
+        self.requester.report_mark(&self.common, now);
         Ok(())
     }
 

@@ -184,7 +184,7 @@ impl QueuePair {
     /// Does the work that follows every input: handles an overflow, reports the end of a drain, and updates the packets
     /// in flight. Returns whether a completion queue overflowed.
     #[inline]
-    pub(super) fn settle(&mut self) -> bool {
+    pub(super) fn follow_up(&mut self) -> bool {
         let overflowed = self.end_by_overflow();
         if self.common.state == QueuePairState::SendQueueDrained && self.requester.is_idle() {
             self.requester.announce_drained(&self.common);

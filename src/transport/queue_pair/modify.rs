@@ -63,7 +63,7 @@ impl QueuePair {
                 self.responder.start(
                     expected,
                     self.common.attributes.max_dest_rd_atomic.unwrap_or(0),
-                    self.common.read_laps(),
+                    self.common.read_record_factor(),
                 );
             }
             (ReadyToReceive, ReadyToSend) => {
@@ -74,7 +74,7 @@ impl QueuePair {
                 }
                 self.requester.start(first);
             }
-            (SendQueueError, ReadyToSend) => self.common.history.forget_ending(),
+            (SendQueueError, ReadyToSend) => self.common.history.forget_error_origin(),
             (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, window_share),
             (_, SendQueueDrained) => {
                 // Each transition to SQD requests the event separately.
@@ -115,7 +115,7 @@ impl QueuePair {
             self.set_path(source, window_share);
         }
         if let Some(max_dest_rd_atomic) = given.max_dest_rd_atomic {
-            self.responder.make_room(max_dest_rd_atomic, self.common.read_laps());
+            self.responder.make_room(max_dest_rd_atomic, self.common.read_record_factor());
         }
     }
 

@@ -44,7 +44,7 @@ impl QueuePair {
         if self.common.is_datagram() {
             return self.handle_unreliable_datagram(pass, datagram, packet);
         }
-        if !self.common.speaks(bth.opcode) {
+        if !self.common.accepts_opcode(bth.opcode) {
             return Err(DropReason::WrongService);
         }
         if self.common.path.is_none() {

@@ -9,7 +9,7 @@ impl QueuePair {
         let mut report = self.common.history.report(now, self.status(), &self.common.counters);
         report.was_acknowledged = self.requester.unacknowledged() != first;
         report.was_requested = self.responder.message_count() > 0;
-        report.last_try = self.requester.last_asked().map(|at| now.saturating_since(at));
+        report.last_try = self.requester.last_ack_request_at().map(|at| now.saturating_since(at));
         report.unfinished = self.requester.unfinished();
         report.oldest = self.requester.oldest_operation();
         report.packets_in_flight = self.requester.packets_in_flight();

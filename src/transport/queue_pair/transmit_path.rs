@@ -164,7 +164,7 @@ impl QueuePair {
         match self.requester.emit_datagram(&mut self.common, pass, &request, &mut writer) {
             Ok(()) => {
                 if let Some(path) = path {
-                    path.tell(|control| control.charge(pass.now, writer.bytes() as u64));
+                    path.with_control(|control| control.charge(pass.now, writer.bytes() as u64));
                 }
                 let has_sent = self.finish(writer);
                 Filled { has_sent, is_exhausted: !self.requester.may_send_datagram(&self.common) }

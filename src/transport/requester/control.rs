@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::limiter::Limiter;
-use super::plan::Turn;
+use super::plan::SendReason;
 use super::reordering::Reordering;
 use super::{Common, Halt, RequestPlan, Requester};
 use crate::transport::congestion::{
@@ -11,7 +11,7 @@ use crate::transport::congestion::{
 };
 use crate::transport::marks::Marking;
 use crate::transport::path::Path;
-use crate::transport::path_control::Outcome;
+use crate::transport::path_control::CongestionOutcome;
 use crate::transport::path_measures::Blocked;
 use crate::types::{Counter, Psn, QueuePairState, RateLimit, Time};
 
@@ -39,27 +39,27 @@ impl Requester {
     }
 
     /// Returns the charge for the packet that leaves now. Must be called before the packet is recorded.
-    pub(super) fn left_of(&self, common: &Common, plan: &RequestPlan) -> Left {
+    pub(super) fn charge_of(&self, common: &Common, plan: &RequestPlan) -> SentCharge {
         let response = if self.request(plan.index).is_read { plan.covers * common.mtu_bytes() } else { 0 };
         let bytes = plan.size as u64 + u64::from(response);
-        Left { packets: plan.covers, lost: self.lost_packets_of(plan), bytes }
+        SentCharge { packets: plan.covers, lost: self.lost_packets_of(plan), bytes }
     }
 
     /// Charges packets that have left to the path and to the queue pair's own rate.
     #[cold]
-    pub(super) fn tell_sent(&mut self, common: &Common, now: Time, left: &Left) {
-        let paid_on_path = common.controlled_path().and_then(|path| self.pay_on(common, path, now, left));
-        let paid = self.limiter.as_mut().map(|limiter| limiter.pay(now, left.bytes));
+    pub(super) fn report_sent(&mut self, common: &Common, now: Time, charge: &SentCharge) {
+        let paid_on_path = common.controlled_path().and_then(|path| self.pay_on(common, path, now, charge));
+        let paid = self.limiter.as_mut().map(|limiter| limiter.pay(now, charge.bytes));
         if let Some(paid_at) = paid.max(paid_on_path) {
-            self.pace.spend(left.packets, paid_at);
+            self.pace.spend(charge.packets, paid_at);
         }
     }
 
     /// Charges packets to the path. Returns when they are paid for, or `None` if they have no rate.
-    fn pay_on(&self, common: &Common, path: &Path, now: Time, left: &Left) -> Option<Time> {
-        let [bytes, lost] = [left.packets, left.lost].map(|packets| window_bytes(common, packets));
+    fn pay_on(&self, common: &Common, path: &Path, now: Time, charge: &SentCharge) -> Option<Time> {
+        let [bytes, lost] = [charge.packets, charge.lost].map(|packets| window_bytes(common, packets));
         let sent = Sent { now, bytes, lost, in_flight: self.in_flight_on(common, path) };
-        path.window_share.tell(|control| match common.service.is_reliable() {
+        path.window_share.with_control(|control| match common.service.is_reliable() {
             true => control.note_sent(&sent),
             false => control.charge(now, bytes),
         });
@@ -71,18 +71,20 @@ impl Requester {
     /// counting all their responses would look like too many losses to be random.
     pub(super) fn lost_packets_of(&self, plan: &RequestPlan) -> u32 {
         let is_oldest = plan.psn == self.unacknowledged;
-        match plan.turn {
-            Turn::Missing if self.recovery.is_probing() && self.may_have_lost_request(plan) => u32::from(is_oldest),
-            Turn::Missing => plan.covers,
-            Turn::Request => 1,
-            Turn::Probe => 0,
-            Turn::Cursor => u32::from(is_oldest && plan.psn.is_before(self.limit)),
+        match plan.reason {
+            SendReason::Missing if self.recovery.is_probing() && self.may_have_lost_request(plan) => {
+                u32::from(is_oldest)
+            }
+            SendReason::Missing => plan.covers,
+            SendReason::Request => 1,
+            SendReason::Probe => 0,
+            SendReason::Cursor => u32::from(is_oldest && plan.psn.is_before(self.limit)),
         }
     }
 
     /// Reports the packets from `before` on that are newly acknowledged. `is_read`: the first belongs to a READ.
     #[inline]
-    pub(super) fn tell_acknowledged(&mut self, common: &Common, now: Time, before: Psn, is_read: bool) {
+    pub(super) fn report_acknowledged(&mut self, common: &Common, now: Time, before: Psn, is_read: bool) {
         if (common.is_controlled() || !self.window.is_constant())
             && let Some(path) = &common.path
         {
@@ -105,7 +107,7 @@ impl Requester {
         }
         let (unacknowledged, delays) = (self.unacknowledged, self.delays.as_mut());
         let ack = Acked { round_trip: delays.and_then(|delays| delays.end_before(unacknowledged, now)), ..ack };
-        path.window_share.tell(|control| control.note_acknowledged(&ack, is_read));
+        path.window_share.with_control(|control| control.note_acknowledged(&ack, is_read));
     }
 
     /// Returns whether a packet requests a response in order to be measured, as a small message does: if no other
@@ -128,12 +130,12 @@ impl Requester {
 
     /// Reports packets that may have arrived behind a missing one, and the shortest round trip of those that were
     /// measured.
-    pub(super) fn tell_arrived(&mut self, common: &Common, now: Time, round_trip: Option<Duration>, is_read: bool) {
+    pub(super) fn report_arrived(&mut self, common: &Common, now: Time, round_trip: Option<Duration>, is_read: bool) {
         let Some(path) = common.controlled_path() else { return };
         let bytes = window_bytes(common, self.packets_delivered(0));
         if bytes > 0 || round_trip.is_some() {
             let ack = Acked { now, bytes, round_trip, repetition: None, in_flight: self.in_flight_on(common, path) };
-            path.window_share.tell(|control| control.note_acknowledged(&ack, is_read));
+            path.window_share.with_control(|control| control.note_acknowledged(&ack, is_read));
         }
     }
 
@@ -141,7 +143,7 @@ impl Requester {
     /// known to have arrived behind a gap. Each counts once.
     fn packets_delivered(&mut self, acknowledged: u32) -> u32 {
         let arrived = self.packets_arrived();
-        let before = std::mem::replace(&mut self.told_arrived, arrived);
+        let before = std::mem::replace(&mut self.reported_arrived, arrived);
         (acknowledged + arrived).saturating_sub(before)
     }
 
@@ -159,7 +161,12 @@ impl Requester {
 
     /// Reports that packets seem lost, and are about to be retransmitted. Returns the effect on the path's window.
     #[cold]
-    pub(super) fn tell_congestion(&mut self, common: &Common, now: Time, kind: CongestionKind) -> Option<Outcome> {
+    pub(super) fn report_congestion(
+        &mut self,
+        common: &Common,
+        now: Time,
+        kind: CongestionKind,
+    ) -> Option<CongestionOutcome> {
         let path = common.path.as_ref()?;
         if kind == CongestionKind::Persistent {
             path.note_marking(Marking::note_silence);
@@ -167,15 +174,15 @@ impl Requester {
         let event = CongestionEvent { now, kind, in_flight: self.in_flight_on(common, path) };
         self.window.note_congestion(&event);
         self.renew_window(&path.facts());
-        path.window_share.tell(|control| control.note_congestion(&event))
+        path.window_share.with_control(|control| control.note_congestion(&event))
     }
 
     /// Reports that a queue on the path marked a packet: it will overflow soon.
     #[cold]
-    pub(in crate::transport) fn tell_marked(&self, common: &Common, now: Time) {
+    pub(in crate::transport) fn report_mark(&self, common: &Common, now: Time) {
         let Some(path) = &common.path else { return };
         let event = CongestionEvent { now, kind: CongestionKind::Marked, in_flight: self.in_flight_on(common, path) };
-        path.window_share.tell(|control| control.note_congestion(&event));
+        path.window_share.with_control(|control| control.note_congestion(&event));
     }
 
     /// Returns whether packets of the path are in flight.
@@ -190,7 +197,7 @@ impl Requester {
         if packets > 0 {
             common.counters.add(Counter::SpuriousRetransmits, packets);
             if let Some(path) = &common.path {
-                path.window_share.tell(|control| control.note_spurious(packets));
+                path.window_share.with_control(|control| control.note_spurious(packets));
             }
         }
     }
@@ -200,12 +207,12 @@ impl Requester {
     pub(in crate::transport) fn end_send(&mut self, common: &Common, now: Time) {
         self.hold_back(common, now);
         if self.pays(common) && self.has_unsent(common) {
-            self.tell_blocked(common, now);
+            self.report_blocked(common, now);
         }
     }
 
     #[cold]
-    fn tell_blocked(&mut self, common: &Common, now: Time) {
+    fn report_blocked(&mut self, common: &Common, now: Time) {
         if self.pace.halt() == Halt::Pace
             && let Some(limiter) = &mut self.limiter
         {
@@ -218,7 +225,7 @@ impl Requester {
             Halt::Pace => Blocked::Pace(share.allowance(0).0),
             Halt::None | Halt::Receiver | Halt::Stopped => return,
         };
-        share.tell(|control| control.note_blocked(now, blocked));
+        share.with_control(|control| control.note_blocked(now, blocked));
     }
 
     /// Returns whether packets wait to be sent or retransmitted.
@@ -260,7 +267,7 @@ impl Requester {
     }
 
     /// Handles an expired clock, or the end of the pause, while the pace holds packets back. Packets that are held back
-    /// get no response, so the clocks of the responses run from the end of the pause on, and spend no tries before.
+    /// get no response, so the clocks of the responses run from the end of the pause on, and consume no retries before.
     pub(super) fn handle_pause(&mut self, common: &Common, now: Time) {
         let (paid_at, _) = self.allowance(common, now);
         let resume = self.pace.end_pause(now, paid_at);
@@ -271,7 +278,7 @@ impl Requester {
 }
 
 /// The charge for packets that leave.
-pub(super) struct Left {
+pub(super) struct SentCharge {
     pub(super) packets: u32,
     /// Packets among them that were lost before.
     pub(super) lost: u32,
@@ -283,8 +290,8 @@ pub(super) struct Left {
 /// rate.
 fn allowance_on(common: &Common, path: &Path, now: Time) -> Option<(Time, u32)> {
     match common.service.is_reliable() {
-        true => Some(path.window_share.allowance(path.lot(common.qpn))),
-        false => path.window_share.unacknowledged_allowance(now, path.lot(common.qpn)),
+        true => Some(path.window_share.allowance(path.order_seed(common.qpn))),
+        false => path.window_share.unacknowledged_allowance(now, path.order_seed(common.qpn)),
     }
 }
 

@@ -192,47 +192,47 @@ mod tests {
         }
 
         /// Receives a response of one long READ.
-        fn come(&mut self, place: u32, now: Time) -> bool {
-            let (psn, from) = (BEGIN.plus(place), self.0.end());
+        fn arrive(&mut self, offset: u32, now: Time) -> bool {
+            let (psn, from) = (BEGIN.plus(offset), self.0.end());
             if from.is_before(psn.plus(1)) {
                 let packets = psn.plus(1).distance_from(from) as u32;
                 self.0.extend(psn.plus(1), [(from, packets)].into_iter());
             }
-            assert!(self.0.remove(psn).is_some(), "{place} came twice");
+            assert!(self.0.remove(psn).is_some(), "{offset} came twice");
             let detection =
                 LossDetection { now, packet_threshold: LOSS_EVIDENCE, time_threshold: Duration::from_millis(1) };
             !self.0.judge(psn.plus(1), detection).is_empty()
         }
 
-        fn ask_again(&mut self, now: Time) -> Vec<(i32, u32)> {
-            let mut asked = Vec::new();
+        fn request_again(&mut self, now: Time) -> Vec<(i32, u32)> {
+            let mut requested = Vec::new();
             while let Some(range) = self.0.missing().first_lost() {
-                asked.push((range.first.distance_from(BEGIN), range.packets));
+                requested.push((range.first.distance_from(BEGIN), range.packets));
                 self.0.note_sent_again(range.packets, Repetition { at: now, later: LIMIT });
             }
-            asked
+            requested
         }
     }
 
     #[test]
     fn missing_responses_are_requested_again_after_three_later_ones() {
         let mut responses = Responses::new();
-        assert!(!responses.come(2, at(0)) && !responses.come(3, at(0)));
+        assert!(!responses.arrive(2, at(0)) && !responses.arrive(3, at(0)));
         assert!(responses.0.missing().has_late());
-        assert_eq!(responses.ask_again(at(0)), []);
-        assert!(responses.come(4, at(0)), "an event of congestion");
+        assert_eq!(responses.request_again(at(0)), []);
+        assert!(responses.arrive(4, at(0)), "an event of congestion");
         assert_eq!(responses.0.absent(), 5);
-        assert_eq!(responses.ask_again(at(0)), [(0, 2)]);
+        assert_eq!(responses.request_again(at(0)), [(0, 2)]);
         assert_eq!(responses.0.absent(), 3);
-        assert!(!responses.come(9, at(1)) && !responses.come(1, at(2)));
+        assert!(!responses.arrive(9, at(1)) && !responses.arrive(1, at(2)));
         assert_eq!(responses.0.complete_before(), BEGIN);
         assert!(responses.0.has_arrived(BEGIN.plus(1)) && !responses.0.has_arrived(BEGIN.plus(8)));
         // The one that was requested again is lost again, the four before the last are late.
-        responses.come(10, at(1_000));
-        assert_eq!(responses.ask_again(at(1_000)), [(0, 1)]);
+        responses.arrive(10, at(1_000));
+        assert_eq!(responses.request_again(at(1_000)), [(0, 1)]);
         responses.0.give_up_before(BEGIN.plus(6), |_| false);
-        assert_eq!(responses.ask_again(at(1_000)), [(5, 4)]);
-        responses.come(0, at(1_100));
+        assert_eq!(responses.request_again(at(1_000)), [(5, 4)]);
+        responses.arrive(0, at(1_100));
         assert_eq!(responses.0.complete_before(), BEGIN.plus(5));
         assert!(responses.0.acknowledge_before(BEGIN.plus(5)));
         assert!(!responses.0.acknowledge_before(BEGIN.plus(11)));
@@ -242,15 +242,15 @@ mod tests {
     #[test]
     fn a_repetition_is_lost_when_enough_later_responses_have_arrived() {
         let mut responses = Responses::new();
-        responses.come(99, at(0));
+        responses.arrive(99, at(0));
         responses.0.give_up_before(LIMIT, |_| false);
-        assert_eq!(responses.ask_again(at(1)), [(0, 99)]);
-        for place in [0, 100, 101] {
-            responses.come(place, at(2));
-            assert_eq!(responses.ask_again(at(2)), []);
+        assert_eq!(responses.request_again(at(1)), [(0, 99)]);
+        for offset in [0, 100, 101] {
+            responses.arrive(offset, at(2));
+            assert_eq!(responses.request_again(at(2)), []);
         }
-        responses.come(102, at(2));
-        assert_eq!(responses.ask_again(at(2)), [(1, 98)]);
+        responses.arrive(102, at(2));
+        assert_eq!(responses.request_again(at(2)), [(1, 98)]);
     }
 
     #[test]

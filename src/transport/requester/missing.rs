@@ -234,14 +234,14 @@ impl MissingPackets {
     }
 
     pub(super) fn contains(&self, psn: Psn) -> bool {
-        self.place_of(psn).is_ok()
+        self.find(psn).is_ok()
     }
 
     /// Returns the index of the range with this number, or as an error that of the first range behind it.
-    fn place_of(&self, psn: Psn) -> Result<usize, usize> {
-        let place = self.ranges.partition_point(|range| !psn.is_before(range.end()));
-        let is_missing = self.ranges.get(place).is_some_and(|range| range.contains(psn));
-        if is_missing { Ok(place) } else { Err(place) }
+    fn find(&self, psn: Psn) -> Result<usize, usize> {
+        let index = self.ranges.partition_point(|range| !psn.is_before(range.end()));
+        let is_missing = self.ranges.get(index).is_some_and(|range| range.contains(psn));
+        if is_missing { Ok(index) } else { Err(index) }
     }
 
     /// Returns the first missing packet.
@@ -251,52 +251,52 @@ impl MissingPackets {
 
     /// Removes the packets before `psn`.
     pub(super) fn remove_before(&mut self, psn: Psn) {
-        let place = match self.place_of(psn) {
-            Ok(place) => {
-                let [before, rest] = self.ranges[place].split(psn);
-                self.ranges[place] = rest;
+        let index = match self.find(psn) {
+            Ok(index) => {
+                let [before, rest] = self.ranges[index].split(psn);
+                self.ranges[index] = rest;
                 self.discount(before.missing, before.packets);
-                place
+                index
             }
-            Err(place) => place,
+            Err(index) => index,
         };
-        for removed in 0..place {
+        for removed in 0..index {
             let range = self.ranges[removed];
             self.discount(range.missing, range.packets);
         }
-        self.ranges.drain(..place);
+        self.ranges.drain(..index);
     }
 
     /// Removes a packet. Returns its state if it was missing.
     pub(super) fn remove(&mut self, psn: Psn) -> Option<Missing> {
-        let place = self.place_of(psn).ok()?;
-        let was = self.ranges[place].missing;
-        let [before, rest] = self.ranges[place].split(psn);
+        let index = self.find(psn).ok()?;
+        let was = self.ranges[index].missing;
+        let [before, rest] = self.ranges[index].split(psn);
         let [_, behind] = rest.split(psn.plus(1));
-        self.replace(place, [before, behind]);
+        self.replace(index, [before, behind]);
         self.discount(was, 1);
         Some(was)
     }
 
     /// Notes that this many packets from the beginning of [`MissingPackets::first_lost`] on were sent again.
     pub(super) fn note_sent_again(&mut self, packets: u32, repetition: Repetition) {
-        let Some(place) = self.ranges.iter().position(Range::is_lost) else { return };
-        let was = self.ranges[place].missing;
-        let [sent, left] = self.ranges[place].split(self.ranges[place].first.plus(packets));
+        let Some(index) = self.ranges.iter().position(Range::is_lost) else { return };
+        let was = self.ranges[index].missing;
+        let [sent, left] = self.ranges[index].split(self.ranges[index].first.plus(packets));
         let sent = Range { missing: Missing::Sent { repetition, again: was == Missing::Lost { again: true } }, ..sent };
-        match place.checked_sub(1).map(|before| &mut self.ranges[before]) {
+        match index.checked_sub(1).map(|before| &mut self.ranges[before]) {
             Some(before) if before.end() == sent.first && before.missing == sent.missing => {
                 before.packets += sent.packets;
-                self.replace(place, [left]);
+                self.replace(index, [left]);
             }
-            _ => self.replace(place, [sent, left]),
+            _ => self.replace(index, [sent, left]),
         }
         self.count(sent.missing, sent.packets);
         self.discount(was, sent.packets);
     }
 
-    fn replace<const N: usize>(&mut self, place: usize, parts: [Range; N]) {
-        self.ranges.splice(place..=place, parts.into_iter().filter(|part| part.packets > 0));
+    fn replace<const N: usize>(&mut self, index: usize, parts: [Range; N]) {
+        self.ranges.splice(index..=index, parts.into_iter().filter(|part| part.packets > 0));
     }
 
     /// Sets the state of each range. Returns the packets that are lost now and were not before.

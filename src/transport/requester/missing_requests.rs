@@ -5,15 +5,15 @@
 //! flight: a READ whose request is missing keeps its part of the window until its responses have arrived.
 
 use super::missing::{Missing, MissingPackets, Range, Repetition};
-use super::plan::Turn;
+use super::plan::SendReason;
 use super::{Common, RequestPlan, Requester};
 use crate::transport::congestion::CongestionKind;
 use crate::types::{Counter, DropReason, Psn, Time};
 use crate::wire::GapRuns;
 
 /// Number of consecutive reports without news at which they stop being signs of life. A packet that is lost as often,
-/// at 10 % loss once in 100,000,000 times, spends tries; one that the path never carries must not keep the connection
-/// alive forever.
+/// at 10 % loss once in 100,000,000 times, consumes retries; one that the path never carries must not keep the
+/// connection alive forever.
 const MOST_REPORTS_WITHOUT_NEWS: u32 = 8;
 
 /// The missing request packets, and how the peer's reports progress.
@@ -89,7 +89,7 @@ impl Requester {
         let loses = requests.missing.lost() > lost_before;
         self.repair.get_or_insert_default().requests = Some(requests);
         if loses {
-            self.tell_congestion(common, now, CongestionKind::Loss);
+            self.report_congestion(common, now, CongestionKind::Loss);
         }
         if is_sign_of_life {
             self.note_sign_of_life(common, now);
@@ -131,8 +131,8 @@ impl Requester {
         let packets = later.flat_map(move |(_, request)| {
             let step = if request.is_read { request.chunk.max(1) } else { 1 };
             let from = psn.packets_since(request.first).div_ceil(step);
-            (from..request.packets.div_ceil(step)).map(move |place| {
-                let offset = place * step;
+            (from..request.packets.div_ceil(step)).map(move |index| {
+                let offset = index * step;
                 (request.first.plus(offset), step.min(request.packets - offset))
             })
         });
@@ -163,7 +163,7 @@ impl Requester {
     pub(super) fn plan_missing_request(&self, common: &Common) -> Option<RequestPlan> {
         let lost = self.repair.as_ref()?.requests.as_ref()?.missing.first_lost()?;
         let index = self.request_with(lost.first)?;
-        self.plan_again(common, index, lost.first, Turn::Request)
+        self.plan_again(common, index, lost.first, SendReason::Request)
     }
 
     /// Notes that the packet of [`Requester::plan_missing_request`] has left.

@@ -107,7 +107,7 @@ pub(super) struct Requester {
     /// When `last_ack_request` was sent.
     last_ack_request_at: Option<Time>,
     /// Whether the last packet sent requests a response.
-    has_asked: bool,
+    has_requested_ack: bool,
     /// A request that cannot continue; it fails once it is the oldest.
     failed: Option<(u32, RequestFailure)>,
     recovery: Recovery,
@@ -122,7 +122,7 @@ pub(super) struct Requester {
     /// Packets that the window share counts for this queue pair.
     counted_in_flight: u32,
     /// Packets behind a gap whose arrival was reported to the controller of the path.
-    told_arrived: u32,
+    reported_arrived: u32,
     fair_share: FairShare,
     drained_announced: bool,
     window: ConnectionWindow,
@@ -151,7 +151,7 @@ impl Requester {
             reads_in_progress: 0,
             last_ack_request: Psn::default(),
             last_ack_request_at: None,
-            has_asked: true,
+            has_requested_ack: true,
             failed: None,
             recovery: Recovery::default(),
             repair: None,
@@ -160,7 +160,7 @@ impl Requester {
             delays: None,
             reordering: Reordering::default(),
             counted_in_flight: 0,
-            told_arrived: 0,
+            reported_arrived: 0,
             fair_share: FairShare::default(),
             drained_announced: false,
             window: ConnectionWindow::default(),
@@ -189,12 +189,12 @@ impl Requester {
         self.unacknowledged = Psn::default();
         self.last_ack_request = Psn::default();
         self.last_ack_request_at = None;
-        self.has_asked = true;
+        self.has_requested_ack = true;
         self.places_early = false;
         self.round_trip = RoundTrip::default();
         self.delays = None;
         self.reordering = Reordering::default();
-        (self.counted_in_flight, self.told_arrived) = (0, 0);
+        (self.counted_in_flight, self.reported_arrived) = (0, 0);
         self.reset_share();
         self.drained_announced = false;
         self.window = ConnectionWindow::default();
@@ -343,7 +343,7 @@ impl Requester {
     }
 
     /// Returns when a packet that requests an acknowledgement was last sent.
-    pub(super) fn last_asked(&self) -> Option<Time> {
+    pub(super) fn last_ack_request_at(&self) -> Option<Time> {
         self.last_ack_request_at
     }
 

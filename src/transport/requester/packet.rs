@@ -1,6 +1,6 @@
 //! The packets of requests: headers, and the payload from registered memory.
 
-use super::control::Left;
+use super::control::SentCharge;
 use super::{Common, Pass, RequestFailure, RequestPlan, Requester};
 use crate::checksum::Sum;
 use crate::memory::{AccessError, MemoryView, Payloads};
@@ -29,7 +29,7 @@ impl Requester {
             Ok(_) => {}
             Err(error) => return self.fail_when_oldest(plan.index, error),
         }
-        let left = self.pays(common).then(|| self.left_of(common, plan));
+        let charge = self.pays(common).then(|| self.charge_of(common, plan));
         if common.is_controlled() && ack_request && self.sending(plan) == Sending::First {
             self.begin_delay(plan.psn, pass.now);
         }
@@ -37,8 +37,8 @@ impl Requester {
             true => self.note_sent(common, pass.now, plan, ack_request),
             false => self.note_sent_unreliable(common, pass, plan.psn.plus(1)),
         }
-        if let Some(left) = left {
-            self.tell_sent(common, pass.now, &left);
+        if let Some(charge) = charge {
+            self.report_sent(common, pass.now, &charge);
         }
         Ok(())
     }
@@ -68,7 +68,7 @@ impl Requester {
         };
         // Packets that do not fit, or whose memory cannot be read, are planned again one by one.
         let Ok(added @ 1..) = writer.add(&mut burst) else { return false };
-        self.note_middles_asked(pass.now, first.psn, added, ack_requests);
+        self.note_middle_ack_requests(pass.now, first.psn, added, ack_requests);
         if common.is_controlled() && ack_requests.first < added {
             self.begin_delay(first.psn.plus(ack_requests.first), pass.now);
         }
@@ -76,8 +76,8 @@ impl Requester {
         self.note_in_flight(common);
         self.arm_timers(common, pass.now);
         if self.pays(common) {
-            let left = Left { packets: added, lost: 0, bytes: u64::from(added) * first.size as u64 };
-            self.tell_sent(common, pass.now, &left);
+            let charge = SentCharge { packets: added, lost: 0, bytes: u64::from(added) * first.size as u64 };
+            self.report_sent(common, pass.now, &charge);
         }
         true
     }
@@ -204,11 +204,11 @@ impl PayloadSource for RequestPayload<'_> {
             return Ok(None);
         }
         let (payload, mut whole) = (out.len(), None);
-        let goes_on = offset + (payload as u64) < u64::from(send.header(index).length);
+        let has_more = offset + (payload as u64) < u64::from(send.header(index).length);
         for_each_segment(send.sges(index), offset, payload, |sge, addr, range| {
             let is_whole = range.len() == payload;
             let segment = &mut out[range];
-            let sum = memory.read_payload(sge.lkey.0, domain, addr, AccessFlags::empty(), segment, goes_on)?;
+            let sum = memory.read_payload(sge.lkey.0, domain, addr, AccessFlags::empty(), segment, has_more)?;
             whole = sum.filter(|_| is_whole);
             Ok(())
         })?;

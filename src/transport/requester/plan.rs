@@ -5,18 +5,18 @@ use std::time::Duration;
 use super::{Common, InProgress, Requester};
 use crate::queue::SendHeader;
 use crate::transport::burst::{AckRequests, Sending};
-use crate::transport::path::{Path, READ_LAPS};
+use crate::transport::path::{Path, READ_RECORD_FACTOR};
 use crate::types::{Counter, Operation, Psn, QueuePairState, SendFlags, Time};
 use crate::wire::{Opcode, packet_bytes};
 
 /// Maximum number of packets without an acknowledgement request.
-const MOST_UNASKED_PACKETS: u32 = 64;
+const MOST_WITHOUT_ACK_REQUEST: u32 = 64;
 /// The maximum while other queue pairs have packets in flight on the same path: they may wait for the window space.
-const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
+const MOST_WITHOUT_ACK_REQUEST_AMONG_OTHERS: u32 = 16;
 /// The same maximum on a path with a controller. A queue pair that finds no room, and whose last packet requested no
 /// acknowledgement, requests one only by a probe, a round trip later. With 4 packets, 64 queue pairs have 0.96 of the
 /// rate of one, with 8 packets 0.94, with 16 0.74.
-const MOST_UNASKED_UNDER_CONTROL: u32 = 4;
+const MOST_WITHOUT_ACK_REQUEST_UNDER_CONTROL: u32 = 4;
 /// Maximum number of packets to a peer that did not respond to a probe, and of packets that a probe for a READ repeats.
 /// The queue pairs of a path share it, because these packets do not count against the window: a thousand queue pairs
 /// would fill the socket of a process that is still alive at that address.
@@ -28,9 +28,9 @@ const PACKETS_INTO_SILENCE: u32 = 16;
 const FINE_READ_WINDOW: u32 = 64;
 const FINE_READ_PACKETS: u32 = 64;
 /// Maximum time between acknowledgement requests by a busy application's unsignaled requests.
-const ASK_EVERY: Duration = Duration::from_micros(400);
+const ACK_REQUEST_INTERVAL: Duration = Duration::from_micros(400);
 /// A transport timeout below this (code 12) may expire before the response to a late probe.
-const SHORTEST_PATIENCE: Duration = Duration::from_micros(16_700);
+const SHORTEST_SAFE_TIMEOUT: Duration = Duration::from_micros(16_700);
 
 /// A packet that may be sent now.
 #[derive(Clone, Copy)]
@@ -45,12 +45,12 @@ pub(in crate::transport) struct RequestPlan {
     pub(in crate::transport) size: usize,
     pub(super) payload: u32,
     pub(super) opcode: Opcode,
-    pub(super) turn: Turn,
+    pub(super) reason: SendReason,
 }
 
 /// The reason why a packet is sent now.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum SendReason {
     /// It lies at the cursor.
     Cursor,
     /// The peer misses it; the cursor stays where it is.
@@ -64,7 +64,7 @@ pub(super) enum Turn {
 impl RequestPlan {
     /// Returns whether others like it may follow: packets of SENDs and WRITEs between the first and the last.
     pub(in crate::transport) fn is_middle(&self) -> bool {
-        self.opcode.is_middle() && self.turn == Turn::Cursor
+        self.opcode.is_middle() && self.reason == SendReason::Cursor
     }
 }
 
@@ -116,7 +116,7 @@ impl Requester {
         if !self.prepare_request(common) {
             return None;
         }
-        self.plan_at(common, self.cursor_request, self.cursor, Turn::Cursor)
+        self.plan_at(common, self.cursor_request, self.cursor, SendReason::Cursor)
     }
 
     /// Returns whether [`Requester::plan_request`] would find something, or a local request is due.
@@ -133,7 +133,7 @@ impl Requester {
             return plan.is_ok();
         }
         let has_packet = self.prepare_request(common)
-            && self.plan_at(common, self.cursor_request, self.cursor, Turn::Cursor).is_some();
+            && self.plan_at(common, self.cursor_request, self.cursor, SendReason::Cursor).is_some();
         has_packet || self.local_request_is_due(common)
     }
 
@@ -160,7 +160,7 @@ impl Requester {
         }
         let header = self.send.header(index);
         if header.operation.is_local() {
-            return false; // its turn comes when nothing is in progress
+            return false; // it is executed when nothing is in progress
         }
         if header.flags.contains(SendFlags::FENCE) && self.reads_in_progress > 0 {
             return false;
@@ -200,7 +200,7 @@ impl Requester {
     }
 
     #[inline]
-    fn plan_at(&self, common: &Common, index: u32, psn: Psn, turn: Turn) -> Option<RequestPlan> {
+    fn plan_at(&self, common: &Common, index: u32, psn: Psn, reason: SendReason) -> Option<RequestPlan> {
         if index == self.next {
             return None;
         }
@@ -208,15 +208,15 @@ impl Requester {
         let offset = psn.packets_since(request.first);
         let header = self.send.header(index);
         if request.is_read {
-            return self.plan_read(common, index, psn, offset, turn);
+            return self.plan_read(common, index, psn, offset, reason);
         }
         if request.is_atomic {
-            return self.plan_atomic(common, index, psn, header, turn);
+            return self.plan_atomic(common, index, psn, header, reason);
         }
-        if request.is_ack_only && !self.read_credit_left(common, turn) {
+        if request.is_ack_only && !self.read_credit_left(common, reason) {
             return None;
         }
-        if !self.window_allows(common, psn, 1, turn) {
+        if !self.window_allows(common, psn, 1, reason) {
             return None;
         }
         let mtu = common.mtu_bytes();
@@ -224,19 +224,19 @@ impl Requester {
         let payload = if is_last { header.length - offset * mtu } else { mtu };
         let opcode = data_opcode(&header.operation, offset == 0, is_last).of(common.wire_service());
         let size = packet_bytes(opcode, payload);
-        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, turn })
+        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, reason })
     }
 
-    fn plan_read(&self, common: &Common, index: u32, psn: Psn, offset: u32, turn: Turn) -> Option<RequestPlan> {
+    fn plan_read(&self, common: &Common, index: u32, psn: Psn, offset: u32, reason: SendReason) -> Option<RequestPlan> {
         let request = self.request(index);
         // A repeated request ends where the original one did.
         let covers = request.end_of_chunk(offset) - offset;
-        if !self.read_credit_left(common, turn) || !self.window_allows(common, psn, covers, turn) {
+        if !self.read_credit_left(common, reason) || !self.window_allows(common, psn, covers, reason) {
             return None;
         }
         let opcode = Opcode::RC_READ_REQUEST.of(common.wire_service());
         let size = packet_bytes(opcode, 0);
-        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, turn })
+        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, reason })
     }
 
     fn plan_atomic(
@@ -245,9 +245,9 @@ impl Requester {
         index: u32,
         psn: Psn,
         header: &SendHeader,
-        turn: Turn,
+        reason: SendReason,
     ) -> Option<RequestPlan> {
-        if !self.read_credit_left(common, turn) || !self.window_allows(common, psn, 1, turn) {
+        if !self.read_credit_left(common, reason) || !self.window_allows(common, psn, 1, reason) {
             return None;
         }
         let opcode = match header.operation {
@@ -256,26 +256,26 @@ impl Requester {
         };
         let opcode = opcode.of(common.wire_service());
         let size = packet_bytes(opcode, 0);
-        Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, turn })
+        Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, reason })
     }
 
     /// Returns whether fewer than `max_rd_atomic` are outstanding (IBTA 9.4.4; `rxe_req.c`, `check_init_depth`; rxe
     /// does not count FLUSHes).
-    fn read_credit_left(&self, common: &Common, turn: Turn) -> bool {
+    fn read_credit_left(&self, common: &Common, reason: SendReason) -> bool {
         // Packets that are sent again are counted already.
-        if turn != Turn::Cursor {
+        if reason != SendReason::Cursor {
             return true;
         }
         let credits = usize::from(common.attributes.max_rd_atomic.unwrap_or(0));
         let (all, answered) = (self.awaiting_response.len(), self.reads_answered());
-        all - answered < credits && (answered == 0 || all < credits * READ_LAPS)
+        all - answered < credits && (answered == 0 || all < credits * READ_RECORD_FACTOR)
     }
 
     /// Returns whether `covers` packets from `psn` on fit the window, and the peer's socket (for READs, the local one).
-    pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32, turn: Turn) -> bool {
+    pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32, reason: SendReason) -> bool {
         let Some(path) = &common.path else { return false };
         // The packet is counted already, and all others may wait for it.
-        if matches!(turn, Turn::Probe | Turn::Request) {
+        if matches!(reason, SendReason::Probe | SendReason::Request) {
             return true;
         }
         let end = match self.repeats_selectively() {
@@ -284,7 +284,7 @@ impl Requester {
             true => self.packets_in_queues() + covers,
         };
         // If nothing else is in flight, one request packet is always allowed, however many packets it requests.
-        if end > covers && end > self.own_window(path) && !self.passes_window(path, psn, end - covers, turn) {
+        if end > covers && end > self.own_window(path) && !self.passes_window(path, psn, end - covers, reason) {
             return false;
         }
         self.share_allows(&path.window_share, end, path.common_window())
@@ -293,9 +293,9 @@ impl Requester {
     /// Returns whether packets may leave although, with the `in_front` packets before them, they exceed the window. A
     /// READ request to a silent native peer counts as one packet, since its responses may never arrive.
     #[cold]
-    fn passes_window(&self, path: &Path, psn: Psn, in_front: u32, turn: Turn) -> bool {
+    fn passes_window(&self, path: &Path, psn: Psn, in_front: u32, reason: SendReason) -> bool {
         let counts_as_one = self.is_peer_silent() && self.places_early && in_front < self.own_window(path);
-        counts_as_one || (turn != Turn::Cursor && self.is_of_probe(path, psn))
+        counts_as_one || (reason != SendReason::Cursor && self.is_of_probe(path, psn))
     }
 
     /// Returns whether a missing packet with this number is among those that a probe repeats: they leave whatever the
@@ -356,14 +356,14 @@ impl Requester {
             return false;
         }
         let header = self.send.header(plan.index);
-        let many = self.unasked_before(plan.psn) >= self.most_unasked(common);
-        if plan.turn == Turn::Missing {
-            return self.asks_how_it_stands(plan.psn);
+        let many = self.packets_since_ack_request(plan.psn) >= self.most_without_ack_request(common);
+        if plan.reason == SendReason::Missing {
+            return self.requests_gap_report(plan.psn);
         }
-        let is_measured = plan.turn == Turn::Cursor && self.wants_delay(common);
+        let is_measured = plan.reason == SendReason::Cursor && self.wants_delay(common);
         if many
             || is_measured
-            || matches!(plan.turn, Turn::Probe | Turn::Request)
+            || matches!(plan.reason, SendReason::Probe | SendReason::Request)
             || header.operation.has_explicit_response()
         {
             return true;
@@ -377,26 +377,27 @@ impl Requester {
             || header.flags.contains(SendFlags::SIGNALED)
             || plan.psn.is_before(self.limit)
             || common.path.as_ref().is_some_and(|path| path.window_share.has_waiters())
-            || (self.may_pause_after(plan.index) && (!self.asked_lately(common, now) || self.room_is_scarce(common)))
+            || (self.may_pause_after(plan.index)
+                && (!self.requested_ack_recently(common, now) || self.room_is_scarce(common)))
     }
 
     /// Returns the numbers since the last acknowledgement request.
     #[inline]
-    fn unasked_before(&self, psn: Psn) -> u32 {
+    fn packets_since_ack_request(&self, psn: Psn) -> u32 {
         psn.packets_since(self.last_ack_request)
     }
 
     /// Returns the number of packets after which an acknowledgement is requested in any case.
     #[inline]
-    fn most_unasked(&self, common: &Common) -> u32 {
+    fn most_without_ack_request(&self, common: &Common) -> u32 {
         // A silent peer gets only few packets, and all of them request a response.
         if self.is_peer_silent() {
             return 0;
         }
         let most = match self.others_have_packets(common) {
-            true if common.is_controlled() => MOST_UNASKED_UNDER_CONTROL,
-            true => MOST_UNASKED_AMONG_OTHERS,
-            false => MOST_UNASKED_PACKETS,
+            true if common.is_controlled() => MOST_WITHOUT_ACK_REQUEST_UNDER_CONTROL,
+            true => MOST_WITHOUT_ACK_REQUEST_AMONG_OTHERS,
+            false => MOST_WITHOUT_ACK_REQUEST,
         };
         let window = common.path.as_ref().map_or(1, |path| self.window_on(path));
         (window / 4).clamp(1, most)
@@ -405,9 +406,10 @@ impl Requester {
     /// Returns which packets between the first and the last of a request, from this number on, request an
     /// acknowledgement.
     pub(super) fn ack_requests(&self, common: &Common, first: Psn, now: Time) -> AckRequests {
-        let most = self.most_unasked(common);
-        let unasked = if self.wants_delay_of_several(common, now) { most } else { self.unasked_before(first) };
-        AckRequests { first: most.saturating_sub(unasked), every: most.max(1) }
+        let most = self.most_without_ack_request(common);
+        let since_request =
+            if self.wants_delay_of_several(common, now) { most } else { self.packets_since_ack_request(first) };
+        AckRequests { first: most.saturating_sub(since_request), every: most.max(1) }
     }
 
     /// Returns whether a pause may follow this request.
@@ -425,16 +427,17 @@ impl Requester {
     /// Returns whether an acknowledgement was requested so recently that the next request of a busy application will be
     /// early enough to request one again. Returns false if the transport timer may expire before the response to a
     /// probe.
-    fn asked_lately(&self, common: &Common, now: Time) -> bool {
-        let lately = self.last_ack_request_at.is_some_and(|at| now.saturating_since(at) < ASK_EVERY);
+    fn requested_ack_recently(&self, common: &Common, now: Time) -> bool {
+        let is_recent = self.last_ack_request_at.is_some_and(|at| now.saturating_since(at) < ACK_REQUEST_INTERVAL);
         let timeout = self.transport_timeout(common);
-        lately && timeout.is_none_or(|timeout| timeout >= SHORTEST_PATIENCE.max(4 * self.round_trip.probe_wait()))
+        is_recent
+            && timeout.is_none_or(|timeout| timeout >= SHORTEST_SAFE_TIMEOUT.max(4 * self.round_trip.probe_wait()))
     }
 
     /// Plans a probe, which repeats a packet that was sent.
     fn plan_probe(&mut self, common: &Common, psn: Psn) -> Option<RequestPlan> {
         let index = self.request_with(psn)?;
-        self.plan_at(common, index, psn, Turn::Probe)
+        self.plan_at(common, index, psn, SendReason::Probe)
     }
 
     /// Plans the missing packet that leaves before anything else. Returns an error if it has no room.
@@ -445,7 +448,7 @@ impl Requester {
         }
         let plan = match (self.next_lost(), self.next_lost_response()) {
             (Some(psn), _) => {
-                self.request_with(psn).and_then(|index| self.plan_again(common, index, psn, Turn::Missing))
+                self.request_with(psn).and_then(|index| self.plan_again(common, index, psn, SendReason::Missing))
             }
             (None, Some(lost)) => self.plan_response_again(common, lost),
             (None, None) => return None,
@@ -454,11 +457,11 @@ impl Requester {
     }
 
     /// Plans a request packet that was sent before.
-    pub(super) fn plan_again(&self, common: &Common, index: u32, psn: Psn, turn: Turn) -> Option<RequestPlan> {
+    pub(super) fn plan_again(&self, common: &Common, index: u32, psn: Psn, reason: SendReason) -> Option<RequestPlan> {
         if self.failed.is_some_and(|(failed, _)| failed == index) {
             return None;
         }
-        self.plan_at(common, index, psn, turn)
+        self.plan_at(common, index, psn, reason)
     }
 
     /// Returns the request in progress that the number belongs to.
@@ -474,20 +477,20 @@ impl Requester {
             common.count(Counter::RetransmittedPackets);
             common.counters.add(Counter::LostPackets, u64::from(self.lost_packets_of(plan)));
         }
-        match plan.turn {
-            Turn::Cursor => {}
-            Turn::Probe => {
+        match plan.reason {
+            SendReason::Cursor => {}
+            SendReason::Probe => {
                 self.recovery.end_probe();
                 self.reordering.confirm_event();
-                self.has_asked |= plan.psn.plus(1) == self.cursor;
+                self.has_requested_ack |= plan.psn.plus(1) == self.cursor;
                 return;
             }
-            Turn::Request => {
+            SendReason::Request => {
                 self.note_request_sent_again(plan, now);
                 self.arm_timers(common, now);
                 return;
             }
-            Turn::Missing => {
+            SendReason::Missing => {
                 self.note_sent_again(plan, now);
                 self.note_in_flight(common);
                 self.arm_timers(common, now);
@@ -496,7 +499,7 @@ impl Requester {
         }
         let end = plan.psn.plus(plan.covers);
         self.move_cursor(end);
-        self.note_asked(now, plan, ack_request, is_repeat);
+        self.note_ack_request(now, plan, ack_request, is_repeat);
         let request = *self.request(plan.index);
         if request.needs_response() {
             self.reserve_awaited(common);
@@ -518,7 +521,7 @@ impl Requester {
     #[inline]
     pub(super) fn sending(&self, plan: &RequestPlan) -> Sending {
         match plan.psn.is_before(self.limit) {
-            _ if plan.turn == Turn::Probe => Sending::Probe,
+            _ if plan.reason == SendReason::Probe => Sending::Probe,
             true => Sending::Again,
             false => Sending::First,
         }
@@ -526,8 +529,8 @@ impl Requester {
 
     /// Notes whether the packet that was just written requests an acknowledgement.
     #[inline]
-    fn note_asked(&mut self, now: Time, plan: &RequestPlan, ack_request: bool, is_repeat: bool) {
-        self.has_asked = ack_request;
+    fn note_ack_request(&mut self, now: Time, plan: &RequestPlan, ack_request: bool, is_repeat: bool) {
+        self.has_requested_ack = ack_request;
         if ack_request {
             self.last_ack_request = plan.psn;
             self.last_ack_request_at = Some(now);
@@ -542,12 +545,12 @@ impl Requester {
 
     /// Notes the acknowledgement requests of `count` packets between the first and the last of a request, sent for the
     /// first time.
-    pub(super) fn note_middles_asked(&mut self, now: Time, first: Psn, count: u32, asked: AckRequests) {
-        self.has_asked = asked.contains(count - 1);
-        if let Some(last) = asked.last_before(count) {
+    pub(super) fn note_middle_ack_requests(&mut self, now: Time, first: Psn, count: u32, ack_requests: AckRequests) {
+        self.has_requested_ack = ack_requests.contains(count - 1);
+        if let Some(last) = ack_requests.last_before(count) {
             self.last_ack_request = first.plus(last);
             self.last_ack_request_at = Some(now);
-            self.round_trip.begin_sample(first.plus(asked.first), now);
+            self.round_trip.begin_sample(first.plus(ack_requests.first), now);
         }
     }
 }

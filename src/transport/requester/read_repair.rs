@@ -2,7 +2,7 @@
 
 use super::gaps::Gaps;
 use super::missing::{Missing, NewLosses, Range};
-use super::plan::Turn;
+use super::plan::SendReason;
 use super::{Common, InProgress, RequestPlan, Requester};
 use crate::transport::congestion::CongestionKind;
 use crate::types::{Counter, Psn, Time};
@@ -28,7 +28,7 @@ impl Requester {
     }
 
     /// Returns whether the response of this number has arrived early.
-    pub(super) fn has_come_early(&self, psn: Psn) -> bool {
+    pub(super) fn has_arrived_early(&self, psn: Psn) -> bool {
         self.early().is_some_and(|early| early.has_arrived(psn))
     }
 
@@ -69,7 +69,7 @@ impl Requester {
         let reduction = self.reordering.note_late(now, psn, was_repeated);
         self.count_spurious(common);
         if let (Some(reduction), Some(path)) = (reduction, &common.path) {
-            path.window_share.tell(|control| control.take_back(reduction));
+            path.window_share.with_control(|control| control.undo_reduction(reduction));
         }
     }
 
@@ -123,7 +123,7 @@ impl Requester {
         self.round_trip.note_gaps(early, now);
         let measured = self.delays.as_mut().and_then(|delays| delays.end_arrived(early, now));
         let losses = early.judge(end, detection);
-        self.tell_arrived(common, now, measured, true);
+        self.report_arrived(common, now, measured, true);
         self.arm_repair(now);
         self.note_lost_responses(common, now, &losses);
         self.note_in_flight(common);
@@ -133,7 +133,7 @@ impl Requester {
     fn note_lost_responses(&mut self, common: &mut Common, now: Time, losses: &NewLosses) {
         if !losses.is_empty() && !self.reordering.is_in_event(now, self.unacknowledged) {
             common.count(Counter::ReadRepair);
-            let outcome = self.tell_congestion(common, now, CongestionKind::Loss);
+            let outcome = self.report_congestion(common, now, CongestionKind::Loss);
             self.reordering.begin_event(now, self.limit, outcome);
         }
         self.reordering.note_lost(now, losses);
@@ -145,9 +145,9 @@ impl Requester {
     pub(super) fn give_up_oldest_responses(&mut self, common: &mut Common, now: Time) {
         let Some(end) = self.end_of_probe(common) else { return };
         self.expect_responses_before(end);
-        let patience = self.patience();
+        let repeat_timeout = self.repeat_timeout();
         if let Some(early) = self.early_mut() {
-            let losses = early.give_up_before(end, |repetition| patience.is_over(repetition, now));
+            let losses = early.give_up_before(end, |repetition| repeat_timeout.is_over(repetition, now));
             self.note_lost_responses(common, now, &losses);
             self.reordering.note_probed();
         }
@@ -185,15 +185,15 @@ impl Requester {
         let index = self.request_with(psn)?;
         let request = self.request(index);
         if !request.is_read {
-            return self.plan_again(common, index, psn, Turn::Missing);
+            return self.plan_again(common, index, psn, SendReason::Missing);
         }
         let offset = psn.packets_since(request.first);
         let covers = lost.packets.min(request.end_of_chunk(offset) - offset);
-        if !self.window_allows(common, psn, covers, Turn::Missing) {
+        if !self.window_allows(common, psn, covers, SendReason::Missing) {
             return None;
         }
         let opcode = Opcode::RC_READ_REQUEST.of(common.wire_service());
         let size = packet_bytes(opcode, 0);
-        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, turn: Turn::Missing })
+        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, reason: SendReason::Missing })
     }
 }

@@ -1,8 +1,8 @@
 //! Recovery when responses do not arrive: timers, probes, NAKs, and going back.
 //!
 //! Three clocks run for the sending half. The *transport timer* has the standard's meaning: each expiry without
-//! progress spends one of `retry_cnt` (IBTA 9.7.6.1.3). The *probe timer* is shorter, follows the measured round trip
-//! and spends nothing: it repeats the last packet, and if that gets no response either, goes back to the oldest
+//! progress consumes one of `retry_cnt` (IBTA 9.7.6.1.3). The *probe timer* is shorter, follows the measured round trip
+//! and consumes no retries: it repeats the last packet, and if that gets no response either, goes back to the oldest
 //! unacknowledged one. If a native peer has reported gaps, or the oldest request is a READ, it repeats both
 //! alternately. The *receiver-not-ready timer* is the wait that the peer requested (IBTA 9.7.5.2.8).
 
@@ -24,16 +24,16 @@ const PROBES_OF_A_TRY: u32 = 4;
 const LEAST_PROBES_OF_A_TRY: u32 = 3;
 /// Multiple of the timeout that the timer may take (IBTA 9.7.6.1.3).
 const MOST_TIMEOUTS: u32 = 4;
-/// How often signs of life restore the tries before anything is acknowledged. Without this bound, a packet that never
+/// How often signs of life restore the retries before anything is acknowledged. Without this bound, a packet that never
 /// arrives would keep the connection alive forever if a later one arrives each time that everything is retransmitted.
-const MOST_RETURNS: u8 = 8;
+const MOST_RETRY_RESTORES: u8 = 8;
 
 /// State of the sending half's recovery from a loss.
 #[derive(Clone, Default)]
 pub(super) struct Recovery {
     retries_spent: u8,
-    /// How often the tries were restored since the last progress.
-    returns: u8,
+    /// How often the retries were restored since the last progress.
+    retry_restores: u8,
     rnr_retries_spent: u8,
     /// When the transport timer expires.
     timeout_at: Option<Time>,
@@ -62,11 +62,11 @@ impl Recovery {
     }
 
     /// Postpones the clocks: responses count as late at this time, not before, and the transport timer restarts then.
-    pub(super) fn postpone_clocks(&mut self, look_again: Time) {
-        (self.timeout_at, self.probe_at) = (None, Some(look_again));
+    pub(super) fn postpone_clocks(&mut self, restart_at: Time) {
+        (self.timeout_at, self.probe_at) = (None, Some(restart_at));
     }
 
-    /// Returns the tries spent since the last progress, without a response and after RNR NAKs.
+    /// Returns the retries consumed since the last progress, without a response and after RNR NAKs.
     pub(super) fn spent(&self) -> (u8, u8) {
         (self.retries_spent, self.rnr_retries_spent)
     }
@@ -76,7 +76,7 @@ impl Recovery {
         self.probes > 0
     }
 
-    /// Returns the probes and tries since the last progress.
+    /// Returns the probes and retries since the last progress.
     pub(super) fn rounds(&self) -> u32 {
         self.probes + u32::from(self.retries_spent)
     }
@@ -173,7 +173,7 @@ impl Requester {
             let timeout = self.transport_timeout(common);
             self.recovery.timeout_at = timeout.map(|timeout| now + wait_of_a_try(timeout, probe_wait));
         }
-        let wait = match self.waits_unasked() {
+        let wait = match self.waits_without_ack_request() {
             true => self.round_trip.response_wait(),
             false if self.is_probed_soon(common, now) => self.round_trip.prompt_probe_wait(),
             false => probe_wait,
@@ -206,7 +206,7 @@ impl Requester {
         wait / 2 + wait.mul_f64(f64::from(part) / 65_536.0)
     }
 
-    /// Notes progress, because responses arrived: all timers restart, all tries are restored.
+    /// Notes progress, because responses arrived: all timers restart, all retries are restored.
     #[inline]
     pub(super) fn note_progress(&mut self, common: &Common, now: Time) {
         self.round_trip.end_sample(self.unacknowledged, now);
@@ -241,11 +241,11 @@ impl Requester {
             Halt::None | Halt::Stopped => {}
         }
         if self.waits_for_grant() && due(self.deadline()) {
-            // A wait for the packets of other queue pairs is no silence of the peer: it spends no try, and the clocks
-            // run from the grant on.
-            let look_again = now + self.round_trip.probe_wait();
+            // A wait for the packets of other queue pairs is no silence of the peer: it consumes no retry, and the
+            // clocks run from the grant on.
+            let restart_at = now + self.round_trip.probe_wait();
             let recovery = &mut self.recovery;
-            (recovery.repair_at, recovery.timeout_at, recovery.probe_at) = (None, None, Some(look_again));
+            (recovery.repair_at, recovery.timeout_at, recovery.probe_at) = (None, None, Some(restart_at));
             return Ok(());
         }
         if due(self.recovery.repair_at) {
@@ -254,7 +254,7 @@ impl Requester {
         }
         if due(self.recovery.timeout_at) {
             common.count(Counter::LocalAckTimeout);
-            self.tell_congestion(common, now, CongestionKind::Persistent);
+            self.report_congestion(common, now, CongestionKind::Persistent);
             self.spend_retry(common, now, Cause::NoResponse)?;
         } else if due(self.recovery.probe_at) {
             self.probe(common, now);
@@ -266,9 +266,9 @@ impl Requester {
     pub(super) fn note_sign_of_life(&mut self, common: &Common, now: Time) {
         let recovery = &mut self.recovery;
         (recovery.probes, recovery.heard_at) = (0, now);
-        if recovery.retries_spent > 0 && recovery.returns < MOST_RETURNS {
+        if recovery.retries_spent > 0 && recovery.retry_restores < MOST_RETRY_RESTORES {
             recovery.retries_spent = 0;
-            recovery.returns += 1;
+            recovery.retry_restores += 1;
         }
         self.restart_timeout(common, now);
     }
@@ -278,7 +278,7 @@ impl Requester {
         self.arm_timers(common, now);
     }
 
-    /// Tries once more from the oldest unacknowledged number, if a try is left. 7 means seven tries; in rxe, no limit.
+    /// Retries from the oldest unacknowledged number, if a retry is left. 7 means seven retries; in rxe, no limit.
     fn spend_retry(&mut self, common: &mut Common, now: Time, cause: Cause) -> Result<(), RequestFailure> {
         let allowed = common.attributes.retry_cnt.unwrap_or(0);
         if self.recovery.retries_spent >= allowed {
@@ -293,7 +293,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Probes for late responses, without spending a try.
+    /// Probes for late responses, without consuming a retry.
     fn probe(&mut self, common: &mut Common, now: Time) {
         common.count(Counter::TailProbe);
         self.recovery.probes += 1;
@@ -306,7 +306,7 @@ impl Requester {
         // change what the peer records of it, and the peer would not find a later one (IBTA 9.4.4).
         match tail {
             Some(_) if self.is_selective() => {
-                self.recovery.send_probe(self.probe_in_turn(self.recovery.probes));
+                self.recovery.send_probe(self.alternating_probe(self.recovery.probes));
             }
             Some(_) if self.places_early() && self.request(self.oldest).needs_response() => {
                 match self.recovery.probes % 2 {
@@ -345,7 +345,7 @@ impl Requester {
             return;
         }
         common.count(Counter::ReadRepair);
-        self.tell_congestion(common, now, CongestionKind::Loss);
+        self.report_congestion(common, now, CongestionKind::Loss);
         self.go_back();
         self.recovery.note_went_back(self.unacknowledged);
         self.arm_timers(common, now);
@@ -359,7 +359,7 @@ impl Requester {
         if self.recovery.went_back_at == Some(unacknowledged) || self.waits_for_receiver() {
             return Ok(());
         }
-        self.tell_congestion(common, now, CongestionKind::Loss);
+        self.report_congestion(common, now, CongestionKind::Loss);
         self.spend_retry(common, now, Cause::SequenceErrorsExceeded)?;
         self.recovery.note_went_back(unacknowledged);
         Ok(())

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::missing::{MissingPackets, NewLosses};
 use crate::transport::common::LOSS_EVIDENCE;
-use crate::transport::path_control::{Outcome, Reduction};
+use crate::transport::path_control::{CongestionOutcome, Reduction};
 use crate::types::{Psn, Time};
 
 /// Number of loss events without a spurious retransmission after which the path no longer counts as one that reorders
@@ -46,7 +46,7 @@ struct LossEvent {
     /// show it.
     ignores_late: bool,
     /// Whether the controller considered the losses random.
-    is_chance: bool,
+    is_random: bool,
     /// The reduction of the path's window, if it is undone when all turn out to have been late.
     reduction: Option<Reduction>,
 }
@@ -91,7 +91,7 @@ impl Reordering {
     /// Returns whether the path had random losses lately.
     #[inline]
     pub(super) fn is_lossy(&self, now: Time) -> bool {
-        self.latest_event(now).is_some_and(|event| event.is_chance)
+        self.latest_event(now).is_some_and(|event| event.is_random)
     }
 
     #[inline]
@@ -101,14 +101,14 @@ impl Reordering {
 
     /// Begins a congestion event of READ responses. `limit` is the number after the last one sent; `outcome` is that of
     /// the path's controller.
-    pub(super) fn begin_event(&mut self, now: Time, limit: Psn, outcome: Option<Outcome>) {
+    pub(super) fn begin_event(&mut self, now: Time, limit: Psn, outcome: Option<CongestionOutcome>) {
         self.note_loss_event();
         let reduction = match outcome {
-            Some(Outcome::Reduced(reduction)) => Some(reduction),
+            Some(CongestionOutcome::Reduced(reduction)) => Some(reduction),
             _ => None,
         };
-        let (lost, is_chance) = (MissingPackets::default(), outcome == Some(Outcome::TakenForChance));
-        let event = LossEvent { began: now, limit: Some(limit), lost, ignores_late: false, is_chance, reduction };
+        let (lost, is_random) = (MissingPackets::default(), outcome == Some(CongestionOutcome::ConsideredRandom));
+        let event = LossEvent { began: now, limit: Some(limit), lost, ignores_late: false, is_random, reduction };
         self.event = Some(Box::new(event));
     }
 
@@ -216,17 +216,17 @@ mod tests {
     const BEGIN: Psn = Psn::new(0xff_fffe);
     const NOW: Time = Time::from_nanos(1_000_000_000);
 
-    fn lost(places: &[u32]) -> NewLosses {
+    fn lost(offsets: &[u32]) -> NewLosses {
         let range =
-            |place: &u32| Range { first: BEGIN.plus(*place), packets: 1, missing: Missing::Lost { again: false } };
-        NewLosses { first: places.iter().map(range).collect(), has_again: false }
+            |offset: &u32| Range { first: BEGIN.plus(*offset), packets: 1, missing: Missing::Lost { again: false } };
+        NewLosses { first: offsets.iter().map(range).collect(), has_again: false }
     }
 
     /// Begins an event in which responses are lost.
-    fn event(places: &[u32]) -> Reordering {
+    fn event(offsets: &[u32]) -> Reordering {
         let mut reordering = Reordering::default();
-        reordering.begin_event(NOW, BEGIN.plus(100), Some(Outcome::Reduced(Reduction::default())));
-        reordering.note_lost(NOW, &lost(places));
+        reordering.begin_event(NOW, BEGIN.plus(100), Some(CongestionOutcome::Reduced(Reduction::default())));
+        reordering.note_lost(NOW, &lost(offsets));
         reordering
     }
 
@@ -253,9 +253,9 @@ mod tests {
     fn a_path_is_lossy_for_a_while_after_a_random_loss() {
         assert!(!event(&[0]).is_lossy(NOW), "a queue overflowed");
         let mut reordering = Reordering::default();
-        reordering.begin_event(NOW, BEGIN, Some(Outcome::Unchanged));
+        reordering.begin_event(NOW, BEGIN, Some(CongestionOutcome::Unchanged));
         assert!(!reordering.is_lossy(NOW), "another queue pair's reduction covers it");
-        reordering.begin_event(NOW, BEGIN, Some(Outcome::TakenForChance));
+        reordering.begin_event(NOW, BEGIN, Some(CongestionOutcome::ConsideredRandom));
         assert!(reordering.is_lossy(NOW) && !reordering.is_lossy(NOW + LOSSY_FOR));
     }
 

@@ -4,7 +4,7 @@ use super::gaps::Gaps;
 use super::missing::{MissingPackets, NewLosses};
 use super::missing_requests::MissingRequests;
 use super::scoreboard::Scoreboard;
-use super::selective::Patience;
+use super::selective::RepeatTimeout;
 use crate::types::{Psn, Time};
 
 /// The missing packets of each kind.
@@ -48,8 +48,8 @@ impl Repair {
 
     /// Declares packets before `limit` lost: those that were late, and those that were sent again and are overdue.
     /// Returns the lost responses.
-    pub(super) fn give_up(&mut self, limit: Psn, patience: Patience, now: Time) -> NewLosses {
-        let is_overdue = |repetition| patience.is_over(repetition, now);
+    pub(super) fn give_up(&mut self, limit: Psn, repeat_timeout: RepeatTimeout, now: Time) -> NewLosses {
+        let is_overdue = |repetition| repeat_timeout.is_over(repetition, now);
         if let Some(board) = &mut self.scoreboard {
             board.gaps_mut().give_up_before(limit, is_overdue);
         }

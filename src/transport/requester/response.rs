@@ -35,7 +35,7 @@ enum Position {
     /// It belongs to request `index`, and nothing before it is missing except what it acknowledges itself.
     Expected(u32),
     /// An earlier READ or atomic, or an earlier part of this READ, has no response yet.
-    BeforeItsTurn,
+    Early,
     /// The response has arrived before.
     Duplicate,
     /// The number was never sent.
@@ -202,7 +202,7 @@ impl Requester {
             self.complete(common, index, CompletionStatus::Success, Cause::None);
         }
         self.note_in_flight(common);
-        self.tell_acknowledged(common, pass.now, before, is_read);
+        self.report_acknowledged(common, pass.now, before, is_read);
         self.note_progress(common, pass.now);
     }
 
@@ -213,22 +213,22 @@ impl Requester {
                 let expected = if request.first.is_before(unacknowledged) { unacknowledged } else { request.first };
                 return match psn.distance_from(expected) {
                     0 => Position::Expected(index),
-                    1.. => Position::BeforeItsTurn,
+                    1.. => Position::Early,
                     _ => Position::Duplicate,
                 };
             }
             if request.needs_response() {
-                return Position::BeforeItsTurn;
+                return Position::Early;
             }
         }
         Position::Unknown
     }
 
     /// Returns the request that this response is for, if no earlier response is missing.
-    fn request_in_turn(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<u32, ResponseError> {
+    fn request_in_order(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<u32, ResponseError> {
         match self.position_of(psn) {
             Position::Expected(index) => Ok(index),
-            Position::BeforeItsTurn => {
+            Position::Early => {
                 self.note_gap(common, pass.now, psn);
                 Err(DropReason::OutOfOrderResponse.into())
             }
@@ -281,9 +281,9 @@ impl Requester {
         psn: Psn,
         is_keyed: bool,
     ) -> Result<(u32, bool), ResponseError> {
-        self.places_early = is_keyed && common.takes_gap_runs();
-        if !self.places_early || !matches!(self.position_of(psn), Position::BeforeItsTurn) {
-            return self.request_in_turn(common, pass, psn).map(|index| (index, false));
+        self.places_early = is_keyed && common.accepts_gap_runs();
+        if !self.places_early || !matches!(self.position_of(psn), Position::Early) {
+            return self.request_in_order(common, pass, psn).map(|index| (index, false));
         }
         if !psn.is_before(self.cursor) {
             // The request is retransmitted, so its response will arrive again.
@@ -291,7 +291,7 @@ impl Requester {
             return Err(DropReason::OutOfOrderResponse.into());
         }
         let index = self.request_with(psn).filter(|index| self.request(*index).needs_response());
-        if self.has_come_early(psn) {
+        if self.has_arrived_early(psn) {
             self.note_duplicate_response(common, pass.now, psn);
             return Err(DropReason::BadPsn.into());
         }
@@ -392,7 +392,7 @@ fn gap_runs<'a>(common: &Common, payload: &'a [u8]) -> Result<Option<GapRuns<'a>
     if payload.is_empty() {
         return Ok(None);
     }
-    let runs = if common.takes_gap_runs() { GapRuns::parse(payload) } else { None };
+    let runs = if common.accepts_gap_runs() { GapRuns::parse(payload) } else { None };
     runs.ok_or(DropReason::BadLength).map(Some)
 }
 

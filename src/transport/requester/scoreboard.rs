@@ -206,10 +206,10 @@ mod tests {
         let (older, newer) = ([(1, 4), (1, 4)], [(1, 9)]);
         board.take(&older, at(0));
         assert_eq!(board.send_again(at(0)), [0, 5]);
-        for turn in 1..10 {
-            board.take(&newer, at(10 * turn));
-            board.take(&older, at(10 * turn + 5));
-            assert_eq!(board.send_again(at(10 * turn + 5)), []);
+        for round in 1..10 {
+            board.take(&newer, at(10 * round));
+            board.take(&older, at(10 * round + 5));
+            assert_eq!(board.send_again(at(10 * round + 5)), []);
         }
     }
 

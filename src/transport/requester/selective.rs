@@ -12,17 +12,17 @@ use crate::types::{Counter, DropReason, Psn, Time};
 use crate::wire::GapRuns;
 
 /// Among consecutive retransmissions, those whose number is a multiple of this request a report of the gaps.
-const ASK_EVERY: u32 = 16;
+const PACKETS_PER_GAP_REPORT: u32 = 16;
 
 /// How long a retransmitted packet may take until the peer reports it.
 #[derive(Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct RepeatTimeout {
     least: Duration,
     /// When a sign of life came last.
     heard_at: Time,
 }
 
-impl Patience {
+impl RepeatTimeout {
     /// Returns when a packet that was retransmitted at this time is overdue. In silence, each repetition waits longer
     /// than the one before: half as long as the silence has lasted.
     fn end(self, sent_at: Time) -> Time {
@@ -115,11 +115,11 @@ impl Requester {
         if self.cursor.is_before(end) {
             self.move_cursor(end);
         }
-        self.tell_arrived(common, now, measured, false);
+        self.report_arrived(common, now, measured, false);
         self.count_spurious(common);
         if learned.is_new_event {
             self.reordering.note_loss_event();
-            self.tell_congestion(common, now, CongestionKind::Loss);
+            self.report_congestion(common, now, CongestionKind::Loss);
         }
         if learned.has_delivered {
             self.note_sign_of_life(common, now);
@@ -131,9 +131,9 @@ impl Requester {
 
     /// Declares packets lost that were late, or were sent again, and have not arrived.
     pub(super) fn give_up_missing(&mut self, common: &Common, now: Time) {
-        let (limit, patience) = (self.limit, self.patience());
+        let (limit, repeat_timeout) = (self.limit, self.repeat_timeout());
         if let Some(repair) = &mut self.repair {
-            let losses = repair.give_up(limit, patience, now);
+            let losses = repair.give_up(limit, repeat_timeout, now);
             self.reordering.note_lost(now, &losses);
         }
         self.arm_repair(now);
@@ -153,8 +153,8 @@ impl Requester {
     }
 
     /// Returns how long retransmitted packets may take until the peer reports them.
-    pub(super) fn patience(&self) -> Patience {
-        Patience { least: self.round_trip.repeat_wait(), heard_at: self.recovery.heard_at() }
+    pub(super) fn repeat_timeout(&self) -> RepeatTimeout {
+        RepeatTimeout { least: self.round_trip.repeat_wait(), heard_at: self.recovery.heard_at() }
     }
 
     /// Sets the clock of the missing packets: when they count as lost, or as lost again.
@@ -165,7 +165,7 @@ impl Requester {
         let is_late = missing().any(MissingPackets::has_late) || self.recovery.has_early_response();
         let late = is_late.then(|| now + self.round_trip.reorder_wait());
         let again = missing().filter_map(MissingPackets::oldest_again).min();
-        let again = again.map(|at| self.patience().end(at));
+        let again = again.map(|at| self.repeat_timeout().end(at));
         self.recovery.arm_repair(Time::earliest([late, again]));
     }
 
@@ -228,15 +228,16 @@ impl Requester {
         self.arm_repair(now);
     }
 
-    /// Returns whether a retransmitted packet requests a report of the gaps: some do (`ASK_EVERY`), and the last one.
-    pub(super) fn asks_how_it_stands(&self, psn: Psn) -> bool {
+    /// Returns whether a retransmitted packet requests a report of the gaps: some do (`PACKETS_PER_GAP_REPORT`), and
+    /// the last one.
+    pub(super) fn requests_gap_report(&self, psn: Psn) -> bool {
         let is_last = self.scoreboard().is_none_or(|board| !board.gaps().missing().has_lost_behind(psn));
-        is_last || psn.value().is_multiple_of(ASK_EVERY)
+        is_last || psn.value().is_multiple_of(PACKETS_PER_GAP_REPORT)
     }
 
     /// Returns the packet to repeat while the peer is silent: alternately the oldest, which all others wait for, and
     /// the newest.
-    pub(super) fn probe_in_turn(&self, probes: u32) -> Psn {
+    pub(super) fn alternating_probe(&self, probes: u32) -> Psn {
         if probes % 2 == 1 { self.unacknowledged } else { self.limit.minus(1) }
     }
 }

@@ -91,7 +91,7 @@ impl Requester {
     /// without a response, the window space that its packets take would not become free.
     #[inline]
     pub(in crate::transport) fn end_grant(&mut self, has_sent_requests: bool, is_exhausted: bool) {
-        let is_asked = has_sent_requests && self.has_asked;
+        let is_asked = has_sent_requests && self.has_requested_ack;
         let has_more = !is_exhausted || self.fair_share.is_blocked.get();
         self.fair_share.is_granted &= has_more && !is_asked;
     }
@@ -99,8 +99,8 @@ impl Requester {
     /// Returns whether it waits, and its last packet requested no response: others may wait for the window space that
     /// this packet takes.
     #[inline]
-    pub(super) fn waits_unasked(&self) -> bool {
-        self.fair_share.is_waiting && !self.has_asked
+    pub(super) fn waits_without_ack_request(&self) -> bool {
+        self.fair_share.is_waiting && !self.has_requested_ack
     }
 
     /// Begins to wait if it is blocked and does not wait yet. Returns the path that it waits for, and whether it waits
@@ -113,7 +113,7 @@ impl Requester {
         self.fair_share.is_waiting = true;
         // A queue pair that waits sends nothing. If it kept the grant, it could stay in the queue unnecessarily.
         let in_front = std::mem::take(&mut self.fair_share.is_granted);
-        if self.waits_unasked() && self.counted_in_flight > 0 {
+        if self.waits_without_ack_request() && self.counted_in_flight > 0 {
             self.arm_timers(common, now);
         }
         Some((key, in_front))

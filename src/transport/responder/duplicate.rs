@@ -39,9 +39,9 @@ impl Responder {
         }
         let found = match (opcode, packet.headers.reth) {
             (Opcode::RC_READ_REQUEST, Some(reth)) => {
-                let in_parts = common.takes_gap_runs();
+                let in_parts = common.accepts_gap_runs();
                 if self.responses.is_whole_read(psn, &reth, named) {
-                    self.note_unheard(common, psn, pass.now);
+                    self.note_repeated_read(common, psn, pass.now);
                 }
                 self.responses.repeat_read(pass.now, psn, reth, named, common.mtu_bytes(), in_parts)
             }
@@ -51,7 +51,7 @@ impl Responder {
                 true
             }
             // A NAK that lists the gaps acknowledges the same packets.
-            _ if self.has_gap() && common.tells_gap_runs() => {
+            _ if self.has_gap() && common.sends_gap_runs() => {
                 self.report_gap(common);
                 true
             }
@@ -67,7 +67,7 @@ impl Responder {
     /// timeout, the path seems to lose ECT packets. An earlier repetition is a probe, which may leave before a response
     /// can arrive. Only one of several READs is watched, as long as it is repeated.
     #[cold]
-    fn note_unheard(&mut self, common: &Common, psn: Psn, now: Time) {
+    fn note_repeated_read(&mut self, common: &Common, psn: Psn, now: Time) {
         let Some(path) = common.path.as_ref().filter(|path| path.traffic_class.get().marking() == Marking::Untested)
         else {
             return;

@@ -69,9 +69,9 @@ impl Responder {
             common.count(Counter::ReorderedRequest);
         }
         self.responses.earn(arrived.bytes.len());
-        self.gap.note_early(kept != Kept::Again);
-        if common.tells_gap_runs() {
-            self.note_more(common, packet.headers.bth.ack_request, opens_gap && kept == Kept::New);
+        self.gap.note_early(kept != Kept::Duplicate);
+        if common.sends_gap_runs() {
+            self.report_new_gap(common, packet.headers.bth.ack_request, opens_gap && kept == Kept::New);
         }
         self.judge_gap(common, pass.now);
         if kept == Kept::NoRoom { Err(DropReason::OutOfOrder) } else { Ok(()) }
@@ -79,8 +79,8 @@ impl Responder {
 
     /// Reports each new gap to a peer that supports lists of gaps, and the current state whenever it requests an
     /// acknowledgement.
-    fn note_more(&mut self, common: &Common, asks: bool, opens_gap: bool) {
-        if asks {
+    fn report_new_gap(&mut self, common: &Common, ack_requested: bool, opens_gap: bool) {
+        if ack_requested {
             return self.report_gap(common);
         }
         if opens_gap && self.gap.is_reported {
@@ -91,7 +91,7 @@ impl Responder {
     /// Returns the bytes of the gap list in a NAK for this PSN.
     pub(super) fn gap_bytes(&self, common: &Common, psn: Psn) -> u32 {
         let most = common.mtu_bytes() as usize / GapRun::BYTES;
-        let has_runs = common.tells_gap_runs() && psn == self.expected;
+        let has_runs = common.sends_gap_runs() && psn == self.expected;
         let runs = if has_runs { self.gap_runs().take(most).count() } else { 0 };
         (runs * GapRun::BYTES) as u32
     }

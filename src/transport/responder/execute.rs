@@ -68,18 +68,24 @@ impl Responder {
 
     /// Notes a packet that the fast path executed.
     #[inline]
-    pub(in crate::transport) fn note_middle(&mut self, common: &Common, pass: &Pass<'_>, psn: Psn, asks: bool) {
+    pub(in crate::transport) fn note_middle(
+        &mut self,
+        common: &Common,
+        pass: &Pass<'_>,
+        psn: Psn,
+        ack_requested: bool,
+    ) {
         self.waits_for_retry = false;
         self.close_gap();
         self.expected = psn.plus(1);
-        self.note_executed(common, pass, psn, asks);
+        self.note_executed(common, pass, psn, ack_requested);
     }
 
     /// Notes an executed request without an explicit response.
     #[inline]
-    fn note_executed(&mut self, common: &Common, pass: &Pass<'_>, psn: Psn, asks: bool) {
+    fn note_executed(&mut self, common: &Common, pass: &Pass<'_>, psn: Psn, ack_requested: bool) {
         self.responses.note_executed(psn);
-        if asks && common.takes_requests() {
+        if ack_requested && common.takes_requests() {
             self.responses.acknowledge(self.message_count, pass.now, pass.ack_hold);
         }
     }

@@ -101,15 +101,16 @@ impl Responder {
         }
     }
 
-    /// Starts receiving at `psn`. Keeps `laps` times as many READs and atomics as may be outstanding, for repetitions.
-    pub(super) fn start(&mut self, psn: Psn, max_dest_rd_atomic: u8, laps: usize) {
+    /// Starts receiving at `psn`. Keeps `record_factor` times as many READs and atomics as may be outstanding, for
+    /// repetitions.
+    pub(super) fn start(&mut self, psn: Psn, max_dest_rd_atomic: u8, record_factor: usize) {
         self.expected = psn;
-        self.responses.start(psn.minus(1), max_dest_rd_atomic, laps);
+        self.responses.start(psn.minus(1), max_dest_rd_atomic, record_factor);
     }
 
     /// Raises the number of READs and atomics that the peer may have outstanding.
-    pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8, laps: usize) {
-        self.responses.make_room(max_dest_rd_atomic, laps);
+    pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8, record_factor: usize) {
+        self.responses.make_room(max_dest_rd_atomic, record_factor);
     }
 
     pub(super) fn reset(&mut self) {

@@ -96,7 +96,7 @@ pub(super) enum Kept {
     /// It is kept.
     New,
     /// A packet with its PSN is already kept.
-    Again,
+    Duplicate,
     /// The device's budget is exhausted.
     NoRoom,
 }
@@ -200,7 +200,7 @@ impl ReorderBuffer {
         let Some(ring) = self.ring.as_mut().filter(|_| has_room) else { return Kept::NoRoom };
         let slot = ring.slot(psn);
         if ring.slots[slot].is_some() {
-            return Kept::Again;
+            return Kept::Duplicate;
         }
         if !self.budget.take(charge, ring.charged) {
             self.clear_if_empty();
@@ -361,7 +361,7 @@ mod tests {
         let mut buffer = Buffer::new(1 << 20);
         for ahead in [3, 1, 15, 16, 4_000, 70] {
             assert_eq!(buffer.insert(0, ahead, Time::ZERO), Kept::New);
-            assert_eq!(buffer.insert(0, ahead, Time::ZERO), Kept::Again);
+            assert_eq!(buffer.insert(0, ahead, Time::ZERO), Kept::Duplicate);
         }
         assert_eq!(buffer.buffer.len(), 6);
         assert_eq!((buffer.take(1), buffer.take(2), buffer.take(3)), (Some(1), None, Some(3)));
@@ -385,14 +385,14 @@ mod tests {
             for ahead in &kept {
                 assert_eq!(buffer.insert(expected, *ahead, Time::ZERO), Kept::New);
             }
-            let mut told = Vec::new();
+            let mut listed = Vec::new();
             let mut ahead = expected;
             for run in buffer.buffer.gap_runs(BASE.plus(expected)) {
                 ahead += u32::from(run.missing);
-                told.extend(ahead..ahead + u32::from(run.kept));
+                listed.extend(ahead..ahead + u32::from(run.kept));
                 ahead += u32::from(run.kept);
             }
-            assert_eq!(told, kept, "from {expected} on");
+            assert_eq!(listed, kept, "from {expected} on");
         }
     }
 
@@ -459,7 +459,7 @@ mod tests {
         buffer.buffer.insert(BASE, BASE.plus(2), Arrived { is_keyed: true, ..packet(&[2]) }, Time::ZERO);
         buffer.buffer.handle_timeout(Time::ZERO + KEPT_FOR);
         assert_eq!(buffer.buffer.len(), 1);
-        assert_eq!(buffer.buffer.deadline(), Some(Time::ZERO + KEPT_FOR_KEYED), "no look at it before");
+        assert_eq!(buffer.buffer.deadline(), Some(Time::ZERO + KEPT_FOR_KEYED), "no sweep before");
         buffer.buffer.handle_timeout(Time::ZERO + KEPT_FOR_KEYED);
         assert!(buffer.buffer.is_empty());
     }

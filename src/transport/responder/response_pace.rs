@@ -66,7 +66,7 @@ impl Responder {
     fn hold_back_on(&mut self, path: &Path, qpn: Qpn, now: Time) {
         let responses = &mut self.responses;
         let allowance = match responses.owes_read() {
-            true => path.window_share.unacknowledged_allowance(now, path.lot(qpn)),
+            true => path.window_share.unacknowledged_allowance(now, path.order_seed(qpn)),
             false => None,
         };
         let Some((paid_at, burst)) = allowance else {
@@ -75,7 +75,7 @@ impl Responder {
         };
         if let Some(until) = responses.pace.get_or_insert_default().wait_until(now, paid_at, burst) {
             responses.pause(until);
-            path.window_share.tell(|control| control.note_awaited(now));
+            path.window_share.with_control(|control| control.note_awaited(now));
         }
     }
 
@@ -84,7 +84,7 @@ impl Responder {
     pub(in crate::transport) fn pay(&mut self, common: &Common, now: Time) {
         let bytes = self.responses.pace.as_mut().map_or(0, |pace| std::mem::take(&mut pace.unpaid));
         if let Some(path) = common.path.as_ref().filter(|_| bytes > 0) {
-            path.window_share.tell(|control| control.charge_responses(now, bytes));
+            path.window_share.with_control(|control| control.charge_responses(now, bytes));
             self.hold_back_on(path, common.qpn, now);
         }
     }

@@ -192,7 +192,7 @@ impl Responder {
             key: reth.rkey,
             accessor: Accessor { domain, queue_pair: common.qpn },
             va: reth.va.wrapping_add(u64::from(next) * u64::from(common.mtu_bytes())),
-            goes_on: !is_last,
+            has_more: !is_last,
         };
         if writer.add(&mut Burst::single(&mut headers, plan.payload, payload, sending(next < sent))).is_err() {
             return self.refuse_read(common, &resource, next);
@@ -260,8 +260,8 @@ struct GapPayload<I>(I);
 
 impl<I: Iterator<Item = GapRun>> PayloadSource for GapPayload<I> {
     fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
-        for (place, run) in out.as_chunks_mut().0.iter_mut().zip(&mut self.0) {
-            *place = run.to_bytes();
+        for (field, run) in out.as_chunks_mut().0.iter_mut().zip(&mut self.0) {
+            *field = run.to_bytes();
         }
         Ok(None)
     }
@@ -273,7 +273,7 @@ struct ReadPayload<'a> {
     key: Rkey,
     accessor: Accessor,
     va: u64,
-    goes_on: bool,
+    has_more: bool,
 }
 
 impl PayloadSource for ReadPayload<'_> {
@@ -282,6 +282,6 @@ impl PayloadSource for ReadPayload<'_> {
         if out.is_empty() {
             return Ok(None);
         }
-        self.memory.read_payload(self.key.0, self.accessor, self.va, AccessFlags::REMOTE_READ, out, self.goes_on)
+        self.memory.read_payload(self.key.0, self.accessor, self.va, AccessFlags::REMOTE_READ, out, self.has_more)
     }
 }

@@ -116,14 +116,14 @@ pub(super) struct Repeats {
 impl Repeats {
     /// Whether another repetition, from this packet on, may get a response.
     fn allow(&mut self, now: Time, from: u32) -> bool {
-        let goes_on = from > self.from;
+        let is_progress = from > self.from;
         let pause = match self.count.checked_sub(MOST_REPEATS) {
             Some(beyond) => REPEAT_PAUSE * (1 << (beyond / REPEATS_OF_A_PAUSE)),
             None => Duration::ZERO,
         };
-        let allowed = goes_on || now.saturating_since(self.at) >= pause;
+        let allowed = is_progress || now.saturating_since(self.at) >= pause;
         if allowed {
-            *self = Self { count: self.count.saturating_add(u8::from(!goes_on)), from, at: now };
+            *self = Self { count: self.count.saturating_add(u8::from(!is_progress)), from, at: now };
         }
         allowed
     }
@@ -180,12 +180,12 @@ pub(super) struct ReadRequest {
 }
 
 impl ResponseQueue {
-    pub(super) fn start(&mut self, last_executed: Psn, max_dest_rd_atomic: u8, laps: usize) {
+    pub(super) fn start(&mut self, last_executed: Psn, max_dest_rd_atomic: u8, record_factor: usize) {
         self.clear();
         // Linux rounds the number up to a power of two and may have as many outstanding (`rxe_qp.c`,
         // `rxe_qp_from_attr`).
         let slots = usize::from(max_dest_rd_atomic);
-        self.slots = if slots == 0 { 0 } else { slots.next_power_of_two() * laps };
+        self.slots = if slots == 0 { 0 } else { slots.next_power_of_two() * record_factor };
         self.queue.reserve(4);
         self.last_executed = last_executed;
         self.acknowledged = last_executed;
@@ -193,11 +193,12 @@ impl ResponseQueue {
 
     /// Raises the number of READs and atomics that the peer may have outstanding. The number never shrinks, because
     /// outstanding requests continue.
-    pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8, laps: usize) {
+    pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8, record_factor: usize) {
         if max_dest_rd_atomic == 0 {
             return;
         }
-        let (before, slots) = (self.resources.len(), usize::from(max_dest_rd_atomic).next_power_of_two() * laps);
+        let (before, slots) =
+            (self.resources.len(), usize::from(max_dest_rd_atomic).next_power_of_two() * record_factor);
         if slots <= self.slots {
             return;
         }
@@ -605,8 +606,8 @@ impl ResponseQueue {
     /// they arrived first, the peer would take this part for lost.
     #[cold]
     fn queue_part(&mut self, slot: usize) {
-        let Some(place) = self.parts.iter().position(|part| part.slot == slot) else { return };
-        let part = self.parts.remove(place);
+        let Some(index) = self.parts.iter().position(|part| part.slot == slot) else { return };
+        let part = self.parts.remove(index);
         if let Some(Resource { kind: ResourceKind::Read { next, end, .. }, queued, .. }) = &mut self.resources[slot] {
             (*next, *end, *queued) = (part.from, part.end, true);
             self.queue.push_front(Response::Resource(slot));
@@ -702,9 +703,9 @@ mod tests {
         let read = |from, packets| ReadRequest { reth: part(from, packets), domain: DomainId(1), named: None };
         responses.push_read(Psn::new(1), 9, read(0, 9), 0);
         respond_all(&mut responses);
-        for place in [2, 4] {
-            let psn = Psn::new(1 + place);
-            assert!(responses.repeat_read(Time::ZERO, psn, part(place, 1), None, 1, true));
+        for from in [2, 4] {
+            let psn = Psn::new(1 + from);
+            assert!(responses.repeat_read(Time::ZERO, psn, part(from, 1), None, 1, true));
         }
         responses.push_read(Psn::new(10), 1, read(0, 1), 0);
         let mut left = Vec::new();

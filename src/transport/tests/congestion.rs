@@ -370,12 +370,12 @@ fn every_fourth_packet_on_a_shared_controlled_path_requests_an_acknowledgement()
     let script = Script::new(100 * MTU, None);
     let mut crowd = script.crowd(2);
     let write = crowd.write();
-    let mut asking = |member, packets: u32| {
+    let mut requesting = |member, packets: u32| {
         crowd.post(member, write, packets * MTU as u32, 1, 1);
         let sent = crowd.pair.catch(0);
         (sent.len(), sent.iter().filter(|sent| sent.headers.bth.ack_request).count())
     };
-    let (alone, among_others) = (asking(0, 40), asking(1, 40));
+    let (alone, among_others) = (requesting(0, 40), requesting(1, 40));
     assert!(alone.0 == 40 && alone.1 <= 4, "{alone:?}");
     assert!(among_others.0 == 40 && (10..=12).contains(&among_others.1), "{among_others:?}");
 }

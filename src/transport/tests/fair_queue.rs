@@ -102,17 +102,17 @@ impl Crowd {
 
     pub(super) fn expect_done(&mut self, members: impl IntoIterator<Item = usize>, count: usize) {
         for member in members {
-            assert!(self.is_done(member, count), "queue pair {member} waits for ever");
+            assert!(self.is_done(member, count), "queue pair {member} never completes");
         }
     }
 
-    /// Asserts that there was no loss, and that nothing is left pending.
-    fn expect_peace(&mut self, window: u32) {
+    /// Asserts that there was no loss, and that nothing is pending.
+    fn expect_idle_without_losses(&mut self, window: u32) {
         assert_eq!(self.in_flight(), 0);
         assert!(self.pair.most_in_flight <= window, "{} in flight", self.pair.most_in_flight);
         assert_eq!(self.counted(Counter::LocalAckTimeout), 0);
         let (again, probes) = (self.counted(Counter::RetransmittedPackets), self.counted(Counter::TailProbe));
-        assert!(again <= probes, "{again} packets were sent again, {probes} of them to ask");
+        assert!(again <= probes, "{again} packets were sent again, {probes} of them as probes");
         assert_eq!(self.pair.ends[0].endpoint.next_timeout(), None);
     }
 }
@@ -128,7 +128,7 @@ fn many_queue_pairs_share_a_window() {
         // Shorter than the wait of a probe.
         crowd.pair.drive(Duration::from_millis(1));
         crowd.expect_done(0..count, 16);
-        crowd.expect_peace(window);
+        crowd.expect_idle_without_losses(window);
     }
 }
 
@@ -170,7 +170,7 @@ fn reads_wait_for_the_room_that_they_need() {
         (0..12).for_each(|member| crowd.post(member, operations[member % 2], WRITE_BYTES, 8, 3));
         crowd.pair.drive(Duration::from_millis(1));
         crowd.expect_done(0..12, 8);
-        crowd.expect_peace(window);
+        crowd.expect_idle_without_losses(window);
     }
 }
 
@@ -183,7 +183,7 @@ fn a_full_window_without_ack_requests_is_probed_soon() {
     (0..64).for_each(|member| crowd.post(member, write, 16 << 10, 4, 4));
     crowd.pair.drive(Duration::from_millis(1));
     crowd.expect_done(0..64, 4);
-    crowd.expect_peace(64);
+    crowd.expect_idle_without_losses(64);
 }
 
 /// Neither small nor large requests starve.
@@ -197,7 +197,7 @@ fn small_and_large_requests_wait_for_each_other() {
     }
     crowd.pair.drive(Duration::from_millis(1));
     crowd.expect_done(0..30, 60);
-    crowd.expect_peace(32);
+    crowd.expect_idle_without_losses(32);
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_queue_pair_that_ends_blocks_no_others() {
         crowd.go_to(0, gone[2], QueuePairState::Error);
         crowd.pair.drive(Duration::from_millis(1));
         crowd.expect_done((0..12).filter(|member| !gone.contains(member)), 4);
-        crowd.expect_peace(16);
+        crowd.expect_idle_without_losses(16);
     }
 }
 

@@ -24,10 +24,10 @@ impl Wire {
     /// Returns the FLUSH that leaves now, and whether its ICRC is Linux's.
     fn sent(&mut self) -> (Vec<u8>, bool) {
         let packets = self.pair.ends[0].transmit(self.pair.now);
-        self.look_at(packets)
+        self.check_flush(packets)
     }
 
-    fn look_at(&self, packets: Vec<Vec<u8>>) -> (Vec<u8>, bool) {
+    fn check_flush(&self, packets: Vec<Vec<u8>>) -> (Vec<u8>, bool) {
         assert_eq!(packets.len(), 1);
         assert_eq!(packets[0][0], Opcode::RC_FLUSH.0);
         let options = icrc::Verify { first_identification: 0, solve: false, expected_df: true };
@@ -45,7 +45,7 @@ impl Wire {
             end.endpoint.handle_timeout(self.pair.now);
             let packets = end.transmit(self.pair.now);
             if !packets.is_empty() {
-                return self.look_at(packets);
+                return self.check_flush(packets);
             }
         }
         panic!("the FLUSH is not repeated");

@@ -80,25 +80,25 @@ fn packets_are_ect_where_marks_reach_a_controller() {
 
 #[test]
 fn a_native_peer_echoes_marks_of_requests_and_handles_those_of_responses() {
-    for (ask, hearer) in [(write as fn(&mut Pair, u32), 1), (read, 0)] {
+    for (begin, marked_end) in [(write as fn(&mut Pair, u32), 1), (read, 0)] {
         let script = Script::new(u64::MAX, None);
         let mut ends = script.ends(QueuePairType::ReliableConnection);
         let config = EndpointConfig { congestion: Some(Arc::new(script.clone())), ..EndpointConfig::default() };
         ends[1] = End::configured(QueuePairType::ReliableConnection, "192.0.2.2", 2, None, config);
         let mut pair = Pair::connected(ends, ECHOES);
-        ask(&mut pair, 20_000);
+        begin(&mut pair, 20_000);
         pair.drive(Duration::from_millis(1));
         assert_eq!(script.events(), []);
         pair.is_marking = true;
-        ask(&mut pair, 20_000);
+        begin(&mut pair, 20_000);
         pair.drive(Duration::from_millis(1));
         expect_done(&mut pair, 2);
         let events = script.events();
         assert!(!events.is_empty() && events.iter().all(|event| event.kind == CongestionKind::Marked), "{events:?}");
-        assert!(counted(&pair, hearer, Counter::EcnMarkedPackets) >= 20);
+        assert!(counted(&pair, marked_end, Counter::EcnMarkedPackets) >= 20);
         // Each mark is reported once.
         pair.is_marking = false;
-        ask(&mut pair, 20_000);
+        begin(&mut pair, 20_000);
         pair.drive(Duration::from_millis(1));
         assert_eq!(script.events().len(), events.len());
     }
@@ -153,15 +153,15 @@ fn cnps_are_accepted_only_from_the_peer_while_ect_packets_are_in_flight() {
     assert_eq!(deliver(&mut pair, 0, 0, &good).dropped, refused, "nothing is in flight");
     write(&mut pair, 1_024);
     while transmit(&mut pair, 0).is_some() {}
-    for (place, bits, reason) in [
+    for (index, bits, reason) in [
         (4, 0x40, DropReason::CongestionNotification),
         (2, 0x7f, DropReason::BadPkey),
         (30, 0x01, DropReason::BadIcrc),
         (8, 0x01, DropReason::BadIcrc),
     ] {
         let mut bad = good.clone();
-        bad[place] ^= bits;
-        assert_eq!(deliver(&mut pair, 0, 0, &bad).dropped, Some(reason), "byte {place}");
+        bad[index] ^= bits;
+        assert_eq!(deliver(&mut pair, 0, 0, &bad).dropped, Some(reason), "byte {index}");
     }
     assert_eq!(script.events(), []);
     assert_eq!(deliver(&mut pair, 0, 0, &good).dropped, None);

@@ -45,7 +45,9 @@ fn a_path_reports_its_losses_and_round_trips() {
     let mut pair = controlled(CubicFactory);
     pair.begin_write(200);
     let mut lost = vec![30, 31, 90];
-    run_far(&mut pair, Duration::from_millis(100), |sent| lost.extract_if(.., |at| *at == sent.place()).count() > 0);
+    run_far(&mut pair, Duration::from_millis(100), |sent| {
+        lost.extract_if(.., |at| *at == sent.psn_offset()).count() > 0
+    });
     assert_eq!(pair.statuses(), [CompletionStatus::Success]);
     let report = path(&pair);
     assert_eq!((report.own, report.peer), (pair.ends[0].address, pair.ends[1].address));
@@ -86,7 +88,7 @@ fn packets_that_were_only_late_are_spurious() {
     packets.iter().enumerate().filter(|(at, _)| *at != 3).for_each(|(_, sent)| pair.deliver(sent));
     let late = &packets[3];
     let sent = pair.run(ROUND_TRIP / 4, |sent| sent.from == 0);
-    assert_eq!(sent.iter().filter(|sent| sent.from == 0 && sent.place() == late.place()).count(), 1);
+    assert_eq!(sent.iter().filter(|sent| sent.from == 0 && sent.psn_offset() == late.psn_offset()).count(), 1);
     pair.deliver(late);
     pair.run(ROUND_TRIP / 4, |sent| sent.from == 0);
     assert_eq!(path(&pair).total.spurious, 1);
@@ -147,7 +149,7 @@ fn a_path_without_a_controller_is_reported_as_such() {
     let report = path(&pair);
     assert_eq!((report.control, report.round_trip, report.total.sent), (None, None, 0));
     assert_eq!(report.bytes_in_flight, u64::from(MTU) * 50);
-    packets.iter().filter(|sent| sent.place() != 7).for_each(|sent| pair.deliver(sent));
+    packets.iter().filter(|sent| sent.psn_offset() != 7).for_each(|sent| pair.deliver(sent));
     pair.run(Duration::from_millis(5), |_| false);
     assert_eq!((pair.statuses().len(), counter(&pair, Counter::LostPackets)), (1, 1));
 }

@@ -10,7 +10,7 @@ use crate::wire::Opcode;
 /// A controller with a constant window, which counts its reductions.
 #[derive(Clone, Copy, Default)]
 struct Counting {
-    /// Whether it takes losses for chance, and reduces nothing.
+    /// Whether it considers losses random, and reduces nothing.
     is_tolerant: bool,
     events: u64,
     undone: u64,
@@ -72,8 +72,8 @@ fn read(handle: impl FnOnce(&mut Pair, &[Sent])) -> (u64, u64, u64) {
 
 /// Delivers all responses but these.
 fn deliver_without(pair: &mut Pair, responses: &[Sent], missing: &[usize]) {
-    let arrives = |place: &usize| !missing.contains(place);
-    (0..responses.len()).filter(arrives).for_each(|place| pair.deliver(&responses[place]));
+    let arrives = |index: &usize| !missing.contains(index);
+    (0..responses.len()).filter(arrives).for_each(|index| pair.deliver(&responses[index]));
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_response_that_arrives_twice_was_late() {
         deliver_without(pair, &responses[..30], &[3, 4]);
         let again = pair.catch(0);
         assert_eq!(again.iter().map(Sent::packets).sum::<u32>(), 2);
-        [3, 4].iter().for_each(|place| pair.deliver(&responses[*place]));
+        [3, 4].iter().for_each(|index| pair.deliver(&responses[*index]));
         again.iter().for_each(|request| pair.deliver(request));
         deliver_without(pair, &responses[30..], &[]);
     });

@@ -21,7 +21,7 @@ pub(super) struct Sent {
 
 impl Sent {
     /// Returns the distance of its PSN from the first one.
-    pub(super) fn place(&self) -> i32 {
+    pub(super) fn psn_offset(&self) -> i32 {
         self.headers.bth.psn.distance_from(FIRST)
     }
 
@@ -148,12 +148,12 @@ fn a_read_whose_response_is_lost_makes_room_for_another() {
     requests.iter().for_each(|sent| pair.deliver(sent));
     let responses = pair.catch(1);
     responses[1..3].iter().for_each(|sent| pair.deliver(sent));
-    let places = |sent: &[Sent]| -> Vec<i32> { sent.iter().map(Sent::place).collect() };
+    let offsets = |sent: &[Sent]| -> Vec<i32> { sent.iter().map(Sent::psn_offset).collect() };
     let mut sent = pair.catch(0);
-    assert_eq!(places(&sent), [4, 5, 6], "the last one may not have been executed");
+    assert_eq!(offsets(&sent), [4, 5, 6], "the last one may not have been executed");
     pair.deliver(&responses[3]);
     sent.extend(pair.catch(0));
-    assert_eq!(places(&sent), [4, 5, 6, 0, 7], "and the first one is lost");
+    assert_eq!(offsets(&sent), [4, 5, 6, 0, 7], "and the first one is lost");
     sent.iter().for_each(|sent| pair.deliver(sent));
     pair.run(Duration::from_millis(10), |_| false);
     assert_eq!(pair.statuses(), [CompletionStatus::Success; 12]);
@@ -165,7 +165,7 @@ fn a_read_that_was_not_executed_makes_no_room() {
     (0..8).for_each(|_| pair.begin_read(8));
     let sent = pair.run(Duration::from_millis(50), |sent| sent.is_read_request());
     assert!(sent.len() > 4, "some are made again");
-    assert!(sent.iter().all(|sent| sent.place() < 4), "no more than may be outstanding");
+    assert!(sent.iter().all(|sent| sent.psn_offset() < 4), "no more than may be outstanding");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn retransmissions_to_a_silent_peer_back_off_and_end() {
         } else {
             pair.begin_write(50)
         }
-        let is_first = |sent: &Sent| sent.place() == 0 && (sent.from == 0) != is_read;
+        let is_first = |sent: &Sent| sent.psn_offset() == 0 && (sent.from == 0) != is_read;
         let mut lost = false;
         let mut heard = 0;
         let sent = pair.run(TIMEOUT, |sent| {
@@ -202,7 +202,7 @@ fn sent_after_the_first_was_lost_for(length: Duration) -> Vec<Sent> {
     pair.run(TIMEOUT, |_| false);
     pair.begin_write(50);
     let start = pair.now;
-    pair.run(length, |sent| sent.from == 0 && sent.place() == 1 && sent.at.saturating_since(start) < length);
+    pair.run(length, |sent| sent.from == 0 && sent.psn_offset() == 1 && sent.at.saturating_since(start) < length);
     assert_eq!(pair.statuses(), [CompletionStatus::Success]);
     let mut sent = pair.run(Duration::from_secs(10), |_| false);
     assert_eq!(pair.statuses(), [CompletionStatus::Success]);
@@ -264,15 +264,16 @@ fn late_responses_after_going_back_are_requested_once() {
     pair.now = pair.now + Duration::from_micros(2);
     let now = pair.now;
     pair.ends[0].endpoint.handle_timeout(now);
-    let mut asked = pair.catch(0);
-    asked.iter().chain(&late[21..]).for_each(|sent| pair.deliver(sent));
-    asked.extend(pair.run(Duration::from_millis(10), |_| false));
+    let mut requests = pair.catch(0);
+    requests.iter().chain(&late[21..]).for_each(|sent| pair.deliver(sent));
+    requests.extend(pair.run(Duration::from_millis(10), |_| false));
     assert_eq!(pair.statuses(), [CompletionStatus::Success; 4]);
-    for place in 0..40 {
-        let covers =
-            |sent: &&Sent| sent.from == 0 && (sent.place()..sent.place() + sent.packets() as i32).contains(&place);
-        let times = asked.iter().filter(covers).count();
-        assert!(times <= 1, "response {place} was asked for {times} times");
+    for offset in 0..40 {
+        let covers = |sent: &&Sent| {
+            sent.from == 0 && (sent.psn_offset()..sent.psn_offset() + sent.packets() as i32).contains(&offset)
+        };
+        let times = requests.iter().filter(covers).count();
+        assert!(times <= 1, "response {offset} was requested {times} times");
     }
 }
 
@@ -284,14 +285,15 @@ fn missing_responses_do_not_shorten_the_wait_for_a_receiver() {
     pair.ends[0].post(now, Operation::Send, &[local]);
     let mut first = true;
     let sent = pair.run(Duration::from_micros(600), |sent| sent.is_read_response() && std::mem::take(&mut first));
-    let count = |sent: &[Sent], place| sent.iter().filter(|sent| sent.from == 0 && sent.place() == place).count();
+    let count =
+        |sent: &[Sent], offset| sent.iter().filter(|sent| sent.from == 0 && sent.psn_offset() == offset).count();
     assert_eq!(count(&sent, 10), 1, "the receiver is not ready for 640 µs");
     let into = pair.ends[1].sge(512, 8);
     pair.ends[1].post_receive(&[into]);
     let sent = pair.run(Duration::from_millis(10), |_| false);
     assert_eq!(pair.statuses(), [CompletionStatus::Success; 2]);
-    let asked: Vec<u32> = sent.iter().filter(|sent| sent.is_read_request()).map(Sent::packets).collect();
-    assert!(asked.is_empty() || asked == [1], "READ requests of {asked:?} packets for one that was lost");
+    let requests: Vec<u32> = sent.iter().filter(|sent| sent.is_read_request()).map(Sent::packets).collect();
+    assert!(requests.is_empty() || requests == [1], "READ requests of {requests:?} packets for one that was lost");
 }
 
 /// No transport timer runs, so only the probe and visible gaps can trigger a repetition.
@@ -306,8 +308,8 @@ fn early_atomic_responses_after_going_back_stop_no_timer() {
         pair.ends[0].post(now, Operation::FetchAndAdd { remote_addr: 0x10_0000, rkey, add: 1 }, &[local]);
     }
     let sent = pair.catch(0);
-    [0, 2].iter().for_each(|place| pair.deliver(&sent[*place]));
-    let is_first = |sent: &Sent| sent.headers.bth.opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE && sent.place() == 1;
+    [0, 2].iter().for_each(|offset| pair.deliver(&sent[*offset]));
+    let is_first = |sent: &Sent| sent.headers.bth.opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE && sent.psn_offset() == 1;
     pair.catch(1).iter().filter(|sent| !is_first(sent)).for_each(|sent| pair.deliver(sent));
     pair.run(Duration::from_millis(100), |_| true);
     let mut left = 1;
@@ -344,7 +346,7 @@ fn lost_read_requests_are_repeated_together() {
     (0..4).for_each(|_| pair.begin_read(10 * MTU));
     let mut left = [2, 0, 1, 0];
     let is_lost = |sent: &Sent| {
-        let read = ((sent.place() - 1) / 10).clamp(0, 3) as usize;
+        let read = ((sent.psn_offset() - 1) / 10).clamp(0, 3) as usize;
         let is_lost = sent.is_read_request() && left[read] > 0;
         left[read] -= u32::from(is_lost);
         is_lost

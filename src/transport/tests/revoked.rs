@@ -38,13 +38,13 @@ fn a_late_repetition_of_a_read_does_not_end_the_connection() {
         let back = pair.ends[0].sge(0, 4_096);
         let read = Operation::Read { remote_addr: 0x20_0000, rkey: region.rkey() };
         pair.ends[0].post(now, read, &[back]);
-        let asked = pair.ends[0].transmit(now);
-        pair.ends[1].handle(now, addresses[0], &asked);
+        let request = pair.ends[0].transmit(now);
+        pair.ends[1].handle(now, addresses[0], &request);
         assert!(pair.carry(1));
         assert_eq!(pair.ends[0].poll()[0].status, CompletionStatus::Success);
         // The peer is done with the key, and it is invalidated. A copy of the request arrives late.
         assert!(pair.ends[1].table.deregister(&region));
-        pair.ends[1].handle(now, addresses[0], &asked);
+        pair.ends[1].handle(now, addresses[0], &request);
         pair.drive(Duration::ZERO);
         let (message, room) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
         pair.ends[1].post_receive(&[room]);
@@ -70,8 +70,8 @@ fn refuse_lost_response(runs: u32) {
     let region = revocable(&pair.ends[1]);
     let back = pair.ends[0].sge(0, 4_096);
     pair.ends[0].post(now, Operation::Read { remote_addr: 0x20_0000, rkey: region.rkey() }, &[back]);
-    let asked = pair.ends[0].transmit(now);
-    pair.ends[1].handle(now, source, &asked);
+    let request = pair.ends[0].transmit(now);
+    pair.ends[1].handle(now, source, &request);
     for _ in 0..runs {
         assert!(!pair.ends[1].transmit(now).is_empty());
     }
@@ -87,11 +87,11 @@ fn refusals_are_not_queued_without_bound() {
     let (now, addresses) = (pair.now, [0, 1].map(|at| pair.ends[at].address));
     let back = pair.ends[0].sge(0, 4_096);
     pair.ends[0].post(now, Operation::Read { remote_addr: 0x20_0000, rkey: Rkey(0xdead) }, &[back]);
-    let asked = pair.ends[0].transmit(now);
-    pair.ends[1].handle(now, addresses[0], &asked);
-    let first = u32::from_be_bytes([0, asked[0][9], asked[0][10], asked[0][11]]);
+    let request = pair.ends[0].transmit(now);
+    pair.ends[1].handle(now, addresses[0], &request);
+    let first = u32::from_be_bytes([0, request[0][9], request[0][10], request[0][11]]);
     for round in 0..4_000 {
-        let mut forged = asked[0].clone();
+        let mut forged = request[0].clone();
         let (from, length) = (Psn::new(first).minus(1 + round % 2).value(), 16_384_u32);
         forged[9..12].copy_from_slice(&from.to_be_bytes()[1..]);
         forged[24..28].copy_from_slice(&length.to_be_bytes());

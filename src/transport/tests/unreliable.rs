@@ -80,10 +80,10 @@ impl Lossy {
     /// Asserts that exactly these messages have arrived: number of packets, and value of their bytes.
     fn received(&mut self, expected: &[(usize, u8)]) {
         let completions = self.pair.ends[1].poll();
-        let come: Vec<_> =
-            completions.iter().map(|come| (come.byte_len as usize / MTU, come.immediate_or_key as u8)).collect();
-        assert_eq!(come, expected, "{completions:?}");
-        assert!(completions.iter().all(|come| come.status.is_success()), "{completions:?}");
+        let received: Vec<_> =
+            completions.iter().map(|done| (done.byte_len as usize / MTU, done.immediate_or_key as u8)).collect();
+        assert_eq!(received, expected, "{completions:?}");
+        assert!(completions.iter().all(|done| done.status.is_success()), "{completions:?}");
     }
 
     /// Asserts that the `slot`-th receive holds `packets` packets of this byte.
