@@ -89,8 +89,8 @@ pub(super) struct Ordered {
     pub(super) datagrams: bool,
     /// The program's `wr_id`s, each in the slot of its index modulo the length, which is a power of two.
     wr_ids: Box<[AtomicU64]>,
-    /// In the same slots, the index and [`PENDING`] until the request completes. A second completion of the same
-    /// request is ignored.
+    /// In the same slots, the index and [`PENDING`] until the request completes or a RESET discards it. Other
+    /// completions are dropped, such as a second one of the same request.
     pending: Box<[AtomicU64]>,
     /// Maximum number of outstanding requests.
     limit: u32,
@@ -98,8 +98,6 @@ pub(super) struct Ordered {
     posted: AtomicU32,
     /// All requests with a lower index are finished.
     retired: AtomicU32,
-    /// Completions of requests with a lower index are dropped, because a RESET followed these requests.
-    floor: AtomicU32,
     /// Objects of requests, in the same slots. Empty if no request of the queue can hold any.
     held: Mutex<Box<[Option<Retained>]>>,
     /// Whether any request ever held an object. Until then `held` is not searched; most connections never set this.
@@ -119,7 +117,6 @@ impl Ordered {
             limit,
             posted: AtomicU32::new(0),
             retired: AtomicU32::new(0),
-            floor: AtomicU32::new(0),
             held: Mutex::new(held),
             holds: AtomicBool::new(false),
         }
@@ -188,23 +185,21 @@ impl Ordered {
     /// queue complete on one completion queue, whose polls are serialized.
     #[inline]
     pub(super) fn complete(&self, index: u32, succeeded: bool) -> Option<(u64, u32)> {
-        if (index.wrapping_sub(self.floor.load(Ordering::Acquire)) as i32) < 0 {
-            return None;
-        }
         // While a request waits for its completion, its slot is not reused.
-        let pending = &self.pending[self.place(index)];
-        if pending.load(Ordering::Acquire) != PENDING | u64::from(index) {
+        let (slot, waiting) = (self.place(index), PENDING | u64::from(index));
+        if self.pending[slot].load(Ordering::Acquire) != waiting {
             return None;
         }
-        pending.store(0, Ordering::Release);
-        let wr_id = self.wr_ids[self.place(index)].load(Ordering::Acquire);
-        // If this request holds an object, the flag was set before the request was entered in `pending`, which was read
-        // above.
-        if self.holds.load(Ordering::Relaxed)
-            && let Some(held) = self.held().get_mut(self.place(index)).and_then(Option::take)
-            && !succeeded
-        {
-            held.undo();
+        let wr_id = self.wr_ids[slot].load(Ordering::Acquire);
+        // A RESET may discard the request meanwhile, and the slot be reused: then the exchange fails. `held` is locked
+        // around it, so that the object is this request's too. If the request holds one, the flag was set before the
+        // request was entered in `pending`, which was read above.
+        let mut held = self.holds.load(Ordering::Relaxed).then(|| self.held());
+        self.pending[slot].compare_exchange(waiting, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        let object = held.as_mut().and_then(|held| held.get_mut(slot)?.take());
+        drop(held);
+        if !succeeded {
+            object.into_iter().for_each(Retained::undo);
         }
         let retired = index.wrapping_add(1);
         let advance = |old: u32| ((retired.wrapping_sub(old) as i32) > 0).then_some(retired);
@@ -212,19 +207,22 @@ impl Ordered {
         Some((wr_id, retired))
     }
 
-    /// Finishes all posted requests, at RESET or destruction, and drops their completions. Requests that were entered
-    /// for an open batch stay.
+    /// Discards all posted requests, at RESET or destruction: they are finished, and their completions are dropped.
+    /// Requests that were entered for an open batch stay.
     pub(super) fn reset(&self) {
         let posted = self.posted.load(Ordering::Acquire);
-        self.floor.store(posted, Ordering::Release);
-        let mut index = self.retired.swap(posted, Ordering::AcqRel);
-        let holds = self.holds.load(Ordering::Relaxed);
-        while holds && (posted.wrapping_sub(index) as i32) > 0 {
-            if let Some(held) = self.held().get_mut(self.place(index)) {
+        let mut held = self.held();
+        for (slot, pending) in self.pending.iter().enumerate() {
+            let waiting = pending.load(Ordering::Acquire);
+            let is_posted = waiting != 0 && (posted.wrapping_sub(waiting as u32) as i32) > 0;
+            if is_posted
+                && pending.compare_exchange(waiting, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                && let Some(held) = held.get_mut(slot)
+            {
                 *held = None;
             }
-            index = index.wrapping_add(1);
         }
+        self.retired.store(posted, Ordering::Release);
     }
 }
 
@@ -352,12 +350,23 @@ mod tests {
     }
 
     #[test]
+    fn reset_discards_requests_that_a_later_completion_overtook() {
+        let tracker = Ordered::new(1, Qpn::new(1), 4, false);
+        for (staged, wr_id) in [10, 20].into_iter().enumerate() {
+            tracker.enter(staged, wr_id, None);
+        }
+        tracker.note_posted(2);
+        assert_eq!(tracker.complete(1, true), Some((20, 2)));
+        tracker.reset();
+        assert_eq!(tracker.complete(0, true), None);
+    }
+
+    #[test]
     fn indices_wrap() {
         let tracker = Ordered::new(1, Qpn::new(1), 4, false);
-        for start in [u32::MAX - 1, u32::MAX, 0] {
+        for start in [(1 << 31) - 2, 1 << 31, u32::MAX - 1, u32::MAX, 0] {
             tracker.posted.store(start, Ordering::Relaxed);
             tracker.retired.store(start, Ordering::Relaxed);
-            tracker.floor.store(start.wrapping_sub(1), Ordering::Relaxed);
             let numbers: Vec<u32> = (0..4).map(|staged| tracker.enter(staged, staged as u64, None) as u32).collect();
             tracker.note_posted(4);
             assert!(!tracker.has_room(0));
