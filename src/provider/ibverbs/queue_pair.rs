@@ -229,17 +229,16 @@ impl IbverbsQueuePair {
 
     /// Destroys the queue pair if it is unknown which requests were posted: after that, none is in flight.
     ///
-    /// If the adapter was removed from the machine, destruction fails too. The requests then count as posted: an error
+    /// If the adapter was removed from the machine, destruction fails too. The post then counts as successful: an error
     /// would return the buffers to the caller, and it is unknown whether they are still in use. The buffers stay with
     /// the queue pair until it can be destroyed.
-    fn settle(&self, tracker: &Ordered, outcome: Result<(), PostError>) -> Result<()> {
+    fn resolve_post_error(&self, outcome: Result<(), PostError>) -> Result<()> {
         match outcome {
             Ok(()) => Ok(()),
             Err(PostError::Refused(error)) => Err(error),
-            Err(PostError::Unknown(error, count)) => {
+            Err(PostError::Unknown(error)) => {
                 let Err(failure) = self.destroy() else { return Err(error) };
                 tracing::error!(qpn = %self.qpn, %error, %failure, "a broken queue pair cannot be destroyed");
-                tracker.note_posted(count);
                 Ok(())
             }
         }
@@ -386,7 +385,7 @@ impl QueuePair for IbverbsQueuePair {
         self.device.check_process("post_send")?;
         // The state may have been changed since the requests were pushed.
         let allowed = || self.state.check("post_send", QueuePairState::ReadyToSend);
-        self.settle(self.send.tracker(), self.send.end(end, &self.sys, allowed))
+        self.resolve_post_error(self.send.end(end, &self.sys, allowed))
     }
 
     /// Posts most requests of connections directly, without staging them.
@@ -397,7 +396,7 @@ impl QueuePair for IbverbsQueuePair {
             self.check_send(request)?;
             let allowed = || self.state.check("post_send", QueuePairState::ReadyToSend);
             let posted = self.send.post_alone(request, alone, self.cap.max_inline_data, &self.sys, allowed);
-            return self.settle(self.send.tracker(), posted);
+            return self.resolve_post_error(posted);
         }
         send_batch_of_one(self, request)
     }
@@ -418,7 +417,7 @@ impl QueuePair for IbverbsQueuePair {
     fn recv_end(&self, end: BatchEnd) -> Result<()> {
         self.device.check_process("post_recv")?;
         let allowed = || self.state.check("post_recv", QueuePairState::Init);
-        self.settle(self.receive.tracker(), self.receive.end(end, &self.sys, allowed))
+        self.resolve_post_error(self.receive.end(end, &self.sys, allowed))
     }
 
     /// Moves the queue pair to ERR first, so that nothing starts while the adapter destroys it.

@@ -21,9 +21,9 @@ pub(super) struct Side<S> {
 pub(super) enum PostError {
     /// Nothing was posted.
     Refused(Error),
-    /// It is unknown which of this number of requests were posted: the queue pair must be destroyed, so that none is in
-    /// flight.
-    Unknown(Error, usize),
+    /// It is unknown which requests were posted. All of them count as posted: the queue pair must be destroyed, so that
+    /// none is in flight.
+    Unknown(Error),
 }
 
 /// Requests that are staged for the adapter.
@@ -89,12 +89,13 @@ impl<S: Staging> Side<S> {
         let outcome = match end {
             BatchEnd::Publish if count > 0 => allowed()
                 .map_err(PostError::Refused)
-                .and_then(|()| post_error(verb, self.tracker(), count, post(&mut staging))),
+                .and_then(|()| post_error(verb, self.tracker(), post(&mut staging))),
             _ => Ok(()),
         };
         match (&outcome, end) {
-            (Ok(()), BatchEnd::Publish) => self.tracker().note_posted(count),
-            (Err(PostError::Unknown(..)), _) => {}
+            // Counted before the lock is released, so that the next batch does not reuse the indices of requests that
+            // may be in flight.
+            (Ok(()), BatchEnd::Publish) | (Err(PostError::Unknown(_)), _) => self.tracker().note_posted(count),
             _ => self.tracker().withdraw(count),
         }
         staging.clear();
@@ -123,7 +124,6 @@ impl<S: Staging> Side<S> {
 fn post_error(
     verb: &'static str,
     tracker: &Ordered,
-    count: usize,
     posted: Option<Result<(), sys::PostFailure>>,
 ) -> Result<(), PostError> {
     let (limit, qpn) = (tracker.limit(), tracker.qpn);
@@ -139,7 +139,7 @@ fn post_error(
         })),
         Some(Err(failure)) => {
             let asked = format!("queue pair {qpn} is destroyed, because a batch may have been posted in part");
-            Err(PostError::Unknown(errors::from_errno(verb, asked, &failure.error), count))
+            Err(PostError::Unknown(errors::from_errno(verb, asked, &failure.error)))
         }
     }
 }
@@ -186,9 +186,9 @@ impl Side<sys::SendStaging> {
         let allowed = allowed().and_then(|()| self.check_room("post_send", 0)).map_err(PostError::Refused);
         let outcome = allowed.and_then(|()| {
             let number = self.tracker().enter(0, request.wr_id, None);
-            post_error("post_send", self.tracker(), 1, staging.post_alone(number, alone, queue_pair))
+            post_error("post_send", self.tracker(), staging.post_alone(number, alone, queue_pair))
         });
-        if outcome.is_ok() {
+        if !matches!(outcome, Err(PostError::Refused(_))) {
             self.tracker().note_posted(1);
         }
         drop(staging);
@@ -236,4 +236,25 @@ pub(super) fn check_receive(sges: &[Sge], limit: u32) -> Result<(), QueueError> 
         return Err(QueueError::TooManySges { given: sges.len(), limit });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Qpn;
+
+    #[test]
+    fn requests_possibly_in_flight_keep_their_indices() {
+        let tracker = Arc::new(WrTracker::Ordered(Ordered::new(1, Qpn::new(1), 4, false)));
+        let receives = Side::<sys::ReceiveStaging>::new(tracker, 1);
+        let unknown =
+            || sys::PostFailure { error: std::io::Error::from_raw_os_error(libc::EIO), nothing_posted: false };
+        for (wr_id, index) in [(10, 0), (20, 1)] {
+            receives.begin();
+            receives.push(&ReceiveRequest { wr_id, sges: &[] }).unwrap();
+            assert_eq!(receives.staging().numbers().collect::<Vec<_>>(), [1 << 32 | index]);
+            let posted = receives.finish("post_recv", BatchEnd::Publish, || Ok(()), |_| Some(Err(unknown())));
+            assert!(matches!(posted, Err(PostError::Unknown(_))));
+        }
+    }
 }
