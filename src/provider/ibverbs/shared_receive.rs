@@ -170,14 +170,14 @@ impl IbverbsSharedReceiveQueue {
         match staging.post_shared(&self.sys) {
             Some(Ok(())) => Ok(()),
             None => Err(self.destroyed("post_srq_recv")),
-            Some(Err(failure)) if failure.nothing_posted || staging.len() == 1 => match failure.error.raw_os_error() {
+            Some(Err(failure)) if failure.nothing_posted => match failure.error.raw_os_error() {
                 Some(libc::ENOMEM | libc::ENOSPC) => Err(full()),
                 _ => Err(errors::from_errno("post_srq_recv", format!("{} receives", staging.len()), &failure.error)),
             },
             Some(Err(failure)) => {
-                // `Ok` makes the poster keep their memory until the queue is destroyed, which is necessary because they
-                // may be posted.
-                tracing::error!(error = %failure.error, queue = %self.number, "receives may have been posted in part");
+                // `Ok` makes the poster keep their memory until the queue is destroyed, which is necessary because the
+                // adapter may hold them.
+                tracing::error!(error = %failure.error, queue = %self.number, "receives may have been posted");
                 Ok(())
             }
         }

@@ -4,13 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::*;
-use crate::provider::{ErrorKind, SharedReceiveQueue, SharedReceiveQueueInit, XrcReceives};
+use crate::provider::XrcReceives;
 use crate::types::{AsyncEvent, EventObject, RateLimit};
-
-fn shared(world: &World) -> Arc<dyn SharedReceiveQueue> {
-    let init = SharedReceiveQueueInit { max_wr: 16, max_sge: 1, srq_limit: 0, xrc: None };
-    world.pd.create_srq(&init).unwrap()
-}
 
 #[test]
 fn a_queue_pair_goes_through_error() {
@@ -77,7 +72,7 @@ fn a_queue_pair_that_just_drained_leaves_sqd() {
 #[test]
 fn objects_outlive_those_that_use_them() {
     let world = World::new(Machine::default());
-    let (qp, srq, mr) = (world.connected(), shared(&world), world.region(AccessFlags::empty()).unwrap());
+    let (qp, srq, mr) = (world.connected(), world.shared_queue().unwrap(), world.region(AccessFlags::empty()).unwrap());
     let window = world.pd.alloc_mw(crate::types::MemoryWindowType::Type1).unwrap();
     let handle = world.pd.create_ah(&AddressVector::new(PEER, 1)).unwrap();
     let fake = world.fake;
@@ -92,7 +87,7 @@ fn objects_outlive_those_that_use_them() {
 #[test]
 fn events_name_their_objects() {
     let world = World::new(Machine::default());
-    let (qp, srq) = (world.connected(), shared(&world));
+    let (qp, srq) = (world.connected(), world.shared_queue().unwrap());
     let first = world.context.poll_async_event();
     assert_eq!(first, None, "reading the descriptor does not wait");
     let expected = [
@@ -200,7 +195,7 @@ fn a_channel_tells_of_its_queues_and_holds_up_nobody() {
 #[test]
 fn a_shared_queue_stays_while_queue_pairs_use_it() {
     let world = World::new(Machine::default());
-    let srq = shared(&world);
+    let srq = world.shared_queue().unwrap();
     let init = QueuePairInit {
         pd: &world.pd,
         send_cq: &world.cq,
@@ -266,10 +261,7 @@ fn refusals_name_the_verb_and_leave_nothing() {
         ("alloc_mw", "alloc_mw", |world| world.pd.alloc_mw(crate::types::MemoryWindowType::Type2).map(drop)),
         ("create_ah", "create_ah", |world| world.pd.create_ah(&AddressVector::new(PEER, 1)).map(drop)),
         ("open_xrcd", "open_xrcd", |world| world.context.open_xrcd().map(drop)),
-        ("create_srq", "create_srq", |world| {
-            let init = SharedReceiveQueueInit { max_wr: 16, max_sge: 1, srq_limit: 0, xrc: None };
-            world.pd.create_srq(&init).map(drop)
-        }),
+        ("create_srq", "create_srq", |world| world.shared_queue().map(drop)),
     ];
     for (call, verb, make) in cases {
         let world = World::new(Machine::default());

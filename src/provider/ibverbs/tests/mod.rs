@@ -13,6 +13,7 @@ use super::sys::fake::{self, Fake, Machine};
 use crate::memory::Backing;
 use crate::provider::{
     CompletionQueue, Context, Error, ErrorKind, MemoryRegion, ProtectionDomain, QueuePair, QueuePairInit,
+    SharedReceiveQueue, SharedReceiveQueueInit,
 };
 use crate::types::{
     AccessFlags, AddressVector, BatchEnd, Data, Gid, Mtu, Operation, Psn, Qkey, Qpn, QueuePairAttributes,
@@ -74,6 +75,11 @@ impl World {
         qp.modify(&last).unwrap();
         self.fake.log();
         qp
+    }
+
+    fn shared_queue(&self) -> Result<Arc<dyn SharedReceiveQueue>, Error> {
+        let init = SharedReceiveQueueInit { max_wr: 16, max_sge: 1, srq_limit: 0, xrc: None };
+        self.pd.create_srq(&init)
     }
 
     fn region(&self, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>, Error> {
@@ -156,6 +162,14 @@ fn post_recv(qp: &dyn QueuePair, wr_ids: &[u64]) -> Result<(), Error> {
         qp.recv_push(&ReceiveRequest { wr_id: *wr_id, sges: &[] })?;
     }
     qp.recv_end(BatchEnd::Publish)
+}
+
+fn post_srq_recv(srq: &dyn SharedReceiveQueue, wr_ids: &[u64]) -> Result<(), Error> {
+    srq.recv_begin();
+    for wr_id in wr_ids {
+        srq.recv_push(&ReceiveRequest { wr_id: *wr_id, sges: &[] })?;
+    }
+    srq.recv_end(BatchEnd::Publish)
 }
 
 /// Checks the kind of a refusal, and that its text contains all parts.

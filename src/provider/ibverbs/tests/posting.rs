@@ -308,6 +308,26 @@ fn a_list_that_was_posted_in_part_takes_its_queue_pair_along() {
     }
 }
 
+/// A queue pair whose requests may be in flight is destroyed; a shared queue stays, because others use it.
+#[test]
+fn shared_receives_possibly_in_flight_stay() {
+    for wr_ids in [&[1][..], &[1, 2]] {
+        let world = World::new(Machine::default());
+        let srq = world.shared_queue().unwrap();
+        world.fake.fail("post_recv", libc::EIO);
+        world.fake.fail_at(None);
+        post_srq_recv(&*srq, wr_ids).unwrap();
+        for wr_id in world.fake.received() {
+            world.fake.complete(0, wc(wr_id));
+        }
+        assert_eq!(world.poll().iter().map(|one| one.wr_id).collect::<Vec<_>>(), wr_ids);
+        world.fake.fail_at(Some(0));
+        refused(post_srq_recv(&*srq, wr_ids), ErrorKind::System, &[]);
+        drop(srq);
+        world.end();
+    }
+}
+
 /// The adapter was removed from the machine: its queue pairs cannot be destroyed either.
 #[test]
 fn what_may_be_under_way_stays_with_a_queue_pair_that_cannot_go() {
