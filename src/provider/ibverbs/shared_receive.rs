@@ -160,11 +160,11 @@ impl IbverbsSharedReceiveQueue {
         }
     }
 
-    /// Posts a batch, all or nothing. A batch of several is refused if the adapter might take only a part of it;
-    /// receives that were taken and not polled count as outstanding for this. A single receive is always tried.
+    /// Posts a batch, all or nothing. A batch of several is refused if the adapter might take only a part of it. A
+    /// single receive is always tried.
     fn post(&self, staging: &mut sys::ReceiveStaging) -> Result<()> {
         let full = || errors::from_queue("post_srq_recv", &QueueError::Full { limit: self.max_wr() });
-        if staging.len() > 1 && self.shared().outstanding() > self.max_wr() as usize {
+        if staging.len() > 1 && self.shared().waiting() > self.max_wr().into() {
             return Err(full());
         }
         match staging.post_shared(&self.sys) {
@@ -269,11 +269,11 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         // The lock blocks posting meanwhile, so that the check below holds: when rxe of Linux 6.1 refuses the change,
         // it loses the queue, and the kernel panics when the queue is used again.
         let _staging = self.staging();
-        let outstanding = self.shared().outstanding();
-        if attributes.max_wr.is_some_and(|max_wr| outstanding > max_wr as usize) {
+        let waiting = self.shared().waiting();
+        if attributes.max_wr.is_some_and(|max_wr| waiting > max_wr.into()) {
             let max_wr = wanted.max_wr;
-            let message = format!("max_wr is {max_wr}, and {outstanding} receives are posted or wait to be polled");
-            let allowed = outstanding as u64..=u32::MAX.into();
+            let message = format!("max_wr is {max_wr}, and up to {waiting} receives are waiting in the queue");
+            let allowed = waiting..=u32::MAX.into();
             return Err(Error::out_of_range("modify_srq", "max_wr", max_wr, allowed, message));
         }
         let modified = self.sys.modify(&wanted, mask).ok_or_else(|| self.destroyed("modify_srq"))?;

@@ -239,17 +239,28 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 struct Places {
-    /// The program's `wr_id`s; `None` in free slots.
-    wr_ids: Vec<Option<u64>>,
+    /// Outstanding receives; `None` in free slots.
+    receives: Vec<Option<SharedReceive>>,
     free: Vec<u32>,
+    /// Position of the next receive.
+    entered: u64,
+    /// Receives at lower positions have left the adapter's queue, because a later one has completed.
+    taken: u64,
+}
+
+struct SharedReceive {
+    /// The program's.
+    wr_id: u64,
+    /// Number of receives entered before it. Queue pairs take receives in this order.
+    position: u64,
 }
 
 impl Places {
     /// Frees a slot. `None` if it is free already: a second completion of the same receive is ignored.
-    fn take(&mut self, place: u32) -> Option<u64> {
-        let wr_id = self.wr_ids.get_mut(place as usize)?.take()?;
+    fn take(&mut self, place: u32) -> Option<SharedReceive> {
+        let receive = self.receives.get_mut(place as usize)?.take()?;
         self.free.push(place);
-        Some(wr_id)
+        Some(receive)
     }
 }
 
@@ -283,30 +294,39 @@ impl Shared {
         let mut places = self.places();
         let place = match places.free.pop() {
             Some(place) => place,
-            None if places.wr_ids.len() == MAX_SHARED => return None,
+            None if places.receives.len() == MAX_SHARED => return None,
             None => {
-                places.wr_ids.push(None);
-                (places.wr_ids.len() - 1) as u32
+                places.receives.push(None);
+                (places.receives.len() - 1) as u32
             }
         };
-        places.wr_ids[place as usize] = Some(wr_id);
+        places.receives[place as usize] = Some(SharedReceive { wr_id, position: places.entered });
+        places.entered += 1;
         Some(u64::from(self.number) << 32 | u64::from(place))
     }
 
-    /// Returns the number of receives that were entered and have not completed.
-    pub(super) fn outstanding(&self) -> usize {
+    /// Returns the number of entered receives that the adapter's queue may contain. Those that a queue pair took and
+    /// did not complete before it was destroyed count until a later one completes.
+    pub(super) fn waiting(&self) -> u64 {
         let places = self.places();
-        places.wr_ids.len() - places.free.len()
+        places.entered.saturating_sub(places.taken)
     }
 
-    /// Withdraws the receive with this `wr_id` for the adapter, which was not posted.
+    /// Withdraws the receive with this `wr_id` for the adapter, which was not posted. All receives after it are
+    /// withdrawn too.
     pub(super) fn withdraw(&self, number: u64) {
-        self.places().take(number as u32);
+        let mut places = self.places();
+        if places.take(number as u32).is_some() {
+            places.entered -= 1;
+        }
     }
 
     /// Completes a receive and returns the program's `wr_id`.
     pub(super) fn complete(&self, place: u32) -> Option<u64> {
-        self.places().take(place)
+        let mut places = self.places();
+        let SharedReceive { wr_id, position } = places.take(place)?;
+        places.taken = places.taken.max(position + 1);
+        Some(wr_id)
     }
 }
 
@@ -397,7 +417,21 @@ mod tests {
         assert_eq!((tracker.complete(0), tracker.complete(0)), (Some(10), None));
         let places = [tracker.enter(20).unwrap(), tracker.enter(30).unwrap()];
         assert_ne!(places[0], places[1], "two receives in one slot");
-        assert_eq!(tracker.outstanding(), 2);
+        assert_eq!(tracker.waiting(), 2);
+    }
+
+    #[test]
+    fn receives_before_a_completed_one_do_not_wait() {
+        let tracker = Shared::new(3);
+        let receives = [10, 20, 30, 40].map(|wr_id| tracker.enter(wr_id).unwrap());
+        assert_eq!(tracker.waiting(), 4);
+        assert_eq!((tracker.complete(receives[2] as u32), tracker.waiting()), (Some(30), 1));
+        // A completion that was overtaken.
+        assert_eq!((tracker.complete(receives[0] as u32), tracker.waiting()), (Some(10), 1));
+        let staged = tracker.enter(50).unwrap();
+        assert_eq!(tracker.waiting(), 2);
+        tracker.withdraw(staged);
+        assert_eq!(tracker.waiting(), 1);
     }
 
     #[test]

@@ -328,6 +328,24 @@ fn shared_receives_possibly_in_flight_stay() {
     }
 }
 
+/// Adapters remove the completions of a queue pair that is destroyed.
+#[test]
+fn receives_lost_with_a_queue_pair_do_not_fill_the_shared_queue() {
+    let world = World::new(Machine::default());
+    let srq = world.shared_queue().unwrap();
+    let most = srq.query().unwrap().max_wr;
+    for wr_id in 0..most.into() {
+        post_srq_recv(&*srq, &[wr_id]).unwrap();
+    }
+    refused(post_srq_recv(&*srq, &[100, 101]), ErrorKind::QueueFull, &["16"]);
+    // The last of them completes at another queue pair.
+    world.fake.complete(0, wc(*world.fake.received().last().unwrap()));
+    assert_eq!(world.poll().len(), 1);
+    post_srq_recv(&*srq, &[100, 101]).unwrap();
+    drop(srq);
+    world.end();
+}
+
 /// The adapter was removed from the machine: its queue pairs cannot be destroyed either.
 #[test]
 fn what_may_be_under_way_stays_with_a_queue_pair_that_cannot_go() {
