@@ -292,7 +292,12 @@ fn probe(context: &Arc<sys::Context>) -> io::Result<Found> {
     let (mut known, mut too_many) = (0, MOST + 1);
     while too_many - known > 1 {
         let middle = known.midpoint(too_many);
-        if create(middle).is_ok() { known = middle } else { too_many = middle }
+        match create(middle) {
+            Ok(_) => known = middle,
+            // Temporary, and not because of the size: the next use probes again.
+            Err(error) if errors::kind(&error) == ErrorKind::ResourceLimit => return Err(error),
+            Err(_) => too_many = middle,
+        }
     }
     let (can_flush, can_atomic_write) = (plain.can_flush(), plain.can_atomic_write());
     Ok(Found { max_inline_data: known, can_flush, can_atomic_write })

@@ -12,8 +12,12 @@ use crate::queue::QueueError;
 
 /// Converts an error number of the library; `asked` describes the request.
 pub(super) fn from_errno(verb: &'static str, asked: impl Into<String>, error: &io::Error) -> Error {
-    let asked = asked.into();
-    let kind = match error.raw_os_error() {
+    Error::new(verb, kind(error), format!("{}: the adapter answers {error}", asked.into()))
+}
+
+/// Returns the kind of an error number of the library.
+pub(super) fn kind(error: &io::Error) -> ErrorKind {
+    match error.raw_os_error() {
         Some(libc::EINVAL | libc::E2BIG | libc::EFAULT) => ErrorKind::InvalidArgument,
         Some(libc::ENOMEM | libc::ENOSPC | libc::EAGAIN | libc::EMFILE | libc::ENFILE) => ErrorKind::ResourceLimit,
         Some(libc::EBUSY) => ErrorKind::Busy,
@@ -21,8 +25,7 @@ pub(super) fn from_errno(verb: &'static str, asked: impl Into<String>, error: &i
         Some(libc::EPERM | libc::EACCES) => ErrorKind::PermissionDenied,
         Some(libc::ENOENT | libc::ENODEV | libc::ENODATA) => ErrorKind::NotFound,
         _ => ErrorKind::System,
-    };
-    Error::new(verb, kind, format!("{asked}: the adapter answers {error}"))
+    }
 }
 
 /// Returns the error for a device that cannot be opened.

@@ -126,6 +126,16 @@ fn capabilities_are_the_adapters() {
 }
 
 #[test]
+fn a_temporary_error_does_not_limit_inline_data() {
+    for errno in [libc::ENOMEM, libc::EMFILE] {
+        let world = World::new(Machine::default());
+        world.fake.fail_once_after("create_qp", 1, errno);
+        assert_eq!(world.context.query_device().max_inline_data, 0, "not known yet");
+        assert_eq!(world.context.query_device().max_inline_data, 4096);
+    }
+}
+
+#[test]
 fn timestamps_are_nanoseconds() {
     let mut machine = Machine::default();
     (machine.attributes.completion_timestamp_mask, machine.attributes.hca_core_clock) = (0xffff_ffff, 500_000);

@@ -88,11 +88,17 @@ struct Pending {
     element: usize,
 }
 
+/// The calls of a verb that fail: after so many successes, so many failures with this error number.
+struct Failure {
+    errno: c_int,
+    successes: u32,
+    failures: u32,
+}
+
 #[derive(Default)]
 struct State {
     log: Vec<String>,
-    /// Verbs that fail, with the error number and the number of failures left.
-    failing: HashMap<&'static str, (c_int, u32)>,
+    failing: HashMap<&'static str, Failure>,
     /// Whether posting is slow.
     slow: bool,
     /// Index of the request that a failed list reports as the bad one; `None`: no request.
@@ -121,7 +127,11 @@ struct State {
 impl State {
     fn failure(&mut self, verb: &'static str) -> c_int {
         match self.failing.get_mut(verb) {
-            Some((errno, left)) if *left > 0 => {
+            Some(Failure { successes: left @ 1.., .. }) => {
+                *left -= 1;
+                0
+            }
+            Some(Failure { failures: left @ 1.., errno, .. }) => {
                 *left -= 1;
                 *errno
             }
@@ -211,12 +221,17 @@ impl Fake {
 
     /// Makes the verb fail with this error number from now on; 0: no longer.
     pub(in super::super) fn fail(&self, verb: &'static str, errno: c_int) {
-        self.state().failing.insert(verb, (errno, u32::MAX));
+        self.state().failing.insert(verb, Failure { errno, successes: 0, failures: u32::MAX });
     }
 
     /// Makes the next call of the verb fail.
     pub(in super::super) fn fail_once(&self, verb: &'static str, errno: c_int) {
-        self.state().failing.insert(verb, (errno, 1));
+        self.fail_once_after(verb, 0, errno);
+    }
+
+    /// Makes one call of the verb fail, after this number of successes.
+    pub(in super::super) fn fail_once_after(&self, verb: &'static str, successes: u32, errno: c_int) {
+        self.state().failing.insert(verb, Failure { errno, successes, failures: 1 });
     }
 
     /// Makes lists fail at this request, after those before it were posted; with `None`, the failing request is not
