@@ -12,6 +12,10 @@ use super::{errors, sys};
 use crate::provider::{CompletionChannel, Error, Result};
 use crate::sys::wait_readable;
 
+/// Maximum number of events that one poll discards. Only queues that are being dropped at this moment have such events,
+/// one for each time that they were armed, because the kernel removes the events of a destroyed queue.
+pub(super) const MAX_DISCARDED: u32 = 1 << 16;
+
 /// A completion channel of an adapter.
 pub(super) struct IbverbsChannel {
     sys: Arc<sys::Channel>,
@@ -64,7 +68,7 @@ impl CompletionChannel for IbverbsChannel {
         if self.device.is_inherited() {
             return None;
         }
-        loop {
+        for _ in 0..MAX_DISCARDED {
             let number = self.sys.next_event()?;
             // Events of a queue that is being dropped are discarded.
             if let Some(queue) = self.queues().get(&number) {
@@ -72,6 +76,7 @@ impl CompletionChannel for IbverbsChannel {
                 return Some(queue.cq_context);
             }
         }
+        None
     }
 
     fn wait_event(&self, timeout: Option<Duration>) -> Result<u64> {
