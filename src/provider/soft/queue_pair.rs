@@ -312,7 +312,7 @@ impl QueuePair for SoftQueuePair {
 
 impl SoftwareQueuePair for SoftQueuePair {
     fn stop_receiving(&self) -> Result<Option<u64>> {
-        self.device.check_process("destroy_qp")?;
+        self.device.check_process("stop_receiving")?;
         let mut begun = None;
         self.shard.command(|core, _| {
             if !self.state.is_destroyed() {
