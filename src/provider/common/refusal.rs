@@ -207,8 +207,8 @@ pub(in crate::provider) fn check_named_queue(
         QueuePairType::XrcReceive => check_plain_send(qpn, qp_type),
         _ => {
             let message = format!(
-                "the request names shared receive queue {srq}, and queue pair {qpn} is no XRC initiator; leave \
-                 remote_srq out"
+                "the request names shared receive queue {srq}, and queue pair {qpn} is not an XRC initiator; omit \
+                 remote_srq"
             );
             Err(Error::of_attribute("post_send", "remote_srq", AttributeFault::NotAllowed, message))
         }

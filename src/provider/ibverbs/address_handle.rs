@@ -175,7 +175,7 @@ pub(super) fn check_vector(
     } else if peer.is_multicast() && verb != "create_ah" {
         "which is not the address of a single peer"
     } else if peer.is_ipv4() != own.is_ipv4() {
-        "which is of the other kind of address"
+        "which is of the other address family"
     } else {
         return Ok(port);
     };

@@ -134,7 +134,7 @@ impl Device {
             return Ok(());
         }
         let message = format!(
-            "{} speaks {}: its queue pairs are connected by a connection manager only, not by their attributes",
+            "{} uses {}: its queue pairs are connected by a connection manager only, not by their attributes",
             self.name(),
             self.attributes.transport.name()
         );

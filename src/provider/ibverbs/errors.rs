@@ -12,7 +12,7 @@ use crate::queue::QueueError;
 
 /// Converts an error number of the library; `asked` describes the request.
 pub(super) fn from_errno(verb: &'static str, asked: impl Into<String>, error: &io::Error) -> Error {
-    Error::new(verb, kind(error), format!("{}: the adapter answers {error}", asked.into()))
+    Error::new(verb, kind(error), format!("{}: the adapter returned {error}", asked.into()))
 }
 
 /// Returns the kind of an error number of the library.

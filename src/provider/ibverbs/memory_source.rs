@@ -30,12 +30,12 @@ impl IbverbsDeviceMemory {
             return Err(Error::new("alloc_dm", ErrorKind::Unsupported, message));
         }
         if length == 0 {
-            let message = format!("length: 0 given; allowed are 1 to {most} bytes");
+            let message = format!("length is 0; allowed are 1 to {most} bytes");
             return Err(Error::out_of_range("alloc_dm", "length", length, 1..=most, message));
         }
         check_range("alloc_dm", "log_align_req", log_align_req, 0..=63)?;
         if length > most {
-            let message = format!("length: {length} given; max_dm_size is {most}");
+            let message = format!("length is {length}; max_dm_size is {most}");
             return Err(Error::new("alloc_dm", ErrorKind::ResourceLimit, message));
         }
         let sys = sys::DeviceMemory::alloc(&device.sys, length, log_align_req).map_err(|error| {
@@ -143,7 +143,7 @@ pub(super) fn register_descriptor(domain: &Arc<Domain>, init: &DmaBufInit<'_>) -
     let registered = sys::MemoryRegion::register_descriptor(&domain.sys, &region, fd, offset, bits);
     registered.map_err(|error| {
         let asked =
-            format!("fd {number}, {length} bytes from offset {offset} with {access:?}; adapters take dma-bufs alone");
+            format!("fd {number}, {length} bytes from offset {offset} with {access:?}; adapters accept only dma-bufs");
         errors::from_errno("reg_dmabuf_mr", asked, &error)
     })
 }

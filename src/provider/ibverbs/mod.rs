@@ -106,7 +106,7 @@ impl Provider for IbverbsProvider {
                 let device = device::Device::open(context).map_err(|error| errors::opening(plain, error))?;
                 Ok(Arc::new(context::IbverbsContext::new(device)))
             }
-            Ok(None) => fail(ErrorKind::NotFound, format!("libibverbs knows no device \"{plain}\"")),
+            Ok(None) => fail(ErrorKind::NotFound, format!("libibverbs has no device \"{plain}\"")),
             // libibverbs itself is missing: the text says so, and names the packages to install.
             Err(error) if error.kind() == io::ErrorKind::NotFound && error.raw_os_error().is_none() => {
                 fail(ErrorKind::NotFound, format!("there is no device \"{plain}\": {error}"))

@@ -64,7 +64,7 @@ fn check_sizes(device: &Device, init: &QueuePairInit<'_>) -> Result<QueuePairCap
 fn check_parts(device: &Device, init: &QueuePairInit<'_>) -> Result<()> {
     let is_datagram = init.qp_type == QueuePairType::UnreliableDatagram;
     if is_datagram && device.limits().transport == Transport::Iwarp {
-        let message = format!("qp_type is UnreliableDatagram; {} speaks iWARP, which has none", device.name());
+        let message = format!("qp_type is UnreliableDatagram; {} uses iWARP, which has no datagrams", device.name());
         return Err(Error::new("create_qp", ErrorKind::Unsupported, message));
     }
     errors::check_parts(init)

@@ -141,7 +141,7 @@ fn check_vector(device: &Device, vector: &AddressVector) -> Result<LocalAddress>
     } else if peer.is_unspecified() {
         "which is the unspecified address"
     } else if peer.is_ipv4() != local.ip.is_ipv4() {
-        "which is of the other kind of address"
+        "which is of the other address family"
     } else {
         return Ok(local);
     };

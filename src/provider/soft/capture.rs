@@ -76,7 +76,7 @@ pub(super) fn start_with_device(engine: &Engine, device: &str, options: &SoftOpt
         Ok(_) => Ok(()),
         Err(mut error) => {
             if from_environment.is_some() {
-                error.message = format!("{} (the environment variable {PATH_VARIABLE} asks for it)", error.message);
+                error.message = format!("{} (requested by the environment variable {PATH_VARIABLE})", error.message);
             }
             Err(explain("open_device", error))
         }

@@ -68,5 +68,5 @@ pub(super) fn from_open(verb: &'static str, error: OpenError) -> Error {
 
 /// Reports that the shard is unusable because the engine panicked.
 pub(super) fn engine_failed(verb: &'static str) -> Error {
-    Error::new(verb, ErrorKind::System, "the engine has failed by a panic; close the device and open it again")
+    Error::new(verb, ErrorKind::System, "the engine panicked; close the device and open it again")
 }

@@ -171,7 +171,7 @@ impl SoftQueuePair {
         let problem = if peer.is_unspecified() || peer.is_multicast() {
             "which is not the address of a single peer"
         } else if peer.is_ipv4() != local.ip.is_ipv4() {
-            "which is of the other kind of address"
+            "which is of the other address family"
         } else {
             return Ok(local);
         };

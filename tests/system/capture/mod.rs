@@ -364,7 +364,7 @@ fn environment_switches_captures_on() {
     assert!(counts.len() == 2 && counts[0] == 0 && counts[1] >= 4, "{counts:?}");
 
     let refusal = run("/no/such/folder/file", "");
-    assert!(refusal.contains("RDMA_VERBS_CAPTURE asks for it"), "{refusal}");
+    assert!(refusal.contains("requested by the environment variable RDMA_VERBS_CAPTURE"), "{refusal}");
     let refusal = run(folder.to_str().unwrap(), "few");
     assert!(refusal.contains("RDMA_VERBS_CAPTURE_BYTES is \"few\""), "{refusal}");
     std::fs::remove_dir_all(folder).unwrap();

@@ -132,7 +132,7 @@ fn wrong_ways_to_a_peer_are_refused() {
     way.ah_attr = Some(AddressVector::new(Gid::ZERO, 0));
     assert_eq!(a.qp.modify(&way).unwrap_err().kind(), ErrorKind::InvalidArgument);
     way.ah_attr = Some(AddressVector::new("2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap().into(), 0));
-    assert!(a.qp.modify(&way).unwrap_err().to_string().contains("other kind of address"));
+    assert!(a.qp.modify(&way).unwrap_err().to_string().contains("other address family"));
     assert_eq!(a.qp.query().unwrap().qp_state, QueuePairState::Init);
 }
 

@@ -113,7 +113,7 @@ fn a_refused_reregistration_changes_nothing() {
 fn device_memory_is_cleared_copied_and_registered() {
     let world = World::new(with_device_memory());
     let alloc = |length| world.context.alloc_dm(&DeviceMemoryInit { length, log_align_req: 6 });
-    refused(alloc(0), ErrorKind::InvalidArgument, &["length: 0", "65536"]);
+    refused(alloc(0), ErrorKind::InvalidArgument, &["length is 0", "65536"]);
     refused(alloc(65537), ErrorKind::ResourceLimit, &["65537", "max_dm_size is 65536"]);
     // Whole words are allocated.
     let dm = alloc(6001).unwrap();
@@ -164,7 +164,7 @@ fn memory_behind_a_descriptor_is_the_adapters_to_reach() {
     let on_demand = access | AccessFlags::ON_DEMAND;
     refused(register(0, 64, None, on_demand), ErrorKind::InvalidArgument, &["ON_DEMAND"]);
     world.fake.fail("reg_dmabuf_mr", libc::EOPNOTSUPP);
-    refused(register(0, 64, None, access), ErrorKind::Unsupported, &["dma-bufs alone"]);
+    refused(register(0, 64, None, access), ErrorKind::Unsupported, &["only dma-bufs"]);
     // The returned backing cannot be registered as other memory.
     mr.dereg().unwrap();
     let region = Arc::clone(mr.region());
