@@ -32,7 +32,7 @@ impl IbverbsAddressHandle {
     }
 
     /// Creates the handle for replies to a received datagram.
-    pub(super) fn answering(
+    pub(super) fn for_reply(
         domain: &Arc<Domain>,
         completion: &RawCompletion,
         header: &[u8; GlobalRouteHeader::BYTES],

@@ -20,12 +20,12 @@ pub(super) const MAX_DISCARDED: u32 = 1 << 16;
 pub(super) struct IbverbsChannel {
     sys: Arc<sys::Channel>,
     /// Completion queues of the channel, by number.
-    queues: Mutex<HashMap<u64, Arc<Notified>>>,
+    queues: Mutex<HashMap<u64, Arc<ChannelEntry>>>,
     device: Arc<Device>,
 }
 
 /// A channel's record of a completion queue.
-pub(super) struct Notified {
+pub(super) struct ChannelEntry {
     pub(super) cq_context: u64,
     /// Number of events delivered.
     pub(super) count: AtomicU32,
@@ -46,12 +46,12 @@ impl IbverbsChannel {
         Arc::ptr_eq(&self.device, device)
     }
 
-    fn queues(&self) -> MutexGuard<'_, HashMap<u64, Arc<Notified>>> {
+    fn queues(&self) -> MutexGuard<'_, HashMap<u64, Arc<ChannelEntry>>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn add(&self, number: u32, announced: &Arc<Notified>) {
-        self.queues().insert(number.into(), Arc::clone(announced));
+    pub(super) fn add(&self, number: u32, entry: &Arc<ChannelEntry>) {
+        self.queues().insert(number.into(), Arc::clone(entry));
     }
 
     pub(super) fn remove(&self, number: u32) {

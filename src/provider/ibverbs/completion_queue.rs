@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::channel::{IbverbsChannel, Notified};
+use super::channel::{ChannelEntry, IbverbsChannel};
 use super::device::{Device, KnownTrackers};
 use super::errors::{self, check_range};
 use super::sys;
@@ -18,13 +18,13 @@ use crate::types::{
 /// The bit of `ibv_wc_opcode` that receives have.
 const RECEIVE: u32 = 128;
 /// Number of empty polls between two checks for events, which report an overflow.
-const LOOK_EVERY: u32 = 1024;
+const POLLS_PER_EVENT_CHECK: u32 = 1024;
 
 /// A completion queue of an adapter.
 pub(super) struct IbverbsCompletionQueue {
     sys: Arc<sys::CompletionQueue>,
     number: u32,
-    announced: Option<Arc<Notified>>,
+    entry: Option<Arc<ChannelEntry>>,
     channel: Option<Arc<dyn CompletionChannel>>,
     overflowed: Arc<AtomicBool>,
     empty_polls: AtomicU32,
@@ -62,17 +62,17 @@ impl IbverbsCompletionQueue {
                 &error,
             )
         })?;
-        let announced = channel.map(|channel| {
-            let announced = Arc::new(Notified { cq_context: init.cq_context, count: AtomicU32::new(0) });
-            channel.add(number, &announced);
-            announced
+        let entry = channel.map(|channel| {
+            let entry = Arc::new(ChannelEntry { cq_context: init.cq_context, count: AtomicU32::new(0) });
+            channel.add(number, &entry);
+            entry
         });
         let overflowed = Arc::default();
         device.add_queue(number, &overflowed);
         Ok(Self {
             sys,
             number,
-            announced,
+            entry,
             channel: init.channel.cloned(),
             overflowed,
             empty_polls: AtomicU32::new(0),
@@ -86,8 +86,8 @@ impl IbverbsCompletionQueue {
     }
 
     /// Fails after an overflow, because completions are missing then.
-    fn check_whole(&self) -> Result<()> {
-        if self.empty_polls.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == LOOK_EVERY - 1 {
+    fn check_overflow(&self) -> Result<()> {
+        if self.empty_polls.fetch_add(1, Ordering::Relaxed) % POLLS_PER_EVENT_CHECK == POLLS_PER_EVENT_CHECK - 1 {
             self.device.events.pump(&self.device);
         }
         if !self.overflowed.load(Ordering::Relaxed) {
@@ -141,7 +141,7 @@ impl CompletionQueue for IbverbsCompletionQueue {
         }
         drop(known);
         if filled == 0 && !out.is_empty() {
-            self.check_whole()?;
+            self.check_overflow()?;
         }
         Ok(filled)
     }
@@ -165,7 +165,7 @@ impl CompletionQueue for IbverbsCompletionQueue {
     }
 
     fn comp_events_reported(&self) -> u32 {
-        self.announced.as_ref().map_or(0, |announced| announced.count.load(Ordering::Relaxed))
+        self.entry.as_ref().map_or(0, |entry| entry.count.load(Ordering::Relaxed))
     }
 
     fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {

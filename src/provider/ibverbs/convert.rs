@@ -115,8 +115,8 @@ fn mtu(code: u32) -> Mtu {
     u8::try_from(code).ok().and_then(Mtu::from_code).unwrap_or(Mtu::Mtu256)
 }
 
-pub(super) fn port(answer: &sys::PortAttrWithSpeed) -> PortAttributes {
-    let from = &answer.base;
+pub(super) fn port(port: &sys::PortAttrWithSpeed) -> PortAttributes {
+    let from = &port.base;
     let state = match from.state {
         1 => PortState::Down,
         2 => PortState::Initialize,
@@ -151,7 +151,7 @@ pub(super) fn port(answer: &sys::PortAttrWithSpeed) -> PortAttributes {
             .copied()
             .find(|width| *width as u8 == from.active_width)
             .unwrap_or(LinkWidth::X1),
-        active_speed: speed(answer),
+        active_speed: speed(port),
         phys_state: from.phys_state,
         bad_pkey_cntr: from.bad_pkey_cntr,
         qkey_viol_cntr: from.qkey_viol_cntr,

@@ -21,7 +21,7 @@ pub(super) struct Device {
     pub(super) events: Events,
     attributes: DeviceAttributes,
     /// Capabilities that the adapter does not report, probed on first use.
-    found: OnceLock<Found>,
+    probed: OnceLock<ProbedCapabilities>,
     /// Trackers by work queue number, which is the upper half of the `wr_id`s that the adapter gets.
     trackers: RwLock<WrTrackers>,
     /// Number of trackers removed so far.
@@ -46,7 +46,7 @@ impl Device {
             sys: context,
             events,
             attributes,
-            found: OnceLock::new(),
+            probed: OnceLock::new(),
             trackers: RwLock::default(),
             removed_trackers: AtomicU64::new(0),
             regions: Mutex::default(),
@@ -81,12 +81,12 @@ impl Device {
     /// Returns the limits and capabilities, except those of the adapter that the library has no requests for.
     pub(super) fn attributes(&self) -> DeviceAttributes {
         let mut attributes = self.attributes.clone();
-        if let Some(found) = self.found() {
-            attributes.max_inline_data = found.max_inline_data;
+        if let Some(probed) = self.probed() {
+            attributes.max_inline_data = probed.max_inline_data;
             let flush = DeviceCapabilities::FLUSH_GLOBAL | DeviceCapabilities::FLUSH_PERSISTENT;
             let missing = |has: bool, flags| if has { DeviceCapabilities::empty() } else { flags };
-            attributes.device_cap_flags.remove(missing(found.can_flush, flush));
-            attributes.device_cap_flags.remove(missing(found.can_atomic_write, DeviceCapabilities::ATOMIC_WRITE));
+            attributes.device_cap_flags.remove(missing(probed.can_flush, flush));
+            attributes.device_cap_flags.remove(missing(probed.can_atomic_write, DeviceCapabilities::ATOMIC_WRITE));
         }
         attributes
     }
@@ -99,21 +99,21 @@ impl Device {
     }
 
     /// Returns the probed capabilities of queue pairs; `None` if no queue pair could be created for the probe.
-    fn found(&self) -> Option<Found> {
-        if self.found.get().is_none() && !self.is_inherited() {
+    fn probed(&self) -> Option<ProbedCapabilities> {
+        if self.probed.get().is_none() && !self.is_inherited() {
             match probe(&self.sys) {
-                Ok(found) => _ = self.found.set(found),
+                Ok(probed) => _ = self.probed.set(probed),
                 Err(error) => {
                     tracing::info!(%error, device = self.name(), "the capabilities of queue pairs could not be probed");
                 }
             }
         }
-        self.found.get().copied()
+        self.probed.get().copied()
     }
 
     /// Returns the maximum number of inline bytes of a queue pair, if it is known.
     pub(super) fn max_inline_data(&self) -> Option<u32> {
-        self.found().map(|found| found.max_inline_data)
+        self.probed().map(|probed| probed.max_inline_data)
     }
 
     pub(super) fn check_port(&self, verb: &'static str, port_num: u8) -> Result<()> {
@@ -261,14 +261,14 @@ pub(super) struct KnownTrackers {
 
 /// Capabilities that are probed by creating queue pairs.
 #[derive(Clone, Copy)]
-struct Found {
+struct ProbedCapabilities {
     /// Maximum number of inline bytes of a queue pair.
     max_inline_data: u32,
     can_flush: bool,
     can_atomic_write: bool,
 }
 
-fn probe(context: &Arc<sys::Context>) -> io::Result<Found> {
+fn probe(context: &Arc<sys::Context>) -> io::Result<ProbedCapabilities> {
     const MOST: u32 = 4096;
     let pd = sys::ProtectionDomain::alloc(context)?;
     let init = sys::CompletionQueueInit { cqe: 1, number: 0, channel: None, comp_vector: 0, timestamps: false };
@@ -300,5 +300,5 @@ fn probe(context: &Arc<sys::Context>) -> io::Result<Found> {
         }
     }
     let (can_flush, can_atomic_write) = (plain.can_flush(), plain.can_atomic_write());
-    Ok(Found { max_inline_data: known, can_flush, can_atomic_write })
+    Ok(ProbedCapabilities { max_inline_data: known, can_flush, can_atomic_write })
 }

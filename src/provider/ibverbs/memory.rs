@@ -226,7 +226,7 @@ impl ProtectionDomain for IbverbsProtectionDomain {
         port_num: u8,
     ) -> Result<Arc<dyn AddressHandle>> {
         self.shared.device.check_process("create_ah")?;
-        Ok(Arc::new(IbverbsAddressHandle::answering(&self.shared, completion, header, port_num)?))
+        Ok(Arc::new(IbverbsAddressHandle::for_reply(&self.shared, completion, header, port_num)?))
     }
 
     fn create_srq(&self, init: &SharedReceiveQueueInit<'_>) -> Result<Arc<dyn SharedReceiveQueue>> {

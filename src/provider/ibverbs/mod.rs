@@ -44,10 +44,10 @@ mod modify;
 mod multicast;
 mod queue_pair;
 mod shared_receive;
-mod sides;
 mod sys;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod work_queue;
 mod wr_tracker;
 
 use std::io;

@@ -86,8 +86,8 @@ fn refresh(known: &mut QueuePairAttributes, now: &sys::QpAttr) {
 
 impl IbverbsQueuePair {
     fn read(&self, verb: &'static str) -> Result<sys::QpAttr> {
-        let answer = self.sys.query(EVERYTHING).ok_or_else(|| self.destroyed(verb))?;
-        answer.map_err(|error| errors::from_errno(verb, format!("queue pair {}", self.qpn), &error))
+        let queried = self.sys.query(EVERYTHING).ok_or_else(|| self.destroyed(verb))?;
+        queried.map_err(|error| errors::from_errno(verb, format!("queue pair {}", self.qpn), &error))
     }
 
     pub(super) fn status(&self) -> Result<QueuePairStatus> {
@@ -189,12 +189,12 @@ impl IbverbsQueuePair {
             ports: limits.phys_port_cnt,
         };
         check_ranges(given, &limits).map_err(|error| errors::from_modify(&error))?;
-        let Some(way) = &given.ah_attr else { return Ok(()) };
+        let Some(vector) = &given.ah_attr else { return Ok(()) };
         if self.qp_type == QueuePairType::UnreliableDatagram {
             let message = "ah_attr is given; datagrams take their paths from address handles";
             return Err(Error::of_attribute("modify_qp", "ah_attr", AttributeFault::NotAllowed, message));
         }
-        check_vector("modify_qp", "ah_attr.", &self.device, way).map(drop)
+        check_vector("modify_qp", "ah_attr.", &self.device, vector).map(drop)
     }
 }
 

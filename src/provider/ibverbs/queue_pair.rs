@@ -9,7 +9,7 @@ use super::errors;
 use super::memory::{Domain, IbverbsProtectionDomain};
 use super::multicast::Membership;
 use super::shared_receive::{Use, begin_use, own_xrc_domain};
-use super::sides::{PostError, Side};
+use super::work_queue::{PostError, WorkQueue};
 use super::wr_tracker::{Ordered, Retained, WrTracker};
 use super::{convert, gid, sys};
 use crate::provider::common::PostingState;
@@ -34,8 +34,8 @@ pub(super) struct IbverbsQueuePair {
     /// Attributes that were set. Locked during a state change, so that only one runs at a time.
     known: Mutex<QueuePairAttributes>,
     pub(super) state: PostingState,
-    send: Side<sys::SendStaging>,
-    receive: Side<sys::ReceiveStaging>,
+    send: WorkQueue<sys::SendStaging>,
+    receive: WorkQueue<sys::ReceiveStaging>,
     shared: Mutex<Option<Use>>,
     /// Number of the shared receive queue.
     srq: Option<SharedReceiveQueueNumber>,
@@ -118,8 +118,8 @@ impl IbverbsQueuePair {
             device: Arc::clone(device),
             known: Mutex::default(),
             state: PostingState::new(qpn),
-            send: Side::new(send, cap.max_send_sge),
-            receive: Side::new(receive, cap.max_recv_sge),
+            send: WorkQueue::new(send, cap.max_send_sge),
+            receive: WorkQueue::new(receive, cap.max_recv_sge),
             srq: shared.as_ref().map(Use::number),
             sources,
             shared: Mutex::new(shared),
@@ -177,18 +177,18 @@ impl IbverbsQueuePair {
         let mut word = [0; 8];
         let (mut filled, total) = (0, sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>());
         for sge in sges.iter().filter(|_| total == 8) {
-            let piece = &mut word[filled..filled + sge.length as usize];
+            let bytes = &mut word[filled..filled + sge.length as usize];
             let region = self.device.region(sge.lkey.0).map(|region| Arc::clone(region.region()));
             let region = region.filter(|region| region.domain() == self.domain.id);
-            let read = region.map(|region| region.read_at(sge.addr.wrapping_sub(region.iova()), piece).is_ok());
+            let read = region.map(|region| region.read_at(sge.addr.wrapping_sub(region.iova()), bytes).is_ok());
             if read != Some(true) {
                 let message = format!("the word of an ATOMIC WRITE cannot be read: key {}", sge.lkey);
                 return Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
             }
             filled += sge.length as usize;
         }
-        let pieces = [&word[..filled]];
-        let inline = SendRequest { data: Data::Inline(&pieces), ..*request };
+        let segments = [&word[..filled]];
+        let inline = SendRequest { data: Data::Inline(&segments), ..*request };
         self.send.push(&inline, self.cap.max_inline_data.max(8), target, None)
     }
 
@@ -392,10 +392,10 @@ impl QueuePair for IbverbsQueuePair {
     fn send_one(&self, request: &SendRequest<'_>) -> Result<()> {
         let is_connected =
             matches!(self.qp_type, QueuePairType::ReliableConnection | QueuePairType::UnreliableConnection);
-        if is_connected && let Some(alone) = sys::Alone::of(&self.sys, request) {
+        if is_connected && let Some(unstaged) = sys::UnstagedRequest::of(&self.sys, request) {
             self.check_send(request)?;
             let allowed = || self.state.check("post_send", QueuePairState::ReadyToSend);
-            let posted = self.send.post_alone(request, alone, self.cap.max_inline_data, &self.sys, allowed);
+            let posted = self.send.post_unstaged(request, unstaged, self.cap.max_inline_data, &self.sys, allowed);
             return self.resolve_post_error(posted);
         }
         send_batch_of_one(self, request)
@@ -437,8 +437,8 @@ impl QueuePair for IbverbsQueuePair {
             self.state.restore(before);
             return Err(errors::from_errno("destroy_qp", format!("queue pair {}", self.qpn), &error));
         }
-        for side in [&self.send.tracker, &self.receive.tracker] {
-            self.device.remove_tracker(side);
+        for tracker in [&self.send.tracker, &self.receive.tracker] {
+            self.device.remove_tracker(tracker);
         }
         self.forget_requests();
         if let Some(shared) = self.shared.lock().unwrap_or_else(PoisonError::into_inner).take() {

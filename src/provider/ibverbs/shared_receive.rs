@@ -8,8 +8,8 @@ use super::completion_queue::own_queue;
 use super::device::Device;
 use super::errors::{self, check_range};
 use super::memory::Domain;
-use super::sides::check_receive;
 use super::sys;
+use super::work_queue::check_receive;
 use super::wr_tracker::{Shared, WrTracker};
 use crate::provider::{
     CompletionQueue, Error, ErrorKind, Result, SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain,

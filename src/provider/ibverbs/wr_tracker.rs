@@ -122,7 +122,7 @@ impl Ordered {
         }
     }
 
-    fn place(&self, index: u32) -> usize {
+    fn slot_of(&self, index: u32) -> usize {
         index as usize & (self.wr_ids.len() - 1)
     }
 
@@ -153,12 +153,12 @@ impl Ordered {
             self.holds.store(true, Ordering::Relaxed);
         }
         if self.holds.load(Ordering::Relaxed)
-            && let Some(slot) = self.held().get_mut(self.place(index))
+            && let Some(slot) = self.held().get_mut(self.slot_of(index))
         {
             *slot = held;
         }
-        self.wr_ids[self.place(index)].store(wr_id, Ordering::Release);
-        self.pending[self.place(index)].store(PENDING | u64::from(index), Ordering::Release);
+        self.wr_ids[self.slot_of(index)].store(wr_id, Ordering::Release);
+        self.pending[self.slot_of(index)].store(PENDING | u64::from(index), Ordering::Release);
         u64::from(self.number) << 32 | u64::from(index)
     }
 
@@ -175,7 +175,7 @@ impl Ordered {
         }
         let posted = self.posted.load(Ordering::Relaxed);
         for staged in (0..count as u32).rev() {
-            let held = self.held().get_mut(self.place(posted.wrapping_add(staged))).and_then(Option::take);
+            let held = self.held().get_mut(self.slot_of(posted.wrapping_add(staged))).and_then(Option::take);
             held.into_iter().for_each(Retained::undo);
         }
     }
@@ -186,7 +186,7 @@ impl Ordered {
     #[inline]
     pub(super) fn complete(&self, index: u32, succeeded: bool) -> Option<(u64, u32)> {
         // While a request waits for its completion, its slot is not reused.
-        let (slot, waiting) = (self.place(index), PENDING | u64::from(index));
+        let (slot, waiting) = (self.slot_of(index), PENDING | u64::from(index));
         if self.pending[slot].load(Ordering::Acquire) != waiting {
             return None;
         }
@@ -232,13 +232,13 @@ const MAX_SHARED: usize = 1 << 22;
 /// The tracker of a shared receive queue.
 pub(super) struct Shared {
     number: u32,
-    places: Mutex<Places>,
+    slots: Mutex<Slots>,
     /// Queue pairs whose receives begin with a route header.
     datagrams: Mutex<HashSet<Qpn>>,
 }
 
 #[derive(Default)]
-struct Places {
+struct Slots {
     /// Outstanding receives; `None` in free slots.
     receives: Vec<Option<SharedReceive>>,
     free: Vec<u32>,
@@ -255,18 +255,18 @@ struct SharedReceive {
     position: u64,
 }
 
-impl Places {
+impl Slots {
     /// Frees a slot. `None` if it is free already: a second completion of the same receive is ignored.
-    fn take(&mut self, place: u32) -> Option<SharedReceive> {
-        let receive = self.receives.get_mut(place as usize)?.take()?;
-        self.free.push(place);
+    fn take(&mut self, slot: u32) -> Option<SharedReceive> {
+        let receive = self.receives.get_mut(slot as usize)?.take()?;
+        self.free.push(slot);
         Some(receive)
     }
 }
 
 impl Shared {
     pub(super) fn new(number: u32) -> Self {
-        Self { number, places: Mutex::default(), datagrams: Mutex::default() }
+        Self { number, slots: Mutex::default(), datagrams: Mutex::default() }
     }
 
     fn datagrams(&self) -> MutexGuard<'_, HashSet<Qpn>> {
@@ -285,47 +285,47 @@ impl Shared {
         self.datagrams().contains(&qpn)
     }
 
-    fn places(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enters a receive and returns its `wr_id` for the adapter. `None` if too many receives are outstanding.
     pub(super) fn enter(&self, wr_id: u64) -> Option<u64> {
-        let mut places = self.places();
-        let place = match places.free.pop() {
-            Some(place) => place,
-            None if places.receives.len() == MAX_SHARED => return None,
+        let mut slots = self.slots();
+        let slot = match slots.free.pop() {
+            Some(slot) => slot,
+            None if slots.receives.len() == MAX_SHARED => return None,
             None => {
-                places.receives.push(None);
-                (places.receives.len() - 1) as u32
+                slots.receives.push(None);
+                (slots.receives.len() - 1) as u32
             }
         };
-        places.receives[place as usize] = Some(SharedReceive { wr_id, position: places.entered });
-        places.entered += 1;
-        Some(u64::from(self.number) << 32 | u64::from(place))
+        slots.receives[slot as usize] = Some(SharedReceive { wr_id, position: slots.entered });
+        slots.entered += 1;
+        Some(u64::from(self.number) << 32 | u64::from(slot))
     }
 
     /// Returns the number of entered receives that the adapter's queue may contain. Those that a queue pair took and
     /// did not complete before it was destroyed count until a later one completes.
     pub(super) fn waiting(&self) -> u64 {
-        let places = self.places();
-        places.entered.saturating_sub(places.taken)
+        let slots = self.slots();
+        slots.entered.saturating_sub(slots.taken)
     }
 
     /// Withdraws the receive with this `wr_id` for the adapter, which was not posted. All receives after it are
     /// withdrawn too.
     pub(super) fn withdraw(&self, number: u64) {
-        let mut places = self.places();
-        if places.take(number as u32).is_some() {
-            places.entered -= 1;
+        let mut slots = self.slots();
+        if slots.take(number as u32).is_some() {
+            slots.entered -= 1;
         }
     }
 
     /// Completes a receive and returns the program's `wr_id`.
-    pub(super) fn complete(&self, place: u32) -> Option<u64> {
-        let mut places = self.places();
-        let SharedReceive { wr_id, position } = places.take(place)?;
-        places.taken = places.taken.max(position + 1);
+    pub(super) fn complete(&self, slot: u32) -> Option<u64> {
+        let mut slots = self.slots();
+        let SharedReceive { wr_id, position } = slots.take(slot)?;
+        slots.taken = slots.taken.max(position + 1);
         Some(wr_id)
     }
 }
@@ -415,8 +415,8 @@ mod tests {
         let tracker = Shared::new(3);
         tracker.enter(10).unwrap();
         assert_eq!((tracker.complete(0), tracker.complete(0)), (Some(10), None));
-        let places = [tracker.enter(20).unwrap(), tracker.enter(30).unwrap()];
-        assert_ne!(places[0], places[1], "two receives in one slot");
+        let slots = [tracker.enter(20).unwrap(), tracker.enter(30).unwrap()];
+        assert_ne!(slots[0], slots[1], "two receives in one slot");
         assert_eq!(tracker.waiting(), 2);
     }
 

@@ -193,20 +193,20 @@ impl CompletionQueue {
         unsafe { (&raw const (*self.raw()).cqe).read() }.try_into().unwrap_or(0)
     }
 
-    /// Takes up to `limit` completions, but no more than [`CHUNK`] at once, passes them to `look` in order, and returns
-    /// their number. After a failure only `wr_id`, `status` and `vendor_err` are valid. The second argument is in ticks
-    /// of the device's clock, and 0 without timestamps.
+    /// Takes up to `limit` completions, but no more than [`CHUNK`] at once, passes them to `visit` in order, and
+    /// returns their number. After a failure only `wr_id`, `status` and `vendor_err` are valid. The second argument is
+    /// in ticks of the device's clock, and 0 without timestamps.
     #[inline]
-    pub(in super::super) fn poll(&self, limit: usize, look: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
+    pub(in super::super) fn poll(&self, limit: usize, visit: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
         match (limit, &self.extended) {
             (0, _) => Ok(0),
-            (_, None) => self.poll_classic(limit.min(CHUNK), look),
-            (_, Some(functions)) => self.poll_extended(functions, limit.min(CHUNK), look),
+            (_, None) => self.poll_classic(limit.min(CHUNK), visit),
+            (_, Some(functions)) => self.poll_extended(functions, limit.min(CHUNK), visit),
         }
     }
 
     #[inline]
-    fn poll_classic(&self, limit: usize, mut look: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
+    fn poll_classic(&self, limit: usize, mut visit: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
         // Only the requested entries are filled with zeros: most polls want one and find none.
         let mut room = [const { MaybeUninit::<abi::Wc>::uninit() }; CHUNK];
         let first = room.as_mut_ptr().cast::<abi::Wc>();
@@ -217,7 +217,7 @@ impl CompletionQueue {
         let count = usize::try_from(count).map_err(|_| io::Error::from_raw_os_error(libc::EIO))?;
         for slot in &room[..count.min(limit)] {
             // SAFETY: all below `limit` were written before the call.
-            look(unsafe { slot.assume_init_ref() }, 0);
+            visit(unsafe { slot.assume_init_ref() }, 0);
         }
         Ok(count.min(limit))
     }
@@ -226,11 +226,11 @@ impl CompletionQueue {
         &self,
         functions: &Extended,
         limit: usize,
-        mut look: impl FnMut(&abi::Wc, u64),
+        mut visit: impl FnMut(&abi::Wc, u64),
     ) -> io::Result<usize> {
         let mut out = [Polled::default(); CHUNK];
         let taken = self.read_extended(functions, &mut out[..limit])?;
-        out[..taken].iter().for_each(|polled| look(&polled.wc, polled.timestamp));
+        out[..taken].iter().for_each(|polled| visit(&polled.wc, polled.timestamp));
         Ok(taken)
     }
 

@@ -60,9 +60,9 @@ impl Drop for ProtectionDomain {
 }
 
 /// A pointer that is taken out when its object is destroyed. Locked while it is used.
-struct Place<T>(Mutex<Option<NonNull<T>>>);
+struct LockedPtr<T>(Mutex<Option<NonNull<T>>>);
 
-impl<T> Place<T> {
+impl<T> LockedPtr<T> {
     fn new(raw: NonNull<T>) -> Self {
         Self(Mutex::new(Some(raw)))
     }
@@ -87,7 +87,7 @@ unsafe impl Sync for DeviceMemory {}
 
 /// Bytes that are copied to or from a device in one call. Aligned like words, because drivers copy words.
 #[repr(C, align(8))]
-struct Piece([u8; 4096]);
+struct Chunk([u8; 4096]);
 
 impl DeviceMemory {
     /// Allocates zeroed memory, in whole words, because some devices copy nothing else.
@@ -105,7 +105,7 @@ impl DeviceMemory {
     }
 
     fn clear(&self) -> io::Result<()> {
-        let zeros = [0; size_of::<Piece>()];
+        let zeros = [0; size_of::<Chunk>()];
         for offset in (0..self.length).step_by(zeros.len()) {
             let length = (self.length - offset).min(zeros.len() as u64);
             self.copy_in(offset, &zeros[..length as usize])?;
@@ -127,11 +127,11 @@ impl DeviceMemory {
         self.check_bounds(offset, data.len())?;
         // SAFETY: allocated as long as this object lives; the functions do not change.
         let copy = unsafe { self.raw.as_ref().memcpy_to_dm }.ok_or_else(not_supported)?;
-        let (mut piece, mut offset) = (Piece([0; size_of::<Piece>()]), offset);
-        for data in data.chunks(piece.0.len()) {
-            piece.0[..data.len()].copy_from_slice(data);
+        let (mut chunk, mut offset) = (Chunk([0; size_of::<Chunk>()]), offset);
+        for data in data.chunks(chunk.0.len()) {
+            chunk.0[..data.len()].copy_from_slice(data);
             // SAFETY: the range lies in the device's memory, and `data.len()` bytes live here.
-            check(unsafe { copy(self.raw.as_ptr(), offset, piece.0.as_ptr().cast(), data.len()) })?;
+            check(unsafe { copy(self.raw.as_ptr(), offset, chunk.0.as_ptr().cast(), data.len()) })?;
             offset += data.len() as u64;
         }
         Ok(())
@@ -141,11 +141,11 @@ impl DeviceMemory {
         self.check_bounds(offset, out.len())?;
         // SAFETY: as above.
         let copy = unsafe { self.raw.as_ref().memcpy_from_dm }.ok_or_else(not_supported)?;
-        let (mut piece, mut offset) = (Piece([0; size_of::<Piece>()]), offset);
-        for out in out.chunks_mut(piece.0.len()) {
+        let (mut chunk, mut offset) = (Chunk([0; size_of::<Chunk>()]), offset);
+        for out in out.chunks_mut(chunk.0.len()) {
             // SAFETY: as above, and the bytes here are this caller's alone.
-            check(unsafe { copy(piece.0.as_mut_ptr().cast(), self.raw.as_ptr(), offset, out.len()) })?;
-            out.copy_from_slice(&piece.0[..out.len()]);
+            check(unsafe { copy(chunk.0.as_mut_ptr().cast(), self.raw.as_ptr(), offset, out.len()) })?;
+            out.copy_from_slice(&chunk.0[..out.len()]);
             offset += out.len() as u64;
         }
         Ok(())
@@ -167,7 +167,7 @@ impl Drop for DeviceMemory {
 
 /// `ibv_mr`. Holds the memory until it is deregistered.
 pub(in super::super) struct MemoryRegion {
-    place: Place<abi::Mr>,
+    ptr: LockedPtr<abi::Mr>,
     region: Arc<Region>,
     lkey: u32,
     rkey: u32,
@@ -241,7 +241,7 @@ impl MemoryRegion {
         // SAFETY: just made; the keys do not change.
         let (lkey, rkey) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
         let (region, domain) = (Arc::clone(region), Arc::clone(domain));
-        Ok(Self { place: Place::new(raw), region, lkey, rkey, _device_memory: memory, domain })
+        Ok(Self { ptr: LockedPtr::new(raw), region, lkey, rkey, _device_memory: memory, domain })
     }
 
     pub(in super::super) fn region(&self) -> &Arc<Region> {
@@ -259,24 +259,24 @@ impl MemoryRegion {
     /// Deregisters it: when this returns without an error, the device does not access the memory any more.
     /// Deregistering again does nothing.
     pub(in super::super) fn dereg(&self) -> io::Result<()> {
-        let mut place = self.place.lock();
-        let Some(raw) = *place else { return Ok(()) };
+        let mut ptr = self.ptr.lock();
+        let Some(raw) = *ptr else { return Ok(()) };
         // SAFETY: registered, and nothing else uses the pointer while it is locked. It is not used again if this
         // succeeds; if it fails, the library has kept it.
         check(unsafe { (self.domain.context.functions.dereg_mr)(raw.as_ptr()) })?;
-        *place = None;
+        *ptr = None;
         Ok(())
     }
 
     /// Returns whether it is still registered.
     pub(in super::super) fn is_registered(&self) -> bool {
-        self.place.lock().is_some()
+        self.ptr.lock().is_some()
     }
 
     /// Runs `use_it` with the pointer, if it is still registered.
     pub(super) fn with<R>(&self, use_it: impl FnOnce(*mut abi::Mr) -> R) -> Option<R> {
-        let place = self.place.lock();
-        (*place).map(|raw| use_it(raw.as_ptr()))
+        let ptr = self.ptr.lock();
+        (*ptr).map(|raw| use_it(raw.as_ptr()))
     }
 }
 
@@ -298,7 +298,7 @@ impl Drop for MemoryRegion {
 
 /// `ibv_mw`.
 pub(in super::super) struct MemoryWindow {
-    place: Place<abi::Mw>,
+    ptr: LockedPtr<abi::Mw>,
     first_rkey: u32,
     domain: Arc<ProtectionDomain>,
 }
@@ -316,7 +316,7 @@ impl MemoryWindow {
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: just made.
         let first_rkey = unsafe { raw.as_ref().rkey };
-        Ok(Self { place: Place::new(raw), first_rkey, domain: Arc::clone(domain) })
+        Ok(Self { ptr: LockedPtr::new(raw), first_rkey, domain: Arc::clone(domain) })
     }
 
     /// Returns the key of the last binding that was posted, or the one that it was allocated with.
@@ -333,19 +333,19 @@ impl MemoryWindow {
 
     /// Deallocates it, bound or not. Deallocating again does nothing.
     pub(in super::super) fn dealloc(&self) -> io::Result<()> {
-        let mut place = self.place.lock();
-        let Some(raw) = *place else { return Ok(()) };
+        let mut ptr = self.ptr.lock();
+        let Some(raw) = *ptr else { return Ok(()) };
         let dealloc = self.domain.context.ops().dealloc_mw.ok_or_else(not_supported)?;
         // SAFETY: allocated, and nothing else uses the pointer while it is locked.
         check(unsafe { dealloc(raw.as_ptr()) })?;
-        *place = None;
+        *ptr = None;
         Ok(())
     }
 
     /// Runs `use_it` with the pointer, if it is still allocated.
     pub(super) fn with<R>(&self, use_it: impl FnOnce(*mut abi::Mw) -> R) -> Option<R> {
-        let place = self.place.lock();
-        (*place).map(|raw| use_it(raw.as_ptr()))
+        let ptr = self.ptr.lock();
+        (*ptr).map(|raw| use_it(raw.as_ptr()))
     }
 }
 

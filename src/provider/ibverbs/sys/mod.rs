@@ -36,7 +36,7 @@ pub(super) use completion::{Channel, CompletionQueue, CompletionQueueInit};
 pub(super) use context::{Context, Event, EventSource, device_list};
 pub(super) use library::unavailable;
 pub(super) use memory::{AddressHandle, DeviceMemory, MemoryRegion, MemoryWindow, ProtectionDomain};
-pub(super) use post::{Alone, Bind, PostFailure, ReceiveStaging, SendStaging, Target};
+pub(super) use post::{Bind, PostFailure, ReceiveStaging, SendStaging, Target, UnstagedRequest};
 pub(super) use queue_pair::{QueuePair, QueuePairInit};
 pub(super) use shared_receive::{SharedReceiveQueue, XrcDomain};
 

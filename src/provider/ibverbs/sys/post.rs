@@ -75,7 +75,7 @@ struct Entry {
 
 /// The functions that post an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum PostMethod {
     Classic,
     Extended,
     /// `ibv_bind_mw`, which windows of type 1 need.
@@ -114,7 +114,7 @@ impl SendStaging {
         let (inline, first) = match request.data {
             Data::Inline(segments) => {
                 let first = self.bytes.len();
-                segments.iter().for_each(|piece| self.bytes.extend_from_slice(piece));
+                segments.iter().for_each(|segment| self.bytes.extend_from_slice(segment));
                 (true, first)
             }
             Data::Sges(sges) => {
@@ -139,19 +139,20 @@ impl SendStaging {
         queue_pair.with(|raw| {
             let mut done = 0;
             while done < self.entries.len() {
-                let way = way_of(&self.entries[done], queue_pair.send_ops());
-                let end = match way {
-                    Way::BindWindow => done + 1,
+                let method = method_of(&self.entries[done], queue_pair.send_ops());
+                let end = match method {
+                    PostMethod::BindWindow => done + 1,
                     _ => {
                         let others = &self.entries[done..];
-                        let same = |entry: &&Entry| entry.bind.is_none() && way_of(entry, queue_pair.send_ops()) == way;
+                        let same =
+                            |entry: &&Entry| entry.bind.is_none() && method_of(entry, queue_pair.send_ops()) == method;
                         done + others.iter().take_while(same).count().max(1)
                     }
                 };
-                let posted = match way {
-                    Way::Classic => self.post_classic(queue_pair, raw, done..end),
-                    Way::Extended => self.post_extended(queue_pair, raw, done..end),
-                    Way::BindWindow => self.bind_window(queue_pair, raw, done),
+                let posted = match method {
+                    PostMethod::Classic => self.post_classic(queue_pair, raw, done..end),
+                    PostMethod::Extended => self.post_extended(queue_pair, raw, done..end),
+                    PostMethod::BindWindow => self.bind_window(queue_pair, raw, done),
                 };
                 posted.map_err(|failure| PostFailure {
                     nothing_posted: failure.nothing_posted && done == 0,
@@ -175,12 +176,12 @@ impl SendStaging {
         self.list.0.clear();
         self.inline_sges.0.clear();
         self.inline_sges.0.resize(count, Sge::default());
-        for (place, entry) in self.entries[range].iter().enumerate() {
+        for (index, entry) in self.entries[range].iter().enumerate() {
             let mut request = classic(entry);
             if entry.inline {
                 let addr = self.bytes[entry.first..].as_ptr().addr() as u64;
-                self.inline_sges.0[place] = Sge { addr, length: entry.count as u32, lkey: Default::default() };
-                request.sg_list = self.inline_sges.0[place..].as_mut_ptr();
+                self.inline_sges.0[index] = Sge { addr, length: entry.count as u32, lkey: Default::default() };
+                request.sg_list = self.inline_sges.0[index..].as_mut_ptr();
                 request.num_sge = c_int::from(entry.count > 0);
             } else {
                 request.sg_list = self.sges[entry.first..].as_mut_ptr();
@@ -189,8 +190,8 @@ impl SendStaging {
             self.list.0.push(request);
         }
         let first = self.list.0.as_mut_ptr();
-        for place in 1..count {
-            self.list.0[place - 1].next = first.wrapping_add(place);
+        for index in 1..count {
+            self.list.0[index - 1].next = first.wrapping_add(index);
         }
         let call = |first: *mut abi::SendWr| {
             let mut bad = ptr::null_mut();
@@ -248,13 +249,13 @@ impl SendStaging {
 
     /// Posts a request that needs no stage, under another `wr_id`; nothing is staged meanwhile, since the stage is
     /// borrowed. `None` if the queue pair is destroyed.
-    pub(in super::super) fn post_alone(
+    pub(in super::super) fn post_unstaged(
         &mut self,
         wr_id: u64,
-        alone: Alone<'_>,
+        unstaged: UnstagedRequest<'_>,
         queue_pair: &QueuePair,
     ) -> Option<Result<(), PostFailure>> {
-        let Alone { operation, flags, segments } = alone;
+        let UnstagedRequest { operation, flags, segments } = unstaged;
         let (inline, count) = match segments {
             Segments::Inline(bytes) => (true, bytes.len()),
             Segments::Sges(sges) => (false, sges.len()),
@@ -272,14 +273,14 @@ impl SendStaging {
     }
 
     fn segments(&self, entry: &Entry) -> Segments<'_> {
-        let place = entry.first..entry.first + entry.count;
-        if entry.inline { Segments::Inline(&self.bytes[place]) } else { Segments::Sges(&self.sges[place]) }
+        let range = entry.first..entry.first + entry.count;
+        if entry.inline { Segments::Inline(&self.bytes[range]) } else { Segments::Sges(&self.sges[range]) }
     }
 
-    fn bind_window(&mut self, queue_pair: &QueuePair, raw: *mut abi::Qp, place: usize) -> Result<(), PostFailure> {
+    fn bind_window(&mut self, queue_pair: &QueuePair, raw: *mut abi::Qp, index: usize) -> Result<(), PostFailure> {
         let unsupported = || PostFailure::nothing(not_supported());
         let bind_mw = queue_pair.context().ops().bind_mw.ok_or_else(unsupported)?;
-        let entry = &self.entries[place];
+        let entry = &self.entries[index];
         let (wr_id, send_flags, operation) = (entry.wr_id, entry.flags, entry.operation);
         let bind = entry.bind.clone().ok_or_else(unsupported)?;
         let Operation::BindMemoryWindow { addr, length, access, .. } = operation else { return Err(unsupported()) };
@@ -397,13 +398,13 @@ unsafe fn build(
 }
 
 /// A request to the peer that needs no stage: its data is one segment, and it names no other object.
-pub(in super::super) struct Alone<'a> {
+pub(in super::super) struct UnstagedRequest<'a> {
     operation: Operation,
     flags: u32,
     segments: Segments<'a>,
 }
 
-impl<'a> Alone<'a> {
+impl<'a> UnstagedRequest<'a> {
     /// Returns `None` if the request needs a stage, or the queue pair has no extended posting for it.
     #[inline]
     pub(in super::super) fn of(queue_pair: &QueuePair, request: &SendRequest<'a>) -> Option<Self> {
@@ -420,7 +421,7 @@ impl<'a> Alone<'a> {
             return None;
         }
         let segments = match data {
-            Data::Inline([piece]) => Segments::Inline(piece),
+            Data::Inline([segment]) => Segments::Inline(segment),
             Data::Sges(sges @ [sge]) if sge.length > 0 => Segments::Sges(sges),
             _ => return None,
         };
@@ -446,16 +447,16 @@ fn needed(operation: &Operation) -> u64 {
     }
 }
 
-fn way_of(entry: &Entry, send_ops: u64) -> Way {
+fn method_of(entry: &Entry, send_ops: u64) -> PostMethod {
     if entry.bind.as_ref().is_some_and(|bind| bind.kind == MemoryWindowType::Type1) {
-        Way::BindWindow
+        PostMethod::BindWindow
     } else if !entry.inline && entry.count > 1 {
         // rxe's extended posting counts the first entry of a list for all of them (rdma-core 44).
-        Way::Classic
+        PostMethod::Classic
     } else if send_ops & needed(&entry.operation) != 0 {
-        Way::Extended
+        PostMethod::Extended
     } else {
-        Way::Classic
+        PostMethod::Classic
     }
 }
 
@@ -553,8 +554,8 @@ impl ReceiveStaging {
             self.list.0.push(abi::RecvWr { wr_id, next: ptr::null_mut(), sg_list, num_sge: count as c_int });
         }
         let first = self.list.0.as_mut_ptr();
-        for place in 1..self.list.0.len() {
-            self.list.0[place - 1].next = first.wrapping_add(place);
+        for index in 1..self.list.0.len() {
+            self.list.0[index - 1].next = first.wrapping_add(index);
         }
         first
     }

@@ -333,7 +333,7 @@ impl Fake {
 
     /// Drops the pending events of an object that is being destroyed, and waits until those that were taken are
     /// acknowledged.
-    fn settle_events(&self, element: usize) {
+    fn drain_events(&self, element: usize) {
         let mut state = self.state();
         state.events.retain(|event| event.element != element);
         state.announced.retain(|address| *address != element);

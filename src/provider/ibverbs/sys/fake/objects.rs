@@ -64,7 +64,7 @@ macro_rules! calls {
 pub(super) use calls;
 
 /// Ends a function that returns a number if it is to fail.
-macro_rules! answer {
+macro_rules! errno_if_failing {
     ($fake:expr, $verb:literal, $($detail:tt)*) => {
         match $fake.called($verb, format_args!($($detail)*)) {
             0 => {}
@@ -72,10 +72,10 @@ macro_rules! answer {
         }
     };
 }
-pub(super) use answer;
+pub(super) use errno_if_failing;
 
 /// Ends a function that returns a pointer if it is to fail.
-macro_rules! give {
+macro_rules! null_if_failing {
     ($fake:expr, $verb:literal, $($detail:tt)*) => {
         match $fake.called($verb, format_args!($($detail)*)) {
             0 => {}
@@ -83,7 +83,7 @@ macro_rules! give {
         }
     };
 }
-pub(super) use give;
+pub(super) use null_if_failing;
 
 unsafe extern "C" fn fork_init() -> c_int {
     0
@@ -101,7 +101,7 @@ calls! {
 
     fn open_device(device: *mut Device) -> *mut Context {
         let fake = (*device.cast::<super::FakeDevice>()).fake;
-        give!(fake, "open_device", "");
+        null_if_failing!(fake, "open_device", "");
         fake.count("context", 1);
         let context = make(|context: &mut FakeContext| {
             context.younger = [usize::MAX; super::YOUNGER_SLOTS];
@@ -118,20 +118,20 @@ calls! {
 
     fn close_device(context: *mut Context) -> c_int {
         let fake = of(context);
-        answer!(fake, "close_device", "");
+        errno_if_failing!(fake, "close_device", "");
         fake.count("context", -1);
         unmake(context.cast::<u8>().sub(BEFORE_CONTEXT).cast::<FakeContext>());
         0
     }
 
     fn query_device(context: *mut Context, to: *mut DeviceAttr) -> c_int {
-        answer!(of(context), "query_device", "");
+        errno_if_failing!(of(context), "query_device", "");
         *to = of(context).machine.attributes.orig_attr;
         0
     }
 
     fn query_device_ex(context: *mut Context, input: *const u32, to: *mut DeviceAttrEx, size: usize) -> c_int {
-        answer!(of(context), "query_device_ex", "");
+        errno_if_failing!(of(context), "query_device_ex", "");
         assert!(input.is_null() && size == size_of::<DeviceAttrEx>());
         *to = of(context).machine.attributes;
         0
@@ -139,13 +139,13 @@ calls! {
 
     /// Writes the first 48 bytes only.
     fn query_port_of_old(context: *mut Context, port: u8, to: *mut PortAttr) -> c_int {
-        answer!(of(context), "query_port", "{port} of old");
+        errno_if_failing!(of(context), "query_port", "{port} of old");
         ptr::copy_nonoverlapping((&raw const of(context).machine.port).cast::<u8>(), to.cast::<u8>(), 48);
         0
     }
 
     fn query_port(context: *mut Context, port: u8, to: *mut PortAttr, size: usize) -> c_int {
-        answer!(of(context), "query_port", "{port}");
+        errno_if_failing!(of(context), "query_port", "{port}");
         let size = size.min(size_of::<PortAttrWithSpeed>());
         ptr::copy_nonoverlapping((&raw const of(context).machine.port).cast::<u8>(), to.cast::<u8>(), size);
         0
@@ -154,7 +154,7 @@ calls! {
     fn query_gid_ex(
         context: *mut Context, port: u32, index: u32, to: *mut GidEntry, flags: u32, size: usize,
     ) -> c_int {
-        answer!(of(context), "query_gid_ex", "{port} {index}");
+        errno_if_failing!(of(context), "query_gid_ex", "{port} {index}");
         assert!(flags == 0 && size == size_of::<GidEntry>());
         let Some(entry) = of(context).machine.gids.iter().find(|entry| entry.gid_index == index) else {
             return libc::ENODATA;
@@ -202,14 +202,14 @@ calls! {
     }
 
     fn alloc_pd(context: *mut Context) -> *mut Pd {
-        give!(of(context), "alloc_pd", "");
+        null_if_failing!(of(context), "alloc_pd", "");
         of(context).count("pd", 1);
         make(|pd: &mut Pd| pd.context = context)
     }
 
     fn dealloc_pd(pd: *mut Pd) -> c_int {
         let fake = of((*pd).context);
-        answer!(fake, "dealloc_pd", "");
+        errno_if_failing!(fake, "dealloc_pd", "");
         fake.count("pd", -1);
         unmake(pd);
         0
@@ -218,20 +218,20 @@ calls! {
     fn reg_mr_iova2(pd: *mut Pd, addr: *mut c_void, length: usize, iova: u64, access: u32) -> *mut Mr {
         let fake = of((*pd).context);
         let place = if addr.is_null() { "null" } else { "memory" };
-        give!(fake, "reg_mr", "{place} length {length} iova {iova:#x} access {access:#x}");
+        null_if_failing!(fake, "reg_mr", "{place} length {length} iova {iova:#x} access {access:#x}");
         new_mr(pd)
     }
 
     fn reg_dmabuf_mr(pd: *mut Pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int) -> *mut Mr {
         let fake = of((*pd).context);
         assert!(fd >= 0);
-        give!(fake, "reg_dmabuf_mr", "offset {offset} length {length} iova {iova:#x} access {access:#x}");
+        null_if_failing!(fake, "reg_dmabuf_mr", "offset {offset} length {length} iova {iova:#x} access {access:#x}");
         new_mr(pd)
     }
 
     fn reg_dm_mr(pd: *mut Pd, dm: *mut Dm, offset: u64, length: usize, access: u32) -> *mut Mr {
         let fake = of((*dm).context);
-        give!(fake, "reg_dm_mr", "offset {offset} length {length} access {access:#x}");
+        null_if_failing!(fake, "reg_dm_mr", "offset {offset} length {length} access {access:#x}");
         new_mr(pd)
     }
 
@@ -244,21 +244,22 @@ calls! {
 
     fn dereg_mr(mr: *mut Mr) -> c_int {
         let fake = of((*mr).context);
-        answer!(fake, "dereg_mr", "");
+        errno_if_failing!(fake, "dereg_mr", "");
         fake.count("mr", -1);
         unmake(mr);
         0
     }
 
     fn advise_mr(pd: *mut Pd, advice: u32, flags: u32, ranges: *mut Sge, count: u32) -> c_int {
-        answer!(of((*pd).context), "advise_mr", "{advice} flags {flags} ranges {count}, first {}", (*ranges).length);
+        let first = (*ranges).length;
+        errno_if_failing!(of((*pd).context), "advise_mr", "{advice} flags {flags} ranges {count}, first {first}");
         0
     }
 
     fn alloc_dm(context: *mut Context, attributes: *mut AllocDmAttr) -> *mut Dm {
         let fake = of(context);
         let AllocDmAttr { length, log_align_req, comp_mask } = attributes.read();
-        give!(fake, "alloc_dm", "{length} aligned {log_align_req} mask {comp_mask}");
+        null_if_failing!(fake, "alloc_dm", "{length} aligned {log_align_req} mask {comp_mask}");
         fake.count("dm", 1);
         // The bytes of the previous owner.
         fake.state().bytes = vec![0xee; length];
@@ -271,7 +272,7 @@ calls! {
 
     fn free_dm(dm: *mut Dm) -> c_int {
         let fake = of((*dm).context);
-        answer!(fake, "free_dm", "");
+        errno_if_failing!(fake, "free_dm", "");
         fake.count("dm", -1);
         unmake(dm);
         0
@@ -294,14 +295,14 @@ calls! {
 
     fn create_comp_channel(context: *mut Context) -> *mut CompChannel {
         let fake = of(context);
-        give!(fake, "create_comp_channel", "");
+        null_if_failing!(fake, "create_comp_channel", "");
         fake.count("channel", 1);
         make(|channel: &mut CompChannel| (channel.context, channel.fd) = (context, fake.channel_fd))
     }
 
     fn destroy_comp_channel(channel: *mut CompChannel) -> c_int {
         let fake = of((*channel).context);
-        answer!(fake, "destroy_comp_channel", "");
+        errno_if_failing!(fake, "destroy_comp_channel", "");
         fake.count("channel", -1);
         unmake(channel);
         0
@@ -321,34 +322,34 @@ calls! {
     fn create_cq(
         context: *mut Context, cqe: c_int, cq_context: *mut c_void, channel: *mut CompChannel, vector: c_int,
     ) -> *mut Cq {
-        give!(of(context), "create_cq", "{cqe} vector {vector}");
+        null_if_failing!(of(context), "create_cq", "{cqe} vector {vector}");
         new_cq(context, cqe, cq_context, channel).cast()
     }
 
     fn create_cq_ex(context: *mut Context, init: *mut CqInitAttrEx) -> *mut CqEx {
         let CqInitAttrEx { cqe, cq_context, channel, wc_flags, comp_mask, .. } = init.read();
-        give!(of(context), "create_cq_ex", "{cqe} flags {wc_flags:#x} mask {comp_mask}");
+        null_if_failing!(of(context), "create_cq_ex", "{cqe} flags {wc_flags:#x} mask {comp_mask}");
         let cq = new_cq(context, cqe as c_int, cq_context, channel);
         posting::fill_readers(&mut *cq);
         cq
     }
 
     fn resize_cq(cq: *mut Cq, cqe: c_int) -> c_int {
-        answer!(of((*cq).context), "resize_cq", "{cqe}");
+        errno_if_failing!(of((*cq).context), "resize_cq", "{cqe}");
         (*cq).cqe = cqe;
         0
     }
 
     fn modify_cq(cq: *mut Cq, attributes: *mut ModifyCqAttr) -> c_int {
         let ModifyCqAttr { attr_mask, cq_count, cq_period } = attributes.read();
-        answer!(of((*cq).context), "modify_cq", "mask {attr_mask} count {cq_count} period {cq_period}");
+        errno_if_failing!(of((*cq).context), "modify_cq", "mask {attr_mask} count {cq_count} period {cq_period}");
         0
     }
 
     fn destroy_cq(cq: *mut Cq) -> c_int {
         let fake = of((*cq).context);
-        answer!(fake, "destroy_cq", "");
-        fake.settle_events(cq.addr());
+        errno_if_failing!(fake, "destroy_cq", "");
+        fake.drain_events(cq.addr());
         fake.count("cq", -1);
         unmake(cq.cast::<CqEx>());
         0
@@ -383,39 +384,39 @@ calls! {
     }
 
     fn create_srq(pd: *mut Pd, init: *mut SrqInitAttr) -> *mut Srq {
-        give!(of((*pd).context), "create_srq", "{}", (*init).attr.max_wr);
+        null_if_failing!(of((*pd).context), "create_srq", "{}", (*init).attr.max_wr);
         new_srq((*pd).context, (*init).srq_context, pd)
     }
 
     fn create_srq_ex(context: *mut Context, init: *mut SrqInitAttrEx) -> *mut Srq {
         let SrqInitAttrEx { srq_context, comp_mask, srq_type, pd, xrcd, cq, .. } = init.read();
-        give!(of(context), "create_srq_ex", "mask {comp_mask} type {srq_type}");
+        null_if_failing!(of(context), "create_srq_ex", "mask {comp_mask} type {srq_type}");
         assert!(!xrcd.is_null() && !cq.is_null());
         new_srq(context, srq_context, pd)
     }
 
     fn get_srq_num(srq: *mut Srq, number: *mut u32) -> c_int {
-        answer!(of((*srq).context), "get_srq_num", "");
+        errno_if_failing!(of((*srq).context), "get_srq_num", "");
         *number = (*srq).handle;
         0
     }
 
     fn modify_srq(srq: *mut Srq, attributes: *mut SrqAttr, mask: c_int) -> c_int {
         let SrqAttr { max_wr, srq_limit, .. } = attributes.read();
-        answer!(of((*srq).context), "modify_srq", "mask {mask} max_wr {max_wr} limit {srq_limit}");
+        errno_if_failing!(of((*srq).context), "modify_srq", "mask {mask} max_wr {max_wr} limit {srq_limit}");
         0
     }
 
     fn query_srq(srq: *mut Srq, attributes: *mut SrqAttr) -> c_int {
-        answer!(of((*srq).context), "query_srq", "");
+        errno_if_failing!(of((*srq).context), "query_srq", "");
         *attributes = SrqAttr { max_wr: 16, max_sge: 1, srq_limit: 0 };
         0
     }
 
     fn destroy_srq(srq: *mut Srq) -> c_int {
         let fake = of((*srq).context);
-        answer!(fake, "destroy_srq", "");
-        fake.settle_events(srq.addr());
+        errno_if_failing!(fake, "destroy_srq", "");
+        fake.drain_events(srq.addr());
         fake.count("srq", -1);
         unmake(srq);
         0
@@ -423,21 +424,21 @@ calls! {
 
     fn open_xrcd(context: *mut Context, attributes: *mut XrcdInitAttr) -> *mut Xrcd {
         let XrcdInitAttr { comp_mask, fd, oflags } = attributes.read();
-        give!(of(context), "open_xrcd", "mask {comp_mask} fd {fd} flags {oflags:#x}");
+        null_if_failing!(of(context), "open_xrcd", "mask {comp_mask} fd {fd} flags {oflags:#x}");
         of(context).count("xrcd", 1);
         make(|domain: &mut Xrcd| domain.context = context)
     }
 
     fn close_xrcd(domain: *mut Xrcd) -> c_int {
         let fake = of((*domain).context);
-        answer!(fake, "close_xrcd", "");
+        errno_if_failing!(fake, "close_xrcd", "");
         fake.count("xrcd", -1);
         unmake(domain);
         0
     }
 
     fn query_rt_values(context: *mut Context, values: *mut ValuesEx) -> c_int {
-        answer!(of(context), "query_rt_values", "mask {}", (*values).comp_mask);
+        errno_if_failing!(of(context), "query_rt_values", "mask {}", (*values).comp_mask);
         (*values).raw_clock = libc::timespec { tv_sec: 0, tv_nsec: 5_000 };
         0
     }
@@ -445,14 +446,14 @@ calls! {
     fn create_ah(pd: *mut Pd, attributes: *mut AhAttr) -> *mut Ah {
         let AhAttr { dlid, sl, is_global, sgid_index, port_num, .. } = attributes.read();
         let fake = of((*pd).context);
-        give!(fake, "create_ah", "dlid {dlid} sl {sl} global {is_global} sgid {sgid_index} port {port_num}");
+        null_if_failing!(fake, "create_ah", "dlid {dlid} sl {sl} global {is_global} sgid {sgid_index} port {port_num}");
         fake.count("ah", 1);
         make(|ah: &mut Ah| (ah.context, ah.pd) = ((*pd).context, pd))
     }
 
     fn destroy_ah(ah: *mut Ah) -> c_int {
         let fake = of((*ah).context);
-        answer!(fake, "destroy_ah", "");
+        errno_if_failing!(fake, "destroy_ah", "");
         fake.count("ah", -1);
         unmake(ah);
         0

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::objects::{answer, calls, give};
+use super::objects::{calls, errno_if_failing, null_if_failing};
 use super::{make, of, refuse, unmake};
 use crate::provider::ibverbs::sys::abi::*;
 use crate::types::Sge;
@@ -88,14 +88,14 @@ calls! {
     fn create_qp(pd: *mut Pd, init: *mut QpInitAttr) -> *mut Qp {
         let QpInitAttr { cap, qp_type, srq, .. } = init.read();
         let inline = cap.max_inline_data;
-        give!(of((*pd).context), "create_qp", "type {qp_type} inline {inline} srq {}", !srq.is_null());
+        null_if_failing!(of((*pd).context), "create_qp", "type {qp_type} inline {inline} srq {}", !srq.is_null());
         new_qp(pd, (*pd).context, qp_type, &raw mut (*init).cap, 0)
     }
 
     fn create_qp_ex(context: *mut Context, init: *mut QpInitAttrEx) -> *mut Qp {
         let QpInitAttrEx { qp_type, comp_mask, send_ops_flags, pd, .. } = init.read();
         let fake = of(context);
-        give!(fake, "create_qp_ex", "type {qp_type} mask {comp_mask:#x} ops {send_ops_flags:#x}");
+        null_if_failing!(fake, "create_qp_ex", "type {qp_type} mask {comp_mask:#x} ops {send_ops_flags:#x}");
         if comp_mask & create::SEND_OPS_FLAGS != 0 && send_ops_flags & !fake.machine.send_ops != 0 {
             return refuse(libc::EOPNOTSUPP);
         }
@@ -109,7 +109,7 @@ calls! {
     }
 
     fn query_qp(qp: *mut Qp, attributes: *mut QpAttr, _mask: c_int, _init: *mut QpInitAttr) -> c_int {
-        answer!(of((*qp).context), "query_qp", "");
+        errno_if_failing!(of((*qp).context), "query_qp", "");
         *attributes = QpAttr { qp_state: (*qp).state, ..QpAttr::default() };
         0
     }
@@ -117,7 +117,8 @@ calls! {
     fn modify_qp(qp: *mut Qp, attributes: *mut QpAttr, mask: c_int) -> c_int {
         let QpAttr { qp_state, ah_attr, .. } = attributes.read();
         let AhAttr { dlid, is_global, .. } = ah_attr;
-        answer!(of((*qp).context), "modify_qp", "state {qp_state} mask {mask:#x} dlid {dlid} global {is_global}");
+        let fake = of((*qp).context);
+        errno_if_failing!(fake, "modify_qp", "state {qp_state} mask {mask:#x} dlid {dlid} global {is_global}");
         if mask & 1 != 0 {
             (*qp).state = qp_state;
         }
@@ -127,37 +128,37 @@ calls! {
     fn modify_qp_rate_limit(qp: *mut Qp, attributes: *mut QpRateLimitAttr) -> c_int {
         let QpRateLimitAttr { rate_limit, max_burst_sz, typical_pkt_sz, comp_mask } = attributes.read();
         let limit = format!("{rate_limit} kbit/s {max_burst_sz} at once of {typical_pkt_sz} mask {comp_mask}");
-        answer!(of((*qp).context), "modify_qp_rate_limit", "{limit}");
+        errno_if_failing!(of((*qp).context), "modify_qp_rate_limit", "{limit}");
         0
     }
 
     fn destroy_qp(qp: *mut Qp) -> c_int {
         let fake = of((*qp).context);
-        answer!(fake, "destroy_qp", "in state {}", (*qp).state);
+        errno_if_failing!(fake, "destroy_qp", "in state {}", (*qp).state);
         for known in &mut fake.state().queue_pairs {
             if *known == qp.addr() {
                 *known = 0;
             }
         }
-        fake.settle_events(qp.addr());
+        fake.drain_events(qp.addr());
         fake.count("qp", -1);
         unmake(qp.cast::<QpExWithFlush>());
         0
     }
 
     fn attach_mcast(qp: *mut Qp, _gid: *const Gid, lid: u16) -> c_int {
-        answer!(of((*qp).context), "attach_mcast", "lid {lid}");
+        errno_if_failing!(of((*qp).context), "attach_mcast", "lid {lid}");
         0
     }
 
     fn detach_mcast(qp: *mut Qp, _gid: *const Gid, lid: u16) -> c_int {
-        answer!(of((*qp).context), "detach_mcast", "lid {lid}");
+        errno_if_failing!(of((*qp).context), "detach_mcast", "lid {lid}");
         0
     }
 
     fn alloc_mw(pd: *mut Pd, kind: u32) -> *mut Mw {
         let fake = of((*pd).context);
-        give!(fake, "alloc_mw", "{kind}");
+        null_if_failing!(fake, "alloc_mw", "{kind}");
         fake.count("mw", 1);
         let rkey = 0x1_0000 + 0x100 * fake.next();
         make(|mw: &mut Mw| (mw.context, mw.pd, mw.rkey, mw.kind) = ((*pd).context, pd, rkey, kind))
@@ -168,7 +169,7 @@ calls! {
         let MwBindInfo { mr, length, mw_access_flags, .. } = bind_info;
         assert!(!mr.is_null());
         let fake = of((*qp).context);
-        answer!(fake, "bind_mw", "length {length} access {mw_access_flags:#x} flags {send_flags}");
+        errno_if_failing!(fake, "bind_mw", "length {length} access {mw_access_flags:#x} flags {send_flags}");
         (*mw).rkey = (*mw).rkey & !0xff | (*mw).rkey.wrapping_add(1) & 0xff;
         fake.state().sent.push(wr_id);
         0
@@ -176,7 +177,7 @@ calls! {
 
     fn dealloc_mw(mw: *mut Mw) -> c_int {
         let fake = of((*mw).context);
-        answer!(fake, "dealloc_mw", "");
+        errno_if_failing!(fake, "dealloc_mw", "");
         fake.count("mw", -1);
         unmake(mw);
         0
@@ -234,7 +235,7 @@ calls! {
     }
 
     fn req_notify_cq(cq: *mut Cq, solicited_only: c_int) -> c_int {
-        answer!(of((*cq).context), "req_notify_cq", "{solicited_only}");
+        errno_if_failing!(of((*cq).context), "req_notify_cq", "{solicited_only}");
         0
     }
 

@@ -1,4 +1,4 @@
-//! The send and the receive side of a queue pair: they stage the requests of a batch and post them to the adapter.
+//! The send and the receive queue of a queue pair: they stage the requests of a batch and post them to the adapter.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,8 +9,8 @@ use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::{ProducerLock, QueueError, check_request};
 use crate::types::{BatchEnd, ReceiveRequest, SendRequest, Sge};
 
-/// One side: its tracker, the open batch, and the lock that the posting thread holds.
-pub(super) struct Side<S> {
+/// One queue: its tracker, the open batch, and the lock that the posting thread holds.
+pub(super) struct WorkQueue<S> {
     pub(super) tracker: Arc<WrTracker>,
     lock: ProducerLock,
     staging: Mutex<S>,
@@ -52,12 +52,12 @@ impl Staging for sys::ReceiveStaging {
     }
 }
 
-impl<S: Staging> Side<S> {
+impl<S: Staging> WorkQueue<S> {
     pub(super) fn new(tracker: Arc<WrTracker>, max_sge: u32) -> Self {
         Self { tracker, lock: ProducerLock::new(), staging: Mutex::default(), max_sge }
     }
 
-    /// Locks the side for this thread.
+    /// Locks the queue for this thread.
     pub(super) fn begin(&self) {
         self.lock.acquire();
     }
@@ -74,8 +74,8 @@ impl<S: Staging> Side<S> {
         self.staging()
     }
 
-    /// Ends the batch. The stage is locked while the batch is posted. After [`Side::pause`], each batch is therefore
-    /// either posted and counted, or has not called `allowed` yet.
+    /// Ends the batch. The stage is locked while the batch is posted. After [`WorkQueue::pause`], each batch is
+    /// therefore either posted and counted, or has not called `allowed` yet.
     fn finish(
         &self,
         verb: &'static str,
@@ -144,7 +144,7 @@ fn post_error(
     }
 }
 
-impl Side<sys::SendStaging> {
+impl WorkQueue<sys::SendStaging> {
     /// Copies a request into the batch.
     pub(super) fn push(
         &self,
@@ -167,11 +167,11 @@ impl Side<sys::SendStaging> {
         Ok(())
     }
 
-    /// Posts a request without a batch. As in [`Side::finish`], the stage is locked meanwhile.
-    pub(super) fn post_alone(
+    /// Posts a request without a batch. As in [`WorkQueue::finish`], the stage is locked meanwhile.
+    pub(super) fn post_unstaged(
         &self,
         request: &SendRequest<'_>,
-        alone: sys::Alone<'_>,
+        unstaged: sys::UnstagedRequest<'_>,
         max_inline: u32,
         queue_pair: &sys::QueuePair,
         allowed: impl FnOnce() -> Result<()>,
@@ -186,7 +186,7 @@ impl Side<sys::SendStaging> {
         let allowed = allowed().and_then(|()| self.check_room("post_send", 0)).map_err(PostError::Refused);
         let outcome = allowed.and_then(|()| {
             let number = self.tracker().enter(0, request.wr_id, None);
-            post_error("post_send", self.tracker(), staging.post_alone(number, alone, queue_pair))
+            post_error("post_send", self.tracker(), staging.post_unstaged(number, unstaged, queue_pair))
         });
         if !matches!(outcome, Err(PostError::Refused(_))) {
             self.tracker().note_posted(1);
@@ -207,7 +207,7 @@ impl Side<sys::SendStaging> {
     }
 }
 
-impl Side<sys::ReceiveStaging> {
+impl WorkQueue<sys::ReceiveStaging> {
     /// Copies a request into the batch.
     pub(super) fn push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
         self.check_begun("post_recv")?;
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn requests_possibly_in_flight_keep_their_indices() {
         let tracker = Arc::new(WrTracker::Ordered(Ordered::new(1, Qpn::new(1), 4, false)));
-        let receives = Side::<sys::ReceiveStaging>::new(tracker, 1);
+        let receives = WorkQueue::<sys::ReceiveStaging>::new(tracker, 1);
         let unknown =
             || sys::PostFailure { error: std::io::Error::from_raw_os_error(libc::EIO), nothing_posted: false };
         for (wr_id, index) in [(10, 0), (20, 1)] {
