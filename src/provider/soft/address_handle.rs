@@ -56,7 +56,7 @@ impl SoftAddressHandle {
     }
 
     /// Creates a handle for the sender of a received datagram.
-    pub(super) fn answering(
+    pub(super) fn for_reply(
         domain: &Arc<Domain>,
         completion: &RawCompletion,
         header: &[u8; GlobalRouteHeader::BYTES],

@@ -22,8 +22,8 @@ const LONGEST_PERIOD: Duration = Duration::from_micros(u16::MAX as u64);
 pub(super) struct SoftCompletionQueue {
     queue: Arc<queue::CompletionQueue>,
     /// Number of sources on each shard that complete here; polling drives those shards.
-    feeding: Vec<AtomicU32>,
-    announcer: Option<Arc<Announcer>>,
+    sources: Vec<AtomicU32>,
+    notifier: Option<Arc<ChannelNotifier>>,
     /// Whether the overflow was passed on to all shards.
     overflow_spread: AtomicBool,
     device: Arc<Device>,
@@ -31,9 +31,9 @@ pub(super) struct SoftCompletionQueue {
 }
 
 /// Notifies the channel of one completion queue's events.
-struct Announcer {
+struct ChannelNotifier {
     channel: Arc<Channel>,
-    notifier: Arc<CqNotifier>,
+    cq: Arc<CqNotifier>,
     /// The device's shards.
     shards: Vec<Arc<Shard>>,
     /// Index of the shard that times the moderation periods.
@@ -41,7 +41,7 @@ struct Announcer {
     queue: Weak<queue::CompletionQueue>,
 }
 
-impl Notify for Announcer {
+impl Notify for ChannelNotifier {
     fn notify_within(&self, _: u32, period: Duration, gathering: u32) {
         if let Some(shard) = self.shards.get(self.comp_vector) {
             shard.notify_within(&self.queue, period, gathering);
@@ -49,7 +49,7 @@ impl Notify for Announcer {
     }
 
     fn notify(&self, _: u32) {
-        self.channel.announce(&self.notifier);
+        self.channel.announce(&self.cq);
     }
 }
 
@@ -64,26 +64,26 @@ impl SoftCompletionQueue {
         check_range("create_cq", "comp_vector", init.comp_vector, 0..=vectors.saturating_sub(1))?;
         let share = device.completion_queues.take("create_cq")?;
         let shards = device.engine.shards();
-        let mut announcer = None;
+        let mut notifier = None;
         let number = device.completion_queue_numbers.take();
         let queue = Arc::new_cyclic(|queue: &Weak<queue::CompletionQueue>| {
-            announcer = channel.map(|channel| {
-                Arc::new(Announcer {
+            notifier = channel.map(|channel| {
+                Arc::new(ChannelNotifier {
                     channel: Arc::clone(channel.engine_side()),
-                    notifier: Arc::new(CqNotifier::new(init.cq_context)),
+                    cq: Arc::new(CqNotifier::new(init.cq_context)),
                     shards: shards.to_vec(),
                     comp_vector: init.comp_vector as usize,
                     queue: Weak::clone(queue),
                 })
             });
-            let notify = announcer.clone().map(|announcer| announcer as Arc<dyn Notify>);
+            let notify = notifier.clone().map(|notifier| notifier as Arc<dyn Notify>);
             let queue = queue::CompletionQueue::unshared(number, init.cqe, notify);
             if init.timestamps { queue.stamped(timestamp) } else { queue }
         });
         Ok(Self {
             queue,
-            feeding: shards.iter().map(|_| AtomicU32::new(0)).collect(),
-            announcer,
+            sources: shards.iter().map(|_| AtomicU32::new(0)).collect(),
+            notifier,
             overflow_spread: AtomicBool::new(false),
             device: Arc::clone(device),
             _share: share,
@@ -103,25 +103,25 @@ impl SoftCompletionQueue {
     }
 
     /// Records a source on this shard that completes here.
-    pub(super) fn add_feeding(&self, shard: usize) {
-        self.feeding[shard].fetch_add(1, Ordering::Relaxed);
+    pub(super) fn add_source(&self, shard: usize) {
+        self.sources[shard].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Removes a source recorded by [`Self::add_feeding`].
-    pub(super) fn remove_feeding(&self, shard: usize) {
-        self.feeding[shard].fetch_sub(1, Ordering::Relaxed);
+    /// Removes a source recorded by [`Self::add_source`].
+    pub(super) fn remove_source(&self, shard: usize) {
+        self.sources[shard].fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Returns the shards with sources that complete here.
-    fn fed_by(&self) -> impl Iterator<Item = &Arc<Shard>> {
-        let shards = self.device.engine.shards().iter().zip(&self.feeding);
-        shards.filter(|(_, feeding)| feeding.load(Ordering::Relaxed) > 0).map(|(shard, _)| shard)
+    fn source_shards(&self) -> impl Iterator<Item = &Arc<Shard>> {
+        let shards = self.device.engine.shards().iter().zip(&self.sources);
+        shards.filter(|(_, sources)| sources.load(Ordering::Relaxed) > 0).map(|(shard, _)| shard)
     }
 
-    /// Fails the queue pairs on all feeding shards. The shard that lost the completion has already failed its own.
+    /// Fails the queue pairs on all shards with sources. The shard that lost the completion has already failed its own.
     fn spread_overflow(&self) {
         if !self.overflow_spread.swap(true, Ordering::AcqRel) {
-            for shard in self.fed_by() {
+            for shard in self.source_shards() {
                 shard.command(|core, now| core.endpoint.fail_queue_pairs_of_overflowed(now));
             }
         }
@@ -157,11 +157,11 @@ impl CompletionQueue for SoftCompletionQueue {
         }
         let count = self.queue.poll(out);
         if count > 0 {
-            self.fed_by().for_each(|shard| shard.note_taken());
+            self.source_shards().for_each(|shard| shard.note_taken());
             return Ok(count);
         }
         let (mut first, mut has_looked) = (None, false);
-        for shard in self.fed_by() {
+        for shard in self.source_shards() {
             has_looked |= shard.poll(|| !self.queue.is_empty());
             first.get_or_insert(shard);
         }
@@ -181,7 +181,7 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 
     fn polls_to_skip(&self) -> u32 {
-        self.fed_by().next().map_or(0, |shard| shard.polls_to_skip())
+        self.source_shards().next().map_or(0, |shard| shard.polls_to_skip())
     }
 
     fn is_known_empty(&self) -> bool {
@@ -190,11 +190,11 @@ impl CompletionQueue for SoftCompletionQueue {
 
     fn req_notify(&self, solicited_only: bool) -> Result<()> {
         self.device.check_process("req_notify_cq")?;
-        let Some(announcer) = &self.announcer else {
+        let Some(notifier) = &self.notifier else {
             let message = "the queue was created without a channel";
             return Err(Error::new("req_notify_cq", ErrorKind::InvalidState, message));
         };
-        announcer.channel.arm(&announcer.notifier);
+        notifier.channel.arm(&notifier.cq);
         self.queue.req_notify(solicited_only);
         Ok(())
     }
@@ -208,7 +208,7 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 
     fn comp_events_reported(&self) -> u32 {
-        self.announcer.as_ref().map_or(0, |announcer| announcer.notifier.taken())
+        self.notifier.as_ref().map_or(0, |notifier| notifier.cq.taken())
     }
 
     fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {
@@ -232,15 +232,15 @@ impl CompletionQueue for SoftCompletionQueue {
 }
 
 /// A source of completions on any shard: a shared receive queue that completes here. Keeps the completion queue alive.
-pub(super) struct Feed {
+pub(super) struct CompletionFeed {
     queue: Arc<dyn CompletionQueue>,
     token: queue::SourceToken,
 }
 
-impl Feed {
+impl CompletionFeed {
     pub(super) fn from_all_shards(queue: &Arc<dyn CompletionQueue>) -> Self {
         let own = soft(queue);
-        (0..own.feeding.len()).for_each(|shard| own.add_feeding(shard));
+        (0..own.sources.len()).for_each(|shard| own.add_source(shard));
         Self { token: own.queue.attach(None), queue: Arc::clone(queue) }
     }
 
@@ -254,12 +254,12 @@ impl Feed {
     }
 }
 
-impl Drop for Feed {
+impl Drop for CompletionFeed {
     fn drop(&mut self) {
         let own = soft(&self.queue);
         if !own.is_inherited() {
             self.detach();
-            (0..own.feeding.len()).for_each(|shard| own.remove_feeding(shard));
+            (0..own.sources.len()).for_each(|shard| own.remove_source(shard));
         }
     }
 }
@@ -274,8 +274,8 @@ impl Drop for SoftCompletionQueue {
         if self.device.is_inherited() {
             return;
         }
-        if let Some(announcer) = &self.announcer {
-            announcer.channel.forget(&announcer.notifier);
+        if let Some(notifier) = &self.notifier {
+            notifier.channel.forget(&notifier.cq);
         }
         let number = self.number();
         self.device.events.discard(|event| *event == AsyncEvent::CompletionQueueError(number));

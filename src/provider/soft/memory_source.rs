@@ -120,9 +120,9 @@ pub(super) fn map_descriptor(init: &DmaBufInit<'_>) -> Result<Backing> {
             Some(libc::EINVAL | libc::EBADF) => ErrorKind::InvalidArgument,
             _ => ErrorKind::System,
         };
-        let rights = if writable { "reading and writing, for LOCAL_WRITE" } else { "reading" };
+        let purpose = if writable { "reading and writing, for LOCAL_WRITE" } else { "reading" };
         let message = format!(
-            "fd is {number}, and mmap of {length} bytes from offset {offset} for {rights} failed; allowed are \
+            "fd is {number}, and mmap of {length} bytes from offset {offset} for {purpose} failed; allowed are \
              descriptors that support this mapping: dma-bufs whose exporter lets the processor map them, memfds, files"
         );
         Error::from_source("reg_dmabuf_mr", kind, message, source)

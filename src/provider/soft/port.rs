@@ -24,7 +24,7 @@ const LEAST_GIDS: usize = 16;
 /// Largest number of addresses in the GID table.
 const MAX_GIDS: usize = 254;
 /// Maximum number of consecutive reads of the interface while changes keep arriving.
-const LOOKS: usize = 16;
+const MAX_REREADS: usize = 16;
 /// The only port.
 const PORT: u8 = 1;
 
@@ -47,7 +47,7 @@ struct Waiting {
 
 impl Waiting {
     /// Applies `change` to the queue and updates the descriptor to match the remaining events.
-    fn settle<R>(&self, change: impl FnOnce() -> R) -> R {
+    fn update_readable<R>(&self, change: impl FnOnce() -> R) -> R {
         let mut is_readable = self.is_readable.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change();
         let waits = self.has_events();
@@ -111,18 +111,18 @@ impl Events {
     }
 
     /// Returns whether an interface or address of the machine may have changed since the last call.
-    fn has_news(&self) -> bool {
+    fn has_changed(&self) -> bool {
         self.watch.as_ref().is_some_and(|watch| watch.has_changed())
     }
 
     /// Takes an event with `take`.
     pub(super) fn next(&self, take: impl FnOnce(&AsyncEventQueue) -> Option<AsyncEvent>) -> Option<AsyncEvent> {
-        self.waiting.settle(|| take(&self.queue))
+        self.waiting.update_readable(|| take(&self.queue))
     }
 
     /// Removes the events for which `is_stale` holds.
     pub(super) fn discard(&self, is_stale: impl FnMut(&AsyncEvent) -> bool) {
-        self.waiting.settle(|| self.queue.discard(is_stale));
+        self.waiting.update_readable(|| self.queue.discard(is_stale));
     }
 }
 
@@ -161,11 +161,11 @@ impl Port {
         let mut now = self.lock();
         // A read may miss a change announced during it. An edge-triggered waiter is not woken for announcements that
         // are left in the socket.
-        for _ in 0..LOOKS {
-            if !self.events.has_news() {
+        for _ in 0..MAX_REREADS {
+            if !self.events.has_changed() {
                 return;
             }
-            now.look(&self.interface, &self.events);
+            now.reread(&self.interface, &self.events);
         }
     }
 
@@ -196,7 +196,7 @@ impl Port {
 
 impl Now {
     /// Reads the interface and reports changes as events.
-    fn look(&mut self, interface: &Interface, events: &Events) {
+    fn reread(&mut self, interface: &Interface, events: &Events) {
         let running = interface.state().running;
         self.megabits = interface.megabits();
         if let Ok(addresses) = interface.addresses_now()
@@ -221,7 +221,7 @@ impl Now {
                 continue;
             }
             match self.gids.iter().position(Option::is_none) {
-                Some(place) => self.gids[place] = Some(*address),
+                Some(index) => self.gids[index] = Some(*address),
                 None if self.gids.len() < MAX_GIDS => self.gids.push(Some(*address)),
                 None => break,
             }

@@ -149,7 +149,7 @@ impl ProtectionDomain for SoftProtectionDomain {
         port_num: u8,
     ) -> Result<Arc<dyn AddressHandle>> {
         self.shared.device.check_process("create_ah")?;
-        Ok(Arc::new(SoftAddressHandle::answering(&self.shared, completion, header, port_num)?))
+        Ok(Arc::new(SoftAddressHandle::for_reply(&self.shared, completion, header, port_num)?))
     }
 
     fn as_any(&self) -> &dyn Any {

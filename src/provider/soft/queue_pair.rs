@@ -32,24 +32,24 @@ pub(super) struct SoftQueuePair {
     doorbell: Arc<Doorbell>,
     send: Arc<SendQueue>,
     receive: Arc<ReceiveQueue>,
-    send_side: Side,
-    receive_side: Side,
+    send_attachment: CqAttachment,
+    receive_attachment: CqAttachment,
     receive_kind: ReceiveKind,
     domain: Arc<Domain>,
 }
 
 /// The completion source of the send or receive side. Keeps the completion queue alive.
-struct Side {
+struct CqAttachment {
     queue: Arc<dyn CompletionQueue>,
     token: SourceToken,
     shard: usize,
 }
 
-impl Side {
+impl CqAttachment {
     fn attach(queue: &Arc<dyn CompletionQueue>, shard: usize, send: Option<Arc<SendQueue>>) -> Self {
-        let side = Self { token: soft(queue).engine_side().attach(send), queue: Arc::clone(queue), shard };
-        soft(queue).add_feeding(shard);
-        side
+        let attachment = Self { token: soft(queue).engine_side().attach(send), queue: Arc::clone(queue), shard };
+        soft(queue).add_source(shard);
+        attachment
     }
 
     fn for_endpoint(&self) -> (Arc<crate::queue::CompletionQueue>, SourceToken) {
@@ -57,13 +57,13 @@ impl Side {
     }
 }
 
-impl Drop for Side {
+impl Drop for CqAttachment {
     fn drop(&mut self) {
         if soft(&self.queue).is_inherited() {
             return;
         }
         soft(&self.queue).engine_side().detach(self.token);
-        soft(&self.queue).remove_feeding(self.shard);
+        soft(&self.queue).remove_source(self.shard);
     }
 }
 
@@ -96,9 +96,9 @@ impl SoftQueuePair {
         };
         let send = new_queue(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
         let receive = ReceiveQueue::new(cap.max_recv_wr, cap.max_recv_sge);
-        let (place, shard) = device.next_shard();
-        let send_side = Side::attach(init.send_cq, place, Some(Arc::clone(&send)));
-        let receive_side = Side::attach(init.recv_cq, place, None);
+        let (shard_index, shard) = device.next_shard();
+        let send_attachment = CqAttachment::attach(init.send_cq, shard_index, Some(Arc::clone(&send)));
+        let receive_attachment = CqAttachment::attach(init.recv_cq, shard_index, None);
         let Some(send_end) = send.consumer() else {
             unreachable!("a new queue's consuming end is given out once");
         };
@@ -107,8 +107,8 @@ impl SoftQueuePair {
             domain: domain.id,
             send: send_end,
             receive: receive_kind.receive_source(&receive),
-            send_completions: send_side.for_endpoint(),
-            receive_completions: receive_side.for_endpoint(),
+            send_completions: send_attachment.for_endpoint(),
+            receive_completions: receive_attachment.for_endpoint(),
             signal_all: init.sq_sig_all,
             cap,
             events: Arc::clone(&device.events.queue),
@@ -128,8 +128,8 @@ impl SoftQueuePair {
             doorbell: Doorbell::new(qpn),
             send,
             receive,
-            send_side,
-            receive_side,
+            send_attachment,
+            receive_attachment,
             receive_kind,
             domain,
         })
@@ -155,18 +155,18 @@ impl SoftQueuePair {
         verb: &'static str,
         read: impl FnOnce(&transport::Endpoint) -> Option<R>,
     ) -> Result<R> {
-        let mut answer = None;
+        let mut value = None;
         let commanded = self.shard.command(|core, _| {
             // Checked with the shard held: destruction marks the queue pair before it takes the shard, and the number
             // may belong to another queue pair afterwards.
             if !self.state.is_destroyed() {
-                answer = read(&core.endpoint);
+                value = read(&core.endpoint);
             }
         });
         if !commanded {
             return Err(errors::engine_failed(verb));
         }
-        answer.ok_or_else(|| errors::destroyed(verb, self.qpn))
+        value.ok_or_else(|| errors::destroyed(verb, self.qpn))
     }
 }
 
@@ -220,7 +220,7 @@ impl QueuePair for SoftQueuePair {
         self.state.check("post_send", QueuePairState::ReadyToSend)?;
         errors::check_operation(self.qp_type, &request.operation)?;
         let length = errors::length_of(&request.data);
-        let destination = SoftAddressHandle::destination(target, &self.domain, self.send_side.shard, length)?;
+        let destination = SoftAddressHandle::destination(target, &self.domain, self.send_attachment.shard, length)?;
         self.send.push_to(request, &destination).map_err(|error| errors::from_send_queue(&self.send, &error))
     }
 
@@ -273,7 +273,7 @@ impl QueuePair for SoftQueuePair {
     }
 
     fn completion_sources(&self) -> [CompletionSource; 2] {
-        [self.send_side.token.source(), self.receive_side.token.source()]
+        [self.send_attachment.token.source(), self.receive_attachment.token.source()]
     }
 
     /// Waits only for the engine's pass in progress. Outstanding requests are discarded, not flushed.
@@ -289,8 +289,8 @@ impl QueuePair for SoftQueuePair {
             // The number can be reused as soon as the shard is free.
             self.device.memory.end_windows_of(self.qpn);
         });
-        for side in [&self.send_side, &self.receive_side] {
-            soft(&side.queue).engine_side().detach(side.token);
+        for attachment in [&self.send_attachment, &self.receive_attachment] {
+            soft(&attachment.queue).engine_side().detach(attachment.token);
         }
         self.receive_kind.end();
         self.device.events.discard(|event| event.object() == EventObject::QueuePair(self.qpn));

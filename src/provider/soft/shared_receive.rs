@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::completion_queue::{Feed, SoftCompletionQueue};
+use super::completion_queue::{CompletionFeed, SoftCompletionQueue};
 use super::device::Device;
 use super::errors;
 use super::limit::{Share, check_range};
@@ -61,10 +61,10 @@ struct Life {
 }
 
 /// The additional parts of an XRC queue.
-struct XrcSide {
+struct XrcParts {
     _domain: Arc<dyn XrcDomain>,
     table: Arc<queue::XrcDomain>,
-    feed: Feed,
+    feed: CompletionFeed,
 }
 
 /// A shared receive queue of a software device.
@@ -72,7 +72,7 @@ pub(super) struct SoftSharedReceiveQueue {
     queue: Arc<queue::SharedReceiveQueue>,
     device: Arc<Device>,
     life: Mutex<Life>,
-    xrc: Option<XrcSide>,
+    xrc: Option<XrcParts>,
     _domain: Arc<Domain>,
     _share: Share,
 }
@@ -94,7 +94,7 @@ impl SoftSharedReceiveQueue {
     pub(super) fn new(domain: &Arc<Domain>, init: &SharedReceiveQueueInit<'_>) -> Result<Self> {
         let device = &domain.device;
         errors::check_srq_sizes(&device.attributes, init)?;
-        let xrc = init.xrc.map(|xrc| XrcSide::new(device, xrc.domain, xrc.cq)).transpose()?;
+        let xrc = init.xrc.map(|xrc| XrcParts::new(device, xrc.domain, xrc.cq)).transpose()?;
         let share = device.shared_receive_queues.take("create_srq")?;
         let queue = queue::SharedReceiveQueue::new(SharedReceiveInit {
             number: SharedReceiveQueueNumber::new(device.shared_receive_numbers.take()),
@@ -162,14 +162,14 @@ pub(super) fn begin_use(
     Ok((Use(Arc::clone(srq)), Arc::clone(&queue.queue)))
 }
 
-impl XrcSide {
+impl XrcParts {
     fn new(device: &Arc<Device>, domain: &Arc<dyn XrcDomain>, cq: &Arc<dyn CompletionQueue>) -> Result<Self> {
         let table = Arc::clone(own_xrc_domain(device, domain, "create_srq")?.table());
         match cq.as_any().downcast_ref::<SoftCompletionQueue>() {
             Some(queue) if queue.is_of(device) => {}
             _ => return Err(errors::foreign("create_srq", "cq")),
         }
-        Ok(Self { _domain: Arc::clone(domain), table, feed: Feed::from_all_shards(cq) })
+        Ok(Self { _domain: Arc::clone(domain), table, feed: CompletionFeed::from_all_shards(cq) })
     }
 }
 
