@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_all_ports_are_added() {
+    fn the_counters_of_all_ports_are_added() {
         let folder = std::env::temp_dir().join(format!("rdma-verbs-counters-{}", std::process::id()));
         for (port, text) in [(1, "40\n"), (2, "2\n")] {
             let counters = folder.join(format!("ports/{port}/hw_counters"));

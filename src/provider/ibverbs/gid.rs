@@ -33,7 +33,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv4_of_roce_v2_goes_before_all_others() {
+    fn roce_v2_with_ipv4_is_preferred() {
         let table = [
             entry(0, GidType::RoceV1, "fe80::1"),
             entry(1, GidType::RoceV2, "fe80::1"),
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn subnets_of_infiniband_use_the_first() {
+    fn infiniband_ports_use_the_first_gid() {
         let table = [entry(0, GidType::InfiniBand, "fe80::2"), entry(1, GidType::InfiniBand, "192.0.2.1")];
         assert_eq!(choose(LinkLayer::InfiniBand, &table), Some(0));
     }

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_come_back_as_they_were_given() {
+    fn attributes_survive_lowering_and_refreshing() {
         let given = QueuePairAttributes {
             qp_state: Some(QueuePairState::ReadyToReceive),
             path_mtu: Some(Mtu::Mtu2048),

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_a_group_share_the_membership() {
+    fn queue_pairs_of_a_group_share_the_membership() {
         let memberships = Memberships::default();
         let (own, group) = (entry("127.0.0.1"), entry("239.1.2.3").gid);
         let first = memberships.join(group, &own).unwrap().unwrap();

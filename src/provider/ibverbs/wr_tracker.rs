@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn indices_lead_back_to_the_programs_numbers() {
+    fn completions_return_the_programs_wr_ids() {
         let tracker = Ordered::new(7, Qpn::new(1), 3, false);
         for (staged, wr_id) in [10, 20, 30].into_iter().enumerate() {
             assert!(tracker.has_room(staged));
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_forgets_completions_and_goes_on_counting() {
+    fn reset_drops_completions_and_keeps_counting() {
         let tracker = Ordered::new(1, Qpn::new(1), 2, true);
         tracker.enter(0, 10, None);
         tracker.enter(1, 20, None);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_a_shared_queue_are_used_again() {
+    fn slots_of_a_shared_queue_are_reused() {
         let tracker = Shared::new(3);
         let (first, second) = (tracker.enter(10).unwrap(), tracker.enter(20).unwrap());
         assert_eq!((first, second), (3 << 32, 3 << 32 | 1));
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_receive_that_is_told_of_twice_frees_its_place_once() {
+    fn a_second_completion_does_not_free_a_slot_again() {
         let tracker = Shared::new(3);
         tracker.enter(10).unwrap();
         assert_eq!((tracker.complete(0), tracker.complete(0)), (Some(10), None));
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_keeps_what_an_open_batch_holds() {
+    fn reset_keeps_the_requests_of_an_open_batch() {
         let tracker = Ordered::new(1, Qpn::new(1), 2, true);
         assert_eq!(tracker.enter(0, 10, None) as u32, 0);
         tracker.note_posted(1);

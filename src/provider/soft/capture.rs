@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_is_read() {
+    fn capture_options_come_from_the_environment() {
         assert_eq!(read(None, Some("100000")).unwrap(), None);
         assert_eq!(read(Some(""), None).unwrap(), None);
         assert_eq!(read(Some("/x"), None).unwrap(), Some(CaptureOptions::new("/x")));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_sizes_are_explained() {
+    fn invalid_sizes_are_explained() {
         for bytes in ["many", "-1", "8191", "1e9"] {
             let error = read(Some("/x"), Some(bytes)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_a_device_with_its_ipv4_address_first() {
+    fn loopback_is_a_device_whose_first_address_is_ipv4() {
         let all = all().unwrap();
         let loopback = all.iter().find(|interface| interface.device_name == "soft_lo").unwrap();
         assert_eq!(loopback.addresses[0].ip, IpAddr::from([127, 0, 0, 1]));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn address_names_a_device_on_its_interface() {
+    fn an_address_names_a_device_on_its_interface() {
         let interface = find("soft:127.3.2.1").unwrap().unwrap();
         assert_eq!(interface.name.as_deref(), Some("lo"));
         assert_eq!(interface.addresses, [LocalAddress { ip: "127.3.2.1".parse().unwrap(), scope: 0 }]);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_those_of_the_beginning_while_nothing_changes() {
+    fn addresses_stay_the_same_without_changes() {
         for name in ["soft_lo", "soft:127.0.0.1", "soft:127.3.2.1"] {
             let interface = find(name).unwrap().unwrap();
             assert_eq!(interface.addresses_now().unwrap(), interface.addresses, "{name}");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_that_is_gone_is_down() {
+    fn a_removed_interface_is_down() {
         let mut interface = find("soft_lo").unwrap().unwrap();
         interface.name = Some("gone0".into());
         assert!(!interface.state().running);

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_limited_and_come_back() {
+    fn shares_are_limited_and_returned() {
         let limit = Limit::new("max_cq", 2);
         let (first, _second) = (limit.take("create_cq").unwrap(), limit.take("create_cq").unwrap());
         let error = limit.take("create_cq").err().unwrap();

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_about_as_fast_as_the_link() {
+    fn width_and_speed_match_the_link() {
         for (megabits, lanes, lane) in [(25_000, 1, 25_000), (40_000, 4, 10_000), (100_000, 4, 25_000)] {
             let (width, speed) = width_and_speed(Some(megabits));
             assert_eq!((width.lanes(), speed.megabits()), (lanes, lane));

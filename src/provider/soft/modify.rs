@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_found_from_init_on_if_it_is_to_be() {
+    fn a_process_is_registered_from_init_on_if_requested() {
         assert!(is_present_in_init(SoftOptions::new().present_from_init(true), "127.61.0.1"));
         assert!(!is_present_in_init(SoftOptions::new(), "127.61.0.2"));
     }

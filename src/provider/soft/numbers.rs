@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_belongs_to_one_object_also_after_the_largest() {
+    fn numbers_stay_unique_after_wrapping() {
         for largest in [0x00ff_ffff, u32::MAX] {
             let numbers = Numbers::up_to(largest);
             assert_eq!([numbers.take(), numbers.take()], [1, 2]);

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bound_is_the_default_and_zero() {
+    fn zero_and_the_default_mean_no_bound() {
         let bound = |options: SoftOptions| options.path_rate().map(NonZeroU64::get);
         assert_eq!(bound(SoftOptions::new().max_path_bytes_per_second(5)), Some(5));
         assert_eq!(bound(SoftOptions::new().max_path_bytes_per_second(0)), None);

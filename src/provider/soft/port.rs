@@ -237,7 +237,7 @@ mod tests {
     use crate::sys::wait_readable;
 
     #[test]
-    fn descriptor_is_readable_while_events_wait_and_only_then() {
+    fn the_descriptor_is_readable_only_while_events_wait() {
         let events = Events::new().unwrap();
         let is_readable = || wait_readable([events.waiting()], Some(Duration::ZERO)).unwrap()[0];
         assert!(!is_readable());
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_keep_their_places() {
+    fn addresses_keep_their_indices() {
         let at = |last: u8| LocalAddress { ip: [192, 0, 2, last].into(), scope: 0 };
         let mut now = Now { gids: vec![Some(at(1)), Some(at(2)), Some(at(3))], running: true, megabits: None };
         assert!(!now.take_addresses(&[at(3), at(1), at(2)]));

@@ -15,7 +15,7 @@ fn with_device_memory() -> Machine {
 }
 
 #[test]
-fn memory_that_cannot_be_pinned_is_explained() {
+fn the_error_for_unpinnable_memory_explains_the_limit() {
     let world = World::new(Machine::default());
     world.fake.fail("reg_mr", libc::ENOMEM);
     let refusal = world.pd.reg_mr(Backing::from_vec(vec![7; 100]), None, AccessFlags::LOCAL_WRITE).err().unwrap();
@@ -26,7 +26,7 @@ fn memory_that_cannot_be_pinned_is_explained() {
 }
 
 #[test]
-fn memory_is_kept_while_the_adapter_may_use_it() {
+fn memory_is_kept_if_deregistration_fails() {
     let world = World::new(Machine::default());
     let mr = world.region(AccessFlags::LOCAL_WRITE).unwrap();
     let region = Arc::clone(mr.region());
@@ -40,7 +40,7 @@ fn memory_is_kept_while_the_adapter_may_use_it() {
 }
 
 #[test]
-fn windows_give_way_when_a_region_is_dropped() {
+fn revoking_a_region_deallocates_its_bound_windows() {
     let world = World::new(Machine::default());
     let qp = world.connected();
     let mr = world.region(AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND).unwrap();
@@ -71,7 +71,7 @@ fn bind(qp: &dyn QueuePair, mr: &dyn MemoryRegion, rkey: u32) -> Result<(), Erro
 }
 
 #[test]
-fn a_bind_that_was_not_posted_leaves_the_window_as_it_was() {
+fn a_bind_that_is_not_posted_leaves_the_window_unchanged() {
     let world = World::new(Machine::default());
     let qp = world.connected();
     let mr = world.region(AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND).unwrap();
@@ -147,7 +147,7 @@ fn device_memory_is_cleared_copied_and_registered() {
 }
 
 #[test]
-fn memory_behind_a_descriptor_is_the_adapters_to_reach() {
+fn dma_buf_regions_are_accessed_by_the_adapter_only() {
     let world = World::new(Machine::default());
     let file = std::fs::File::open("/dev/null").unwrap();
     let (fd, access) = (file.as_fd(), AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE);
@@ -175,7 +175,7 @@ fn memory_behind_a_descriptor_is_the_adapters_to_reach() {
 }
 
 #[test]
-fn the_whole_address_space_is_asked_for_as_the_manual_says() {
+fn the_address_space_is_registered_as_the_manual_says() {
     let world = World::new(with_device_memory());
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
     let mr = world.pd.reg_mr(whole(), None, access).map_err(Error::from).unwrap();
@@ -191,7 +191,7 @@ fn whole() -> Backing {
 }
 
 #[test]
-fn advice_is_about_on_demand_regions_of_the_domain() {
+fn advice_requires_on_demand_regions_of_the_domain() {
     let world = World::new(with_device_memory());
     let mr = world.region(AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND).unwrap();
     let pinned = world.region(AccessFlags::LOCAL_WRITE).unwrap();

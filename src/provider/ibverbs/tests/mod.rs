@@ -1,6 +1,6 @@
 //! The provider on adapters that are not available here, and on libraries that fail: see `sys::fake`.
 
-mod ends;
+mod lifecycle;
 mod memory;
 mod ports;
 mod posting;
@@ -121,10 +121,10 @@ fn init(qp: &dyn QueuePair) -> Result<(), Error> {
     })
 }
 
-fn connect(qp: &dyn QueuePair, way: AddressVector) -> Result<(), Error> {
+fn connect(qp: &dyn QueuePair, vector: AddressVector) -> Result<(), Error> {
     init(qp)?;
     qp.modify(&QueuePairAttributes {
-        ah_attr: Some(way),
+        ah_attr: Some(vector),
         path_mtu: Some(Mtu::Mtu1024),
         dest_qp_num: Some(Qpn::new(77)),
         rq_psn: Some(Psn::new(1)),

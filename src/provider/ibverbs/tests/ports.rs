@@ -43,7 +43,7 @@ fn infiniband_is_addressed_by_lid() {
 }
 
 #[test]
-fn datagrams_of_infiniband_are_answered_by_lid() {
+fn replies_to_infiniband_datagrams_use_the_lid() {
     let world = World::new(infiniband(0));
     let completion = RawCompletion { source_lid: 12, sl: 2, opcode: CompletionOpcode::Receive, ..Default::default() };
     let handle = world.pd.create_ah_from_completion(&completion, &[0; 40], 1).unwrap();
@@ -53,7 +53,7 @@ fn datagrams_of_infiniband_are_answered_by_lid() {
 }
 
 #[test]
-fn on_ethernet_the_lid_of_a_completion_means_nothing() {
+fn ethernet_ignores_the_lid_of_a_completion() {
     let world = World::new(Machine::default());
     let mut header = [0u8; 40];
     header[20..32].copy_from_slice(&[0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 17, 0, 0]);
@@ -65,7 +65,7 @@ fn on_ethernet_the_lid_of_a_completion_means_nothing() {
 }
 
 #[test]
-fn ports_that_need_a_route_header_get_one() {
+fn ports_that_require_a_route_header_need_a_gid() {
     let world = World::new(infiniband(1));
     assert!(world.context.query_port(1).unwrap().grh_required);
     let qp = world.queue_pair(QueuePairType::ReliableConnection).unwrap();
@@ -75,7 +75,7 @@ fn ports_that_need_a_route_header_get_one() {
 }
 
 #[test]
-fn groups_of_infiniband_take_a_connection_manager() {
+fn infiniband_multicast_requires_a_connection_manager() {
     let world = World::new(infiniband(0));
     let qp = world.datagrams();
     let group = Gid::from_bytes([0xff, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
@@ -105,7 +105,7 @@ fn the_default_gid_is_of_roce_v2() {
 }
 
 #[test]
-fn capabilities_are_the_adapters() {
+fn capabilities_come_from_the_adapter() {
     let mut machine = Machine::default();
     machine.port.active_speed_ex = 256;
     machine.attributes.odp_general_caps = 3;
@@ -158,7 +158,7 @@ fn sys_wc(wr_id: u64) -> crate::provider::ibverbs::sys::Wc {
 
 /// As with a library whose table reaches to `create_qp_ex` only, or that has no table.
 #[test]
-fn slots_beyond_the_table_are_not_looked_at() {
+fn slots_beyond_the_table_are_not_read() {
     // From `create_qp_ex` to the end.
     for sz in [None, Some(648 - 264)] {
         let mut machine = Machine { sz, send_ops: u64::MAX, ..Machine::default() };

@@ -17,7 +17,7 @@ fn wc(wr_id: u64) -> Wc {
 }
 
 /// Posts one request, and returns the library's log.
-fn told(world: &World, qp: &dyn QueuePair, operation: Operation, data: Data<'_>) -> Vec<String> {
+fn posted_calls(world: &World, qp: &dyn QueuePair, operation: Operation, data: Data<'_>) -> Vec<String> {
     world.fake.log();
     qp.send_begin();
     qp.send_push(&request(1, operation, data)).unwrap();
@@ -72,31 +72,31 @@ fn extended_posting_builds_each_operation() {
     ];
     for (operation, data, expected) in cases {
         let expected = [&["wr_start"], expected, &["wr_complete"]].concat();
-        assert_eq!(told(&world, &*qp, operation, data), expected, "{operation:?}");
+        assert_eq!(posted_calls(&world, &*qp, operation, data), expected, "{operation:?}");
     }
     drop((qp, mr));
     world.end();
 }
 
 #[test]
-fn lists_go_the_classic_way() {
+fn sge_lists_use_classic_posting() {
     let world = World::new(extended());
     let (qp, mr) = (world.connected(), world.region(AccessFlags::LOCAL_WRITE).unwrap());
     let list = [entry(&*mr, 5), entry(&*mr, 0), entry(&*mr, 6)];
-    let log = told(&world, &*qp, Operation::SendWithImmediate(7), Data::Sges(&list));
+    let log = posted_calls(&world, &*qp, Operation::SendWithImmediate(7), Data::Sges(&list));
     assert_eq!(log, ["post_send", "  opcode 3 flags 2 imm 0x7 [5, 6]"]);
-    assert_eq!(told(&world, &*qp, Operation::Send, Data::Sges(&list[..1]))[1..3], ["wr_send flags 2", "  [5]"]);
+    assert_eq!(posted_calls(&world, &*qp, Operation::Send, Data::Sges(&list[..1]))[1..3], ["wr_send flags 2", "  [5]"]);
 }
 
 #[test]
-fn a_window_of_type_2_is_bound_by_extended_posting() {
+fn type_2_windows_are_bound_by_extended_posting() {
     let world = World::new(extended());
     let (qp, mr) = (world.connected(), world.region(AccessFlags::MEMORY_WINDOW_BIND).unwrap());
     let window = world.pd.alloc_mw(MemoryWindowType::Type2).unwrap();
     let rkey = Rkey(window.rkey().0 | 0x5a);
     let operation =
         Operation::BindMemoryWindow { rkey, lkey: mr.lkey(), addr: 0x10, length: 8, access: AccessFlags::REMOTE_READ };
-    let log = told(&world, &*qp, operation, Data::Sges(&[]));
+    let log = posted_calls(&world, &*qp, operation, Data::Sges(&[]));
     assert_eq!(log[1], format!("wr_bind_mw type 2 {:#x} 0x10 8 access 0x4 flags 2", rkey.0));
     assert_eq!(window.rkey(), rkey);
     // A bind that is not posted does not bind.
@@ -115,7 +115,7 @@ fn a_window_of_type_2_is_bound_by_extended_posting() {
 }
 
 #[test]
-fn a_way_is_held_until_its_datagram_has_been_sent() {
+fn an_address_handle_is_held_until_its_datagram_completes() {
     for machine in [Machine::default(), extended()] {
         let world = World::new(machine);
         let qp = world.datagrams();
@@ -142,13 +142,13 @@ fn a_way_is_held_until_its_datagram_has_been_sent() {
 fn a_driver_without_the_extended_interface_gets_classic_posts() {
     let world = World::new(Machine { ignores_send_ops: true, ..extended() });
     let qp = world.connected();
-    assert_eq!(told(&world, &*qp, Operation::Send, Data::Sges(&[]))[0], "post_send");
+    assert_eq!(posted_calls(&world, &*qp, Operation::Send, Data::Sges(&[]))[0], "post_send");
     // The queue pairs of unsuccessful attempts are destroyed.
     assert!(world.fake.live().contains(&("qp", 1)));
 }
 
 #[test]
-fn sizes_beyond_what_the_device_has_are_not_believed() {
+fn reported_sizes_are_limited_to_max_qp_wr() {
     let most = u32::MAX;
     let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data) = (most, most, 8, 8, 64);
     let cap = QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
@@ -164,7 +164,7 @@ fn sizes_beyond_what_the_device_has_are_not_believed() {
 }
 
 #[test]
-fn completions_lead_back_to_their_requests() {
+fn completions_carry_the_programs_wr_ids() {
     let world = World::new(Machine::default());
     let qp = world.connected();
     post(&*qp, &[10, 20]).unwrap();
@@ -188,14 +188,14 @@ fn completions_lead_back_to_their_requests() {
 }
 
 #[test]
-fn a_broken_queue_says_so() {
+fn a_failed_poll_is_reported() {
     let world = World::new(Machine::default());
     world.fake.fail("poll_cq", 1);
     refused(world.cq.poll(&mut [RawCompletion::default(); 4]), ErrorKind::System, &["poll_cq"]);
 }
 
 #[test]
-fn completions_from_before_reset_are_forgotten() {
+fn completions_from_before_reset_are_dropped() {
     let world = World::new(Machine::default());
     let qp = world.connected();
     post(&*qp, &[10]).unwrap();
@@ -212,7 +212,7 @@ fn completions_from_before_reset_are_forgotten() {
 }
 
 #[test]
-fn a_list_that_is_refused_as_a_whole_was_not_posted() {
+fn a_list_refused_at_its_first_request_is_not_posted() {
     let world = World::new(Machine::default());
     let qp = world.connected();
     for (errno, kind) in [(libc::ENOMEM, ErrorKind::QueueFull), (libc::EINVAL, ErrorKind::InvalidArgument)] {
@@ -228,7 +228,7 @@ fn a_list_that_is_refused_as_a_whole_was_not_posted() {
 
 /// The machine asserts that the library's critical sections do not overlap.
 #[test]
-fn threads_take_turns() {
+fn posts_and_polls_of_threads_do_not_overlap() {
     let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data) = (1024, 4, 4, 4, 16);
     let cap = QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
     let mut machine = Machine { cap: Some(cap), ..extended() };
@@ -279,7 +279,7 @@ fn reset_and_posts_exclude_each_other() {
     post(&*qp, &[7]).unwrap();
     let all = world.fake.sent();
     assert_eq!(all.len() as u64, accepted.load(Ordering::Relaxed) + 1);
-    let told: Vec<(u64, u64)> = all
+    let reported: Vec<(u64, u64)> = all
         .iter()
         .flat_map(|wr_id| {
             world.fake.complete(0, wc(*wr_id));
@@ -287,12 +287,12 @@ fn reset_and_posts_exclude_each_other() {
         })
         .map(|one| (one.wr_id, one.retired.into()))
         .collect();
-    assert_eq!(told, [(7, all.len() as u64)], "requests posted before RESET are forgotten");
+    assert_eq!(reported, [(7, all.len() as u64)], "requests posted before RESET are forgotten");
 }
 
 /// Some requests may be in flight when the caller gets its buffers back.
 #[test]
-fn a_list_that_was_posted_in_part_takes_its_queue_pair_along() {
+fn a_partial_post_destroys_the_queue_pair() {
     for bad in [Some(1), None] {
         let world = World::new(Machine::default());
         let qp = world.connected();
@@ -348,7 +348,7 @@ fn receives_lost_with_a_queue_pair_do_not_fill_the_shared_queue() {
 
 /// The adapter was removed from the machine: its queue pairs cannot be destroyed either.
 #[test]
-fn what_may_be_under_way_stays_with_a_queue_pair_that_cannot_go() {
+fn requests_possibly_in_flight_stay_if_destroy_fails() {
     let world = World::new(Machine::default());
     let qp = world.connected();
     for (verb, post) in [("post_send", post as fn(&dyn QueuePair, &[u64]) -> _), ("post_recv", post_recv)] {

@@ -9,7 +9,7 @@ use crate::provider::ibverbs::channel::MAX_DISCARDED;
 use crate::types::{AsyncEvent, EventObject, RateLimit};
 
 #[test]
-fn a_queue_pair_goes_through_error() {
+fn destroy_moves_the_queue_pair_to_error_first() {
     let world = World::new(Machine::default());
     let qp = world.connected();
     drop(qp);
@@ -24,7 +24,7 @@ fn a_queue_pair_goes_through_error() {
 }
 
 #[test]
-fn a_queue_pair_that_is_busy_can_be_destroyed_later() {
+fn a_busy_queue_pair_can_be_destroyed_later() {
     let world = World::new(Machine::default());
     let qp = world.connected();
     world.fake.fail("destroy_qp", libc::EBUSY);
@@ -38,7 +38,7 @@ fn a_queue_pair_that_is_busy_can_be_destroyed_later() {
 }
 
 #[test]
-fn an_adapter_is_asked_for_a_rate_limit() {
+fn rate_limits_reach_the_adapter() {
     let world = World::new(Machine::default());
     let qp = world.connected();
     world.fake.log();
@@ -55,7 +55,7 @@ fn an_adapter_is_asked_for_a_rate_limit() {
 
 /// rxe refuses while it drains, and may have drained by the time it is queried.
 #[test]
-fn a_queue_pair_that_just_drained_leaves_sqd() {
+fn leaving_sqd_is_retried_after_draining() {
     let world = World::new(Machine::default());
     let qp = world.connected();
     for state in [QueuePairState::ReadyToSend, QueuePairState::Reset] {
@@ -71,7 +71,7 @@ fn a_queue_pair_that_just_drained_leaves_sqd() {
 }
 
 #[test]
-fn objects_outlive_those_that_use_them() {
+fn objects_keep_what_they_depend_on() {
     let world = World::new(Machine::default());
     let (qp, srq, mr) = (world.connected(), world.shared_queue().unwrap(), world.region(AccessFlags::empty()).unwrap());
     let window = world.pd.alloc_mw(crate::types::MemoryWindowType::Type1).unwrap();
@@ -123,7 +123,7 @@ fn events_name_their_objects() {
 }
 
 #[test]
-fn an_overflow_is_told_by_event_and_by_polling() {
+fn an_overflow_is_reported_by_event_and_by_polling() {
     let world = World::new(Machine::default());
     world.fake.queue_event(0);
     assert_eq!(world.context.poll_async_event(), Some(AsyncEvent::CompletionQueueError(world.cq.number())));
@@ -133,7 +133,7 @@ fn an_overflow_is_told_by_event_and_by_polling() {
 }
 
 #[test]
-fn destroying_does_not_wait_for_programs_that_took_events() {
+fn destroy_does_not_wait_for_unacknowledged_events() {
     let world = World::new(Machine::default());
     let qp = world.connected();
     world.fake.queue_pair_event(3, 0);
@@ -153,7 +153,7 @@ fn destroying_does_not_wait_for_programs_that_took_events() {
 
 /// An event names its object by address, so destroying the object waits while the event is read.
 #[test]
-fn events_and_ends_may_meet() {
+fn events_may_race_with_destruction() {
     let world = World::new(Machine::default());
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -175,7 +175,7 @@ fn events_and_ends_may_meet() {
 }
 
 #[test]
-fn a_channel_tells_of_its_queues_and_holds_up_nobody() {
+fn a_channel_reports_events_and_does_not_delay_destruction() {
     let world = World::new(Machine::default());
     let channel = world.context.create_comp_channel().unwrap();
     let cq = world.context.create_cq(16, 0xabc, Some(&channel)).unwrap();
@@ -210,7 +210,7 @@ fn a_poll_discards_a_bounded_number_of_events() {
 }
 
 #[test]
-fn a_shared_queue_stays_while_queue_pairs_use_it() {
+fn a_shared_queue_in_use_cannot_be_destroyed() {
     let world = World::new(Machine::default());
     let srq = world.shared_queue().unwrap();
     let init = QueuePairInit {
@@ -235,7 +235,7 @@ fn a_shared_queue_stays_while_queue_pairs_use_it() {
 }
 
 #[test]
-fn extended_connections_are_asked_for_as_the_manual_says() {
+fn xrc_objects_are_created_as_the_manual_says() {
     let world = World::new(Machine::default());
     let domain = world.context.open_xrcd().unwrap();
     let xrc = XrcReceives { domain: &domain, cq: &world.cq };
@@ -267,7 +267,7 @@ fn extended_connections_are_asked_for_as_the_manual_says() {
 
 /// If the library refuses a verb that creates an object, the error names the verb and nothing is left behind.
 #[test]
-fn refusals_name_the_verb_and_leave_nothing() {
+fn failed_creations_name_the_verb_and_leak_nothing() {
     type Make = fn(&World) -> Result<(), Error>;
     let cases: [(&str, &str, Make); 9] = [
         ("alloc_pd", "alloc_pd", |world| world.context.alloc_pd().map(drop)),
