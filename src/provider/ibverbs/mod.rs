@@ -74,7 +74,7 @@ pub struct IbverbsProvider;
 const PREFIX: &str = "ibverbs:";
 
 /// Returns whether an error of the device list means that the kernel has no RDMA devices at all.
-fn means_none(error: &io::Error) -> bool {
+fn means_no_devices(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::ENOENT)) || error.kind() == io::ErrorKind::NotFound
 }
 
@@ -86,7 +86,7 @@ impl Provider for IbverbsProvider {
     fn device_names(&self) -> Result<Vec<String>> {
         match sys::device_list() {
             Ok(devices) => Ok(devices.into_iter().map(|device| device.name).collect()),
-            Err(error) if means_none(&error) => {
+            Err(error) if means_no_devices(&error) => {
                 tracing::debug!(%error, "there are no adapters");
                 Ok(Vec::new())
             }
@@ -111,7 +111,7 @@ impl Provider for IbverbsProvider {
             Err(error) if error.kind() == io::ErrorKind::NotFound && error.raw_os_error().is_none() => {
                 fail(ErrorKind::NotFound, format!("there is no device \"{plain}\": {error}"))
             }
-            Err(error) if means_none(&error) => {
+            Err(error) if means_no_devices(&error) => {
                 fail(ErrorKind::NotFound, format!("there is no device \"{plain}\": the kernel has no RDMA devices"))
             }
             Err(error) => Err(errors::opening(plain, error)),

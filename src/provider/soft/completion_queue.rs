@@ -160,12 +160,12 @@ impl CompletionQueue for SoftCompletionQueue {
             self.source_shards().for_each(|shard| shard.note_taken());
             return Ok(count);
         }
-        let (mut first, mut has_looked) = (None, false);
+        let (mut first, mut has_polled) = (None, false);
         for shard in self.source_shards() {
-            has_looked |= shard.poll(|| !self.queue.is_empty());
+            has_polled |= shard.poll(|| !self.queue.is_empty());
             first.get_or_insert(shard);
         }
-        if !has_looked && first.is_some() {
+        if !has_polled && first.is_some() {
             return Ok(0);
         }
         let count = self.queue.poll(out);

@@ -180,8 +180,8 @@ fn a_channel_reports_events_and_does_not_delay_destruction() {
     let channel = world.context.create_comp_channel().unwrap();
     let cq = world.context.create_cq(16, 0xabc, Some(&channel)).unwrap();
     assert_eq!(channel.poll_event(), None, "reading the descriptor does not wait");
-    world.fake.announce(1);
-    world.fake.announce(1);
+    world.fake.channel_event(1);
+    world.fake.channel_event(1);
     assert_eq!(channel.poll_event(), Some(0xabc));
     assert_eq!(cq.comp_events_reported(), 1);
     cq.req_notify(true).unwrap();
@@ -202,9 +202,9 @@ fn a_poll_discards_a_bounded_number_of_events() {
     world.fake.fail("destroy_cq", libc::EBUSY);
     drop(dropped);
     for _ in 0..=MAX_DISCARDED {
-        world.fake.announce(1);
+        world.fake.channel_event(1);
     }
-    world.fake.announce(2);
+    world.fake.channel_event(2);
     assert_eq!(channel.poll_event(), None);
     assert_eq!(channel.poll_event(), Some(2));
 }

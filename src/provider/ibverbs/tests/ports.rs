@@ -167,7 +167,7 @@ fn slots_beyond_the_table_are_not_read() {
         let world = World::new(machine);
         assert!(world.context.query_port(1).is_ok());
         let log = world.fake.log();
-        assert_eq!(log, ["query_port 1 of old"]);
+        assert_eq!(log, ["query_port 1 compat"]);
         let dm = world.context.alloc_dm(&DeviceMemoryInit { length: 64, log_align_req: 0 });
         refused(dm, ErrorKind::Unsupported, &[]);
         refused(world.context.query_clock(), ErrorKind::Unsupported, &[]);

@@ -40,8 +40,8 @@ pub(in super::super) struct Machine {
 }
 
 /// rdma-core 64 has six slots in front of those known here.
-const YOUNGER_SLOTS: usize = 6;
-pub(in super::super) const WHOLE_TABLE: usize = size_of::<VerbsContext>() + YOUNGER_SLOTS * size_of::<usize>();
+const NEWER_SLOTS: usize = 6;
+pub(in super::super) const WHOLE_TABLE: usize = size_of::<VerbsContext>() + NEWER_SLOTS * size_of::<usize>();
 
 impl Default for Machine {
     /// Returns a RoCE adapter with one port and two GIDs.
@@ -118,7 +118,7 @@ struct State {
     /// Completion at the cursor of extended polling.
     current: Option<(abi::Wc, u64)>,
     events: VecDeque<Pending>,
-    announced: VecDeque<usize>,
+    channel_events: VecDeque<usize>,
     /// Events that were taken and not acknowledged, by object.
     taken: HashMap<usize, u32>,
     bytes: Vec<u8>,
@@ -163,7 +163,7 @@ struct FakeDevice {
 
 #[repr(C)]
 struct FakeContext {
-    younger: [usize; YOUNGER_SLOTS],
+    newer: [usize; NEWER_SLOTS],
     table: VerbsContext,
 }
 
@@ -199,7 +199,7 @@ fn counting_descriptor() -> c_int {
     descriptor
 }
 
-fn raise(descriptor: c_int) {
+fn signal(descriptor: c_int) {
     // SAFETY: the eight bytes live.
     let written = unsafe { libc::write(descriptor, (&raw const ONE).cast(), 8) };
     assert_eq!(written, 8, "eventfd");
@@ -207,8 +207,8 @@ fn raise(descriptor: c_int) {
 
 static ONE: u64 = 1;
 
-/// Returns whether the descriptor was raised, and lowers it. Blocks if the descriptor does.
-fn lowered(descriptor: c_int) -> bool {
+/// Takes a signal; false if there is none. Blocks if the descriptor does.
+fn take_signal(descriptor: c_int) -> bool {
     let mut count = 0u64;
     // SAFETY: the eight bytes live.
     unsafe { libc::read(descriptor, (&raw mut count).cast(), 8) == 8 }
@@ -278,11 +278,11 @@ impl Fake {
     }
 
     /// Raises an event of the queue on the channel.
-    pub(in super::super) fn announce(&self, queue: usize) {
+    pub(in super::super) fn channel_event(&self, queue: usize) {
         let mut state = self.state();
         let address = state.queues[queue].0;
-        state.announced.push_back(address);
-        raise(self.channel_fd);
+        state.channel_events.push_back(address);
+        signal(self.channel_fd);
     }
 
     pub(in super::super) fn queue_event(&self, queue: usize) {
@@ -296,7 +296,7 @@ impl Fake {
         let element = state.queue_pairs[queue_pair];
         if element != 0 {
             state.events.push_back(Pending { event_type, element });
-            raise(self.async_fd);
+            signal(self.async_fd);
         }
     }
 
@@ -311,7 +311,7 @@ impl Fake {
 
     fn event(&self, event_type: u32, element: usize) {
         self.state().events.push_back(Pending { event_type, element });
-        raise(self.async_fd);
+        signal(self.async_fd);
     }
 
     /// Logs a call, and returns the error number if it is to fail, or 0.
@@ -336,7 +336,7 @@ impl Fake {
     fn drain_events(&self, element: usize) {
         let mut state = self.state();
         state.events.retain(|event| event.element != element);
-        state.announced.retain(|address| *address != element);
+        state.channel_events.retain(|address| *address != element);
         while state.taken.get(&element).copied().unwrap_or(0) > 0 {
             let waited = self.acknowledged.wait_timeout(state, Duration::from_secs(20));
             let (again, timeout) = waited.unwrap_or_else(PoisonError::into_inner);

@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use std::ptr;
 
 use super::posting;
-use super::{FakeContext, LISTED, Pending, lowered, make, of, refuse, unmake};
+use super::{FakeContext, LISTED, Pending, make, of, refuse, take_signal, unmake};
 use crate::provider::ibverbs::sys::abi::{self, *};
 use crate::provider::ibverbs::sys::library::Library;
 
@@ -16,7 +16,7 @@ pub(super) const LIBRARY: Library = Library {
     open_device,
     close_device,
     query_device,
-    query_port: query_port_of_old,
+    query_port: query_port_compat,
     query_gid_ex,
     query_pkey,
     get_async_event,
@@ -104,7 +104,7 @@ calls! {
         null_if_failing!(fake, "open_device", "");
         fake.count("context", 1);
         let context = make(|context: &mut FakeContext| {
-            context.younger = [usize::MAX; super::YOUNGER_SLOTS];
+            context.newer = [usize::MAX; super::NEWER_SLOTS];
             fill_table(&mut context.table);
             context.table.sz = fake.machine.sz.unwrap_or(usize::MAX);
             let inner = &mut context.table.context;
@@ -138,8 +138,8 @@ calls! {
     }
 
     /// Writes the first 48 bytes only.
-    fn query_port_of_old(context: *mut Context, port: u8, to: *mut PortAttr) -> c_int {
-        errno_if_failing!(of(context), "query_port", "{port} of old");
+    fn query_port_compat(context: *mut Context, port: u8, to: *mut PortAttr) -> c_int {
+        errno_if_failing!(of(context), "query_port", "{port} compat");
         ptr::copy_nonoverlapping((&raw const of(context).machine.port).cast::<u8>(), to.cast::<u8>(), 48);
         0
     }
@@ -173,7 +173,7 @@ calls! {
 
     fn get_async_event(context: *mut Context, event: *mut AsyncEvent) -> c_int {
         let fake = of(context);
-        if !lowered(fake.async_fd) {
+        if !take_signal(fake.async_fd) {
             return -1;
         }
         let mut state = fake.state();
@@ -357,11 +357,11 @@ calls! {
 
     fn get_cq_event(channel: *mut CompChannel, cq: *mut *mut Cq, cq_context: *mut *mut c_void) -> c_int {
         let fake = of((*channel).context);
-        if !lowered((*channel).fd) {
+        if !take_signal((*channel).fd) {
             return -1;
         }
         let mut state = fake.state();
-        let Some(address) = state.announced.pop_front() else { return -1 };
+        let Some(address) = state.channel_events.pop_front() else { return -1 };
         *state.taken.entry(address).or_default() += 1;
         *cq = ptr::with_exposed_provenance_mut(address);
         *cq_context = (**cq).cq_context;
