@@ -60,14 +60,13 @@ impl QpnBlocks {
                 in_use += 1;
             }
         }
-        let lease = Self { blocks, generation: Generation::now() };
-        if lease.blocks.len() < least {
-            drop(leased);
+        if blocks.len() < least {
+            release(&blocks, &mut leased);
             let message = format!("all {BLOCKS} blocks of queue pair numbers are in use by this user's processes");
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
         }
-        leased.extend(&lease.blocks);
-        Ok(lease)
+        leased.extend(&blocks);
+        Ok(Self { blocks, generation: Generation::now() })
     }
 
     /// Returns the blocks.
@@ -81,12 +80,19 @@ impl Drop for QpnBlocks {
         if !self.generation.is_current() {
             return;
         }
-        let Some(mut leased) = leased() else { return };
-        for block in &self.blocks {
-            leased.remove(block);
-            if let Some(registry) = Registry::of_process() {
-                registry.release_block(*block);
-            }
+        if let Some(mut leased) = leased() {
+            release(&self.blocks, &mut leased);
+        }
+    }
+}
+
+/// Releases blocks while this process's set is locked: the registry's locks do not exclude other threads of the
+/// process, so a thread that leased a block before its unlock would lose the lock.
+fn release(blocks: &[u32], leased: &mut BTreeSet<u32>) {
+    for block in blocks {
+        leased.remove(block);
+        if let Some(registry) = Registry::of_process() {
+            registry.release_block(*block);
         }
     }
 }
@@ -108,6 +114,20 @@ mod tests {
         drop(second);
         drop(first);
         assert!(exactly(605).is_ok());
+    }
+
+    #[test]
+    fn failed_lease_releases_no_block_of_another_thread() {
+        let tries_more_than_it_gets = || QpnBlocks::lease(BLOCKS, 2_000).is_err();
+        std::thread::scope(|threads| {
+            let failing = threads.spawn(|| (0..100).all(|_| tries_more_than_it_gets()));
+            while !failing.is_finished() {
+                let lease = QpnBlocks::lease(1, 1).unwrap();
+                std::thread::yield_now();
+                assert!(leased().unwrap().contains(&lease.blocks()[0]), "a block could be leased twice");
+            }
+            assert!(failing.join().unwrap());
+        });
     }
 
     #[test]
