@@ -11,6 +11,7 @@ mod processes;
 mod queue_allocation;
 mod resources;
 mod scale;
+mod shortages;
 mod system_calls;
 mod traffic;
 

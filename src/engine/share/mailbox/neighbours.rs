@@ -23,9 +23,17 @@ pub(super) struct Neighbours {
     /// Readable when a neighbour or a guest has ended.
     pub(super) set: Epoll,
     known: HashMap<Name, Neighbour>,
-    /// Connections of processes that watch this one. They are accepted so that those of dead processes do not fill the
+    /// Processes that watch this one. Their connections are accepted so that those of dead processes do not fill the
     /// listener's queue.
-    guests: Vec<(NotInherited, Socket)>,
+    guests: Vec<Guest>,
+}
+
+/// A process that watches this one. If the connection were closed, it would take this process for ended.
+struct Guest {
+    _not_inherited: NotInherited,
+    connection: Socket,
+    /// Whether the connection is in the set. If it could not be added, each call of `take_guests` tries again.
+    is_watched: bool,
 }
 
 struct Neighbour {
@@ -77,20 +85,23 @@ impl Neighbours {
         Ok(connection)
     }
 
-    /// Accepts the connections that wait. Without a spare descriptor they stay in the queue.
+    /// Accepts the connections that wait, and watches all that are not watched yet. Without a spare descriptor they
+    /// stay in the queue.
     pub(super) fn take_guests(&mut self, listener: &Socket) {
         while self.guests.len() < MAX_GUESTS {
-            let Ok((guest, _)) = listener.accept() else { return };
-            if guest.set_nonblocking(true).is_ok() && self.set.add(guest.as_fd(), Interest::Readable).is_ok() {
-                self.guests.push((NotInherited::new(guest.as_fd()), guest));
-            }
+            let Ok((connection, _)) = listener.accept() else { break };
+            let _not_inherited = NotInherited::new(connection.as_fd());
+            self.guests.push(Guest { _not_inherited, connection, is_watched: false });
+        }
+        for guest in self.guests.iter_mut().filter(|guest| !guest.is_watched) {
+            guest.is_watched = self.set.add(guest.connection.as_fd(), Interest::Readable).is_ok();
         }
     }
 
     /// Forgets processes that have ended and removes their sockets; returns the addresses of their groups.
     pub(super) fn reap_dead(&mut self) -> BTreeSet<IpAddr> {
         let mut concerned = BTreeSet::new();
-        self.guests.retain(|(_, guest)| lives(guest));
+        self.guests.retain(|guest| lives(&guest.connection));
         self.known.retain(|name, neighbour| {
             let lives = lives(&neighbour.connection);
             if !lives {
@@ -106,7 +117,7 @@ impl Neighbours {
 /// Returns whether the other process lives. Nothing is ever written to these connections: any result other than "would
 /// block" means that it has ended.
 fn lives(connection: &Socket) -> bool {
-    let read = connection.recv(&mut [MaybeUninit::uninit(); 1]);
+    let read = connection.recv_with_flags(&mut [MaybeUninit::uninit(); 1], libc::MSG_DONTWAIT);
     matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 

@@ -1,0 +1,71 @@
+//! The mailbox of a process whose kernel refuses it resources.
+
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::time::{Duration, Instant};
+
+use support::entries;
+use support::node::{PeerKind, pair};
+use support::process::alone;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Returns the path of this process's socket of this kind in the registry.
+fn own_socket(kind: &str) -> String {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| entry.unwrap().path().read_link().ok());
+    let links: Vec<String> = links.map(|link| link.to_string_lossy().into_owned()).collect();
+    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let lines = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let mut own = lines.filter(|words| links.contains(&format!("socket:[{}]", words[6])));
+    // The kernel shows the name under which the socket was bound.
+    let path = own.find_map(|words| Some(words.get(7)?.replace("/new-", "/")).filter(|path| path.contains(kind)));
+    path.expect("the process has a mailbox")
+}
+
+/// Makes the kernel refuse a system call in all threads of this process.
+fn refuse(call: libc::c_long, errno: libc::c_int) {
+    let instruction = |code: u32, jf, k| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let mut filter = [
+        // The number of the call is the first word.
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, call as u32),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the kernel reads the program, which lives until the calls return.
+    let refused = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                libc::SECCOMP_FILTER_FLAG_TSYNC,
+                &raw const program,
+            ) == 0
+    };
+    assert!(refused, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn watching_process_stays_connected_if_its_connection_cannot_be_watched() {
+    alone(|| {
+        let _ends = pair("127.78.7.11", "127.78.7.12", 64, PeerKind::Native);
+        let (life, inbox) = (own_socket("/life-"), own_socket("/inbox-"));
+        let sender = UnixDatagram::unbound().unwrap();
+        refuse(libc::SYS_epoll_ctl, libc::ENOSPC);
+        let before = entries("/proc/self/fd");
+        let mut watcher = UnixStream::connect(life).unwrap();
+        watcher.set_nonblocking(true).unwrap();
+        let start = Instant::now();
+        // The watcher's end and the accepted one.
+        while entries("/proc/self/fd") < before + 2 {
+            // A message wakes the mailbox's thread, which then accepts connections.
+            sender.send_to(&[0], &inbox).unwrap();
+            let read = watcher.read(&mut [0]).map_err(|error| error.kind());
+            assert_eq!(read, Err(ErrorKind::WouldBlock), "the process seems to have ended");
+            assert!(start.elapsed() < PATIENCE, "the connection is not accepted");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(watcher.read(&mut [0]).map_err(|error| error.kind()), Err(ErrorKind::WouldBlock));
+    });
+}
