@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use support::entries;
 use support::node::{PeerKind, pair};
 use support::process::alone;
@@ -67,5 +68,33 @@ fn watching_process_stays_connected_if_its_connection_cannot_be_watched() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(watcher.read(&mut [0]).map_err(|error| error.kind()), Err(ErrorKind::WouldBlock));
+    });
+}
+
+fn set_descriptor_limit(limit: libc::rlimit) {
+    // SAFETY: the kernel reads one structure, which lives until the call returns.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+}
+
+fn processor_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).unwrap().into()
+}
+
+#[test]
+fn mailbox_that_cannot_wait_leaves_the_processor_to_others() {
+    alone(|| {
+        let _ends = pair("127.78.7.13", "127.78.7.14", 64, PeerKind::Native);
+        let (inbox, sender) = (own_socket("/inbox-"), UnixDatagram::unbound().unwrap());
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel writes one structure, which lives until the call returns.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+        // The kernel refuses to wait for more descriptors than a process may open.
+        set_descriptor_limit(libc::rlimit { rlim_cur: 2, ..limit });
+        sender.send_to(&[0], &inbox).unwrap();
+        let (start, used) = (Instant::now(), processor_time());
+        std::thread::sleep(Duration::from_millis(500));
+        let (elapsed, used) = (start.elapsed(), processor_time() - used);
+        set_descriptor_limit(limit);
+        assert!(used < elapsed / 4, "{used:?} of {elapsed:?}");
     });
 }

@@ -43,6 +43,9 @@ const BACKLOG: i32 = 4_096;
 /// Least time between two group checks that misdirected packets trigger.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
+/// Pause of the thread if it cannot wait for its descriptors.
+const WAIT_RETRY: Duration = Duration::from_millis(10);
+
 /// Takes the packets for a socket of this process that another process received and forwarded.
 pub(crate) trait Recipient: Send + Sync {
     /// Handles the packet as if it had arrived at the socket.
@@ -253,9 +256,14 @@ fn run(shared: &Shared, mut neighbours: Neighbours, look: LookAtGroup) {
     while !shared.stop.load(Ordering::Acquire) {
         let descriptors = [shared.wake.as_fd(), shared.inbox.as_fd(), neighbours.set.as_fd()];
         let ready = wait_readable(descriptors, pause.take());
+        let [_, has_messages, has_ends] = ready.unwrap_or_else(|error| {
+            // Probably out of memory. Do not spin meanwhile.
+            tracing::warn!(%error, "the mailbox's thread cannot wait");
+            std::thread::sleep(WAIT_RETRY);
+            [true; 3]
+        });
         // Before the requests are read: a thread that adds one signals afterwards.
         shared.wake.clear();
-        let [_, has_messages, has_ends] = ready.unwrap_or([true; 3]);
         if has_messages {
             shared.take_messages();
         }
