@@ -9,9 +9,9 @@
 //!
 //! # Locks
 //!
-//! Locks are taken in this order, each optional: the list of opened sockets, the shard, the registry of port groups or
-//! the region table's read side, a completion queue, a channel's state, a capture's buffer. No thread ever holds two
-//! shards. Nothing calls back into the application.
+//! Locks are taken in this order, each optional: the list of opened sockets, the shard, the map of port groups, a port
+//! group or the region table's read side, a completion queue, a channel's state, a capture's buffer. No thread ever
+//! holds two shards or two port groups. Nothing calls back into the application.
 
 mod capture;
 mod drive;

@@ -35,11 +35,53 @@ use crate::types::{PeerCapabilities, PeerKey};
 /// Attempts to open a file that the last member removes when it leaves.
 const OPENINGS: usize = 16;
 
-/// The groups of sockets that this process receives with, by address. Locked before a mailbox's locks.
-static GROUPS: PerGeneration<Mutex<BTreeMap<IpAddr, Group>>> = PerGeneration::new();
+/// The groups of sockets that this process receives with, by address. This lock is held only for a moment; a group's
+/// own lock is held while the group waits for other processes. Both are locked before a mailbox's locks.
+static GROUPS: PerGeneration<Mutex<BTreeMap<IpAddr, Arc<Mutex<Group>>>>> = PerGeneration::new();
 
-fn groups() -> Option<MutexGuard<'static, BTreeMap<IpAddr, Group>>> {
-    Some(GROUPS.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+fn groups() -> Option<MutexGuard<'static, BTreeMap<IpAddr, Arc<Mutex<Group>>>>> {
+    Some(lock(GROUPS.get()?))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A group that a thread uses. When the last thread has finished, a group without members is removed.
+struct GroupRef {
+    address: IpAddr,
+    /// Present until dropped.
+    group: Option<Arc<Mutex<Group>>>,
+}
+
+impl GroupRef {
+    fn find(address: IpAddr) -> Option<Self> {
+        let group = Arc::clone(groups()?.get(&address)?);
+        Some(Self { address, group: Some(group) })
+    }
+
+    fn find_or_create(address: LocalAddress) -> Option<Self> {
+        let mut groups = groups()?;
+        let group = groups.entry(address.ip).or_insert_with(|| Arc::new(Mutex::new(Group::new(address))));
+        Some(Self { address: address.ip, group: Some(Arc::clone(group)) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Group> {
+        lock(self.group.as_ref().expect("present until dropped"))
+    }
+}
+
+impl Drop for GroupRef {
+    fn drop(&mut self) {
+        self.group = None;
+        let Some(mut groups) = groups() else { return };
+        // Without another reference, no thread has the group locked, and none can find it now.
+        let is_unused = |group: &Arc<Mutex<Group>>| Arc::strong_count(group) == 1 && lock(group).members.is_empty();
+        let ended = if groups.get(&self.address).is_some_and(is_unused) { groups.remove(&self.address) } else { None };
+        drop(groups);
+        // After the unlock: the group may be the mailbox's last owner, and the mailbox's thread may wait for the map.
+        drop(ended);
+    }
 }
 
 /// Description of a joining socket.
@@ -119,13 +161,10 @@ impl Membership {
         bind: impl FnOnce() -> Result<Socket, E>,
         check: impl FnOnce(&Socket, &dyn Fn() -> Vec<u64>) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let Some(mut groups) = groups() else {
+        let Some(group) = GroupRef::find_or_create(request.address) else {
             return Err(io::Error::other("this process is a fork of a fork, too many generations deep").into());
         };
-        let group = groups.entry(request.address.ip).or_insert_with(|| Group::new(request.address));
-        let result = group.join(request, bind, check);
-        let_go(groups, request.address.ip);
-        result
+        group.lock().join(request, bind, check)
     }
 
     /// Returns the socket.
@@ -199,26 +238,16 @@ impl Drop for Membership {
         if !self.generation.is_current() {
             return;
         }
-        let Some(mut groups) = groups() else { return };
-        let Some(group) = groups.get_mut(&self.address) else { return };
-        group.leave(self.slot, socket);
-        let_go(groups, self.address);
+        if let Some(group) = GroupRef::find(self.address) {
+            group.lock().leave(self.slot, socket);
+        }
     }
-}
-
-/// Unlocks the groups, and removes the group of an address if this process has no members left in it.
-fn let_go(mut groups: MutexGuard<'_, BTreeMap<IpAddr, Group>>, address: IpAddr) {
-    let is_over = groups.get(&address).is_some_and(|group| group.members.is_empty());
-    let ended = if is_over { groups.remove(&address) } else { None };
-    drop(groups);
-    // After the unlock: the group may be the mailbox's last owner, and the mailbox's thread may wait for the groups.
-    drop(ended);
 }
 
 /// Checks the group of an address and determines its order if it is no longer known. Returns the names of the other
 /// processes in it.
 fn look(address: IpAddr) -> Vec<Name> {
-    groups().and_then(|mut groups| Some(groups.get_mut(&address)?.look())).unwrap_or_default()
+    GroupRef::find(address).map(|group| group.lock().look()).unwrap_or_default()
 }
 
 /// The registry's entry for the process of this user that has a queue pair on an address of this machine.
@@ -239,9 +268,9 @@ pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPee
         let key = key.map(|(local, remote)| PeerKey { local, remote, is_agreed: false });
         Some(RegisteredPeer { capabilities: member.capabilities, key })
     };
-    if let Some(group) = groups()?.get(&address) {
-        let file = group.file.as_ref()?;
-        return of(file.members(&group.slots()));
+    if let Some(group) = GroupRef::find(address) {
+        let group = group.lock();
+        return of(group.file.as_ref()?.members(&group.slots()));
     }
     of(Registry::of_process()?.find_address(address)?.members(&[]))
 }

@@ -90,6 +90,30 @@ fn socket_is_known_to_others_while_it_is_checked_and_forgotten_if_it_fails() {
 }
 
 #[test]
+fn a_group_that_waits_for_another_process_delays_no_other_group() {
+    let [busy, other]: [IpAddr; 2] = ["127.77.0.12", "127.77.0.13"].map(|address| address.parse().unwrap());
+    // As if another process were stopped in the middle of a change.
+    let file = Registry::of_process().unwrap().address(busy).unwrap();
+    let change = file.change().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| join(busy, &[0x600]));
+        std::thread::sleep(Duration::from_millis(100));
+        let joined = join(other, &[0x601]);
+        assert_eq!(registered_peer(other, 0x60_1123).map(|peer| peer.capabilities), Some(PeerCapabilities::STANDARD));
+        drop(joined);
+        assert!(!waiting.is_finished(), "the other group's member had to wait, too");
+        drop(change);
+        waiting.join().unwrap();
+    });
+    // The mailbox's thread may still check them.
+    let end = Instant::now() + Duration::from_secs(5);
+    while GroupRef::find(busy).is_some() || GroupRef::find(other).is_some() {
+        assert!(Instant::now() < end, "a group without members is not removed");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn a_lost_order_is_found_out() {
     let address: IpAddr = "127.77.0.4".parse().unwrap();
     let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
@@ -149,7 +173,7 @@ fn a_newcomer_in_the_slot_of_a_killed_member_is_found() {
     let address: IpAddr = "127.77.0.5".parse().unwrap();
     let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
     let (mut killed, other) = (join(address, &[0x400]), join(address, &[0x401]));
-    groups().unwrap().get_mut(&address).unwrap().members.remove(0);
+    GroupRef::find(address).unwrap().lock().members.remove(0);
     drop(killed.socket.take());
     let file = other.file.clone().unwrap();
     file.release(killed.slot);
