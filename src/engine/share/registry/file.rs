@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, Nonce, SLOTS};
 use super::{find_file, is_in_place, open_file};
@@ -69,12 +69,11 @@ impl AddressFile {
     ///
     /// [`io::ErrorKind::NotFound`] if the file was removed meanwhile, because all members had left: open it again.
     pub(crate) fn change(&self) -> io::Result<Change<'_>> {
-        let mut locked = try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)?;
+        let mut locked = self.try_lock()?;
         for _ in 0..MOST_WAITS {
-            let before = self.header();
+            let before = self.modified()?;
             locked = locked || self.wait_for_change()?;
-            // Each change writes a different header.
-            if locked || self.header() == before {
+            if locked || self.modified()? == before {
                 break;
             }
         }
@@ -88,12 +87,27 @@ impl AddressFile {
         Ok(change)
     }
 
+    /// Tries to take the lock for a change.
+    fn try_lock(&self) -> io::Result<bool> {
+        let locked = try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)?;
+        if locked {
+            // A waiting process must notice each change, also one that writes nothing, such as a check.
+            let _ = self.file.set_modified(SystemTime::now());
+        }
+        Ok(locked)
+    }
+
+    /// Returns the time of the last write, or of the start of the last change if that is later.
+    fn modified(&self) -> io::Result<SystemTime> {
+        self.file.metadata()?.modified()
+    }
+
     /// Waits for a change to end. Returns whether this process now holds the lock for its own change.
     fn wait_for_change(&self) -> io::Result<bool> {
         let end = Instant::now() + LONGEST_CHANGE;
         while Instant::now() < end {
             std::thread::sleep(RETRY);
-            if try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)? {
+            if self.try_lock()? {
                 return Ok(true);
             }
         }
@@ -112,7 +126,7 @@ impl AddressFile {
     /// Removes the file if no process is in the group, and none changes it. A process that has it open and wants to
     /// join takes the same lock and then finds that the file is no longer in place.
     pub(super) fn remove_unused(&self) -> io::Result<()> {
-        if !try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)? {
+        if !self.try_lock()? {
             return Ok(());
         }
         let change = Change { file: self, locked: true };
@@ -236,17 +250,19 @@ mod tests {
         assert_eq!(file.change().map(drop).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// A process may wait for many others that join before it.
+    /// A process may wait for many others that join before it, or that check the group without writing to the file.
     #[test]
     fn a_wait_goes_on_while_the_group_changes() {
         let path = path("busy");
         let (one, other) = (AddressFile::open(path.clone()).unwrap(), AddressFile::open(path.clone()).unwrap());
-        let change = one.change().unwrap();
+        let mut change = one.change().unwrap();
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| other.change().unwrap().locked);
-            for slot in 0..3 {
+            for _ in 0..3 {
                 std::thread::sleep(LONGEST_CHANGE / 2);
-                one.write_header(&Header { order: vec![slot], ..Header::default() }).unwrap();
+                // The lock does not exclude the same open file, so the next change begins before this one has ended.
+                let next = one.change().unwrap();
+                std::mem::forget(std::mem::replace(&mut change, next));
             }
             drop(change);
             assert!(waiter.join().unwrap());
