@@ -48,7 +48,10 @@ impl Lease {
         if comes_back {
             let polled = self.polled_until(now);
             if polled >= self.min_poll_time() {
-                self.end.store((now + (polled / PART_OF_POLLING).min(LONGEST_LEASE)).as_nanos(), Ordering::Relaxed);
+                // A series that began again after a pause would give an earlier end than the lease that is still alive.
+                // The shard's thread may already rely on the later one.
+                let end = now + (polled / PART_OF_POLLING).min(LONGEST_LEASE);
+                self.end.fetch_max(end.as_nanos(), Ordering::Relaxed);
             }
         } else {
             self.first_visit.store(now.as_nanos(), Ordering::Relaxed);
@@ -111,7 +114,7 @@ impl Lease {
         Time::from_nanos(self.last_visit.load(Ordering::Relaxed))
     }
 
-    /// Returns when the lease ends or ended.
+    /// Returns when the lease ends or ended. The end never moves to an earlier time.
     #[inline]
     pub(super) fn end(&self) -> Time {
         Time::from_nanos(self.end.load(Ordering::Relaxed))
@@ -159,6 +162,17 @@ mod tests {
         let late = end + LONGEST_LEASE * 2;
         let end = poll(&lease, late, MIN_POLL_TIME);
         assert_eq!(lease.end(), end + MIN_POLL_TIME / PART_OF_POLLING);
+    }
+
+    #[test]
+    fn lease_keeps_its_end_after_a_short_pause() {
+        let lease = Lease::default();
+        let end = poll(&lease, Time::from_nanos(1_000), LONGEST_LEASE * PART_OF_POLLING);
+        let promised = lease.end();
+        assert_eq!(promised, end + LONGEST_LEASE);
+        let later = poll(&lease, end + LONGEST_PAUSE, MIN_POLL_TIME);
+        assert!(later < promised);
+        assert_eq!(lease.end(), promised);
     }
 
     #[test]
