@@ -198,15 +198,20 @@ mod tests {
     }
 
     #[test]
-    fn thread_stands_back_while_somebody_polls() {
+    fn thread_stands_back_while_a_thread_polls() {
         let shard = Arc::new(shard());
         let thread = start(Arc::clone(&shard), "lease-test".into()).unwrap();
-        std::thread::sleep(Duration::from_millis(20));
-        // Polls for longer than it takes to get a lease; a pause of the machine restarts the series.
-        while !shard.policy.expects_poller(shard.clock.now()) {
+        let latest = shard.clock.now() + Duration::from_secs(20);
+        // While it watches the sockets, it sleeps without a time limit. Only the end of a lease limits it here, because
+        // there are no deadlines. 0: it is awake.
+        let sleeps_until_lease_ends = || !matches!(shard.wake.promised(), Time::ZERO | Time::NEVER);
+        while !sleeps_until_lease_ends() {
+            assert!(shard.clock.now() < latest, "it watches the sockets");
             shard.poll(|| false);
+            if shard.policy.expects_poller(shard.clock.now()) && shard.wake.promised() == Time::NEVER {
+                shard.wake.call();
+            }
         }
-        shard.wake.call();
         end(&shard);
         thread.join().unwrap();
     }
