@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_is_summed_behind_any_head() {
+    fn copied_bytes_are_summed_after_any_head() {
         let bytes = noise(4_200);
         for length in LENGTHS {
             for start in [0, 1, 64, 100] {

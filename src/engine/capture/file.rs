@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn device_and_process_come_into_the_name() {
+    fn placeholders_for_device_and_process_are_expanded() {
         let expanded = expand(Path::new("/x/%d_%p_%%.pcapng"), "soft:fe80::1/é").unwrap();
         assert_eq!(expanded.to_str().unwrap(), format!("/x/soft-fe80--1--_{}_%.pcapng", std::process::id()));
         let inside = expand(Path::new("/tmp"), "soft_lo").unwrap();

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv4_headers_are_whole() {
+    fn ipv4_headers_are_complete() {
         let headers = WireHeaders::build(&addressing("10.0.0.1", "10.0.0.2"), &[1, 2, 3]).unwrap();
         let bytes = headers.as_bytes();
         assert_eq!(bytes[..10], [0x45, 0x28, 0, 31, 0x12, 0x34, 0x40, 0, 64, 17]);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_headers_are_whole() {
+    fn ipv6_headers_are_complete() {
         let headers = WireHeaders::build(&addressing("fd00::1", "fd00::2"), &[0xff; 64]).unwrap();
         let bytes = headers.as_bytes();
         assert_eq!(bytes[..8], [0x62, 0x80, 0, 0, 0, 72, 17, 64]);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_datagram_carries_is_refused() {
+    fn payload_too_long_for_a_datagram_is_refused() {
         let v4 = addressing("10.0.0.1", "10.0.0.2");
         assert!(WireHeaders::build(&v4, &vec![0; 65_507]).is_some());
         assert!(WireHeaders::build(&v4, &vec![0; 65_508]).is_none());

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drops_are_named() {
+    fn drop_reasons_are_named() {
         assert_eq!(drop_comment(DropReason::BadIcrc), "dropped: bad ICRC");
         assert_eq!(drop_comment(DropReason::UnknownQueuePair), "dropped: unknown QPN");
         assert_eq!(drop_comment(DropReason::OutOfOrderResponse), "dropped: out of order response");

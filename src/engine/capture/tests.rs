@@ -133,7 +133,7 @@ fn packets_are_read_back() {
 }
 
 #[test]
-fn file_stays_within_its_bound_and_says_so() {
+fn file_ends_at_its_bound_with_a_comment() {
     let wanted = options("bound").max_bytes(20_000);
     let capture = Capture::start(&wanted, "soft_test").unwrap();
     for _ in 0..100 {
@@ -149,7 +149,7 @@ fn file_stays_within_its_bound_and_says_so() {
 }
 
 #[test]
-fn what_is_lost_is_counted() {
+fn lost_packets_are_counted() {
     let capture = Capture::start(&options("lost"), "soft_test").unwrap();
     // Longer than any datagram, which has the same effect as a full buffer.
     let long = vec![0; 70_000];
@@ -179,7 +179,7 @@ fn full_buffer_loses_packets_and_never_waits() {
 }
 
 #[test]
-fn failure_of_the_file_ends_the_capture_only() {
+fn write_error_ends_only_the_capture() {
     let path = std::env::temp_dir().join(format!("rdma-verbs-unit-failure-{}.pcapng", std::process::id()));
     fs::write(&path, "").unwrap();
     // Open for reading only, so that every write fails.
@@ -194,7 +194,7 @@ fn failure_of_the_file_ends_the_capture_only() {
 }
 
 #[test]
-fn queue_pairs_are_chosen() {
+fn only_chosen_queue_pairs_are_recorded() {
     let wanted = options("filter").queue_pair(Qpn::new(9)).queue_pair(Qpn::new(4));
     let capture = Capture::start(&wanted, "soft_test").unwrap();
     let chosen = [3, 4, 5, 9, 10].map(|qpn| capture.wants(Qpn::new(qpn)));

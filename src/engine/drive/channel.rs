@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn announcements_keep_the_descriptor_readable_until_taken() {
+    fn descriptor_is_readable_until_the_notifications_are_taken() {
         keeps_readable(&Channel::new(vec![Arc::new(shard())]).unwrap());
         keeps_readable(&Channel::exact(vec![Arc::new(shard())]).unwrap());
     }
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn armed_queues_are_counted_for_whoever_took_the_last_announcements() {
+    fn armed_queues_count_for_the_expected_kind_of_waiter() {
         let shard = Arc::new(shard());
         let channel = Channel::exact(vec![Arc::clone(&shard)]).unwrap();
         let queues = [1, 2].map(|context| Arc::new(CqNotifier::new(context)));
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn exact_descriptor_changes_with_each_announcement() {
+    fn exact_descriptor_signals_each_notification() {
         let channel = Channel::exact(vec![Arc::new(shard())]).unwrap();
         let queue = Arc::new(CqNotifier::new(3));
         let count = || {
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_nobody_listens_to_fills_no_memory() {
+    fn waiting_notifications_of_a_queue_are_bounded() {
         let channel = Channel::new(vec![Arc::new(shard())]).unwrap();
         let [loud, other] = [1, 2].map(|context| Arc::new(CqNotifier::new(context)));
         (0..10_000).for_each(|_| channel.announce(&loud));
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_ends_with_an_announcement_or_in_time() {
+    fn wait_ends_with_a_notification_or_the_timeout() {
         let channel = Arc::new(Channel::new(vec![Arc::new(shard())]).unwrap());
         let start = Instant::now();
         assert_eq!(channel.wait(Some(Duration::from_millis(20))).unwrap(), None);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn full_queue_says_so_and_the_doorbell_can_ring_later() {
+    fn full_queue_refuses_a_doorbell_which_can_ring_later() {
         let (queue, first, second) = (DoorbellQueue::new(1), Doorbell::new(Qpn::new(7)), Doorbell::new(Qpn::new(9)));
         assert!(queue.ring(&first) && !queue.ring(&second));
         assert_eq!(queue.answer(), Some(Qpn::new(7)));

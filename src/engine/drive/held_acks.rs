@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_stays_elsewhere_is_told_once() {
+    fn acks_are_released_once_if_the_thread_stays_elsewhere() {
         let [held, other, third] = [(); 3].map(|()| Arc::new(shard()));
         assert!((0..3).all(|_| take_other(&other).is_none()), "nothing waits");
         note(&held);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_comes_back_is_not_told() {
+    fn acks_stay_held_if_the_thread_comes_back() {
         let [held, other] = [(); 2].map(|()| Arc::new(shard()));
         note(&held);
         assert!((0..3).all(|_| take_other(&other).is_none() && take_other(&held).is_none()));

@@ -542,7 +542,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_the_end_of_the_device_and_is_told_once() {
+    fn panic_fails_the_device_and_is_reported_once() {
         let shard = Arc::new(shard());
         assert!(shard.command(|_, _| {}) && !shard.has_failed());
         let shared = Arc::clone(&shard);

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn holder_that_is_rung_without_end_hands_over() {
+    fn holder_that_is_rung_too_often_hands_over() {
         let lock = ShardLock::new(0);
         let outcome = lock.ring(3, |count, _| {
             *count += 1;
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_thread_gets_its_turn_from_a_poller() {
+    fn poller_lets_a_waiting_thread_drive() {
         let lock = Arc::new(ShardLock::new(0u64));
         let (done, shared) = (Arc::new(AtomicBool::new(false)), Arc::clone(&lock));
         let (stop, polls) = (Arc::clone(&done), 1_000_000_000u64);
@@ -273,7 +273,7 @@ mod loom_models {
     }
 
     #[test]
-    fn who_hands_over_and_looks_later_loses_nothing() {
+    fn no_doorbell_is_lost_after_a_hand_over() {
         loom::model(|| {
             let model = Model::new();
             let other = Arc::clone(&model);
@@ -294,7 +294,7 @@ mod loom_models {
     }
 
     #[test]
-    fn waiting_thread_and_poster_exclude_each_other_and_lose_nothing() {
+    fn no_doorbell_is_lost_beside_a_waiting_thread() {
         loom::model(|| {
             let model = Model::new();
             let other = Arc::clone(&model);

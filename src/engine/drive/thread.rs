@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_thread_sleeps_and_ends_when_told() {
+    fn idle_thread_sleeps_until_it_is_signalled_to_end() {
         let shard = Arc::new(shard());
         let thread = start(Arc::clone(&shard), "idle-test".into()).unwrap();
         std::thread::sleep(Duration::from_millis(50));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_comes_back_for_whoever_sleeps_on_a_descriptor() {
+    fn thread_watches_the_sockets_for_a_sleeper_on_a_descriptor() {
         let shard = Arc::new(shard());
         while !shard.policy.expects_poller(shard.clock.now()) {
             shard.poll(|| false);

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_is_called_only_for_what_it_would_miss() {
+    fn thread_is_called_only_for_work_before_its_next_pass() {
         let wake = Wake::new().unwrap();
         wake.needed_by(Time::from_nanos(5));
         assert!(!was_called(&wake), "it is awake");

@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_that_come_alone_are_received_by_few_calls() {
+    fn unmerged_datagrams_are_received_by_few_calls() {
         let (mut link, address, plain, _) = link("127.77.3.7");
         let sent: Vec<Vec<u8>> = (0..30_u8).map(|number| vec![number; 4 + usize::from(number) * 300]).collect();
         for bytes in &sent {
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_one_address_cost_others_nothing() {
+    fn errors_of_one_address_do_not_affect_others() {
         let (mut link, address, plain, _) = link("127.77.3.5");
         let mut closed = transmit(address, plain, 4, None);
         closed.destination = "127.77.3.6".parse().unwrap();

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_of_the_rate_holds_for_each_path_to_another_host() {
+    fn rate_limit_applies_to_each_path_to_another_host() {
         for &algorithm in CongestionAlgorithm::ALL {
             let to = |peer| control(algorithm, Some(1_000), "198.51.100.1", peer);
             let capped = to("198.51.100.2").expect("a controller");
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_within_the_host_are_not() {
+    fn paths_within_the_host_are_not_controlled() {
         assert!(!is_controlled("127.0.0.1", "127.7.7.7") && !is_controlled("::1", "::ffff:127.0.0.1"));
         assert!(!is_controlled("198.51.100.1", "198.51.100.1"));
         for own in if_addrs::get_if_addrs().unwrap() {

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_of_a_process_that_ends_is_waited_for() {
+    fn open_waits_for_the_socket_of_an_ending_process() {
         let address = local("127.77.2.6");
         let dying = bind_receiver(address, &SIZES).unwrap();
         let end = std::thread::spawn(move || {
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_of_send_sockets_differ_in_what_they_take() {
+    fn only_sockets_with_checksums_send_segments() {
         let (address, options) = (local("127.77.2.4"), SendOptions { segment_size: Some(4), ..Default::default() });
         let plain = SendSocket::open(address, Checksums::Off, &SIZES).unwrap();
         let segmenting = SendSocket::open(address, Checksums::On, &SIZES).unwrap();
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_traffic_class_that_is_asked_for_often_becomes_the_sockets() {
+    fn frequent_traffic_class_becomes_the_sockets() {
         for address in ["127.77.2.5", "::1"] {
             let address = local(address);
             let mut sender = SendSocket::open(address, Checksums::On, &SIZES).unwrap();
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn address_of_another_machine_is_named() {
+    fn error_names_an_address_of_another_machine() {
         let error = ReceiveSocket::open(request(local("192.0.2.78"), &[1]), &SIZES).err().unwrap();
         assert!(error.message.contains("192.0.2.78 is not an address of this machine"), "{}", error.message);
         assert!(SendSocket::open(local("192.0.2.78"), Checksums::Off, &SIZES).is_err());

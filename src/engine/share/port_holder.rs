@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_holder() {
+    fn malformed_lines_are_no_holders() {
         for line in ["", "1: 0100007F:12B7", "1: xyz:12B7 0 0 0 0 0 0 0 0", "1: 01:12B7 0 07 0 0 0 5 0 77"] {
             assert_eq!(parse_line(line, 4791), None, "{line}");
         }

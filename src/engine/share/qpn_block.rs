@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_distinct_and_come_back() {
+    fn leased_blocks_are_distinct_and_can_be_leased_again() {
         let exactly = |count| QpnBlocks::lease(count, count);
         let (first, second) = (exactly(5).unwrap(), exactly(600).unwrap());
         let mut all: Vec<u32> = first.blocks().iter().chain(second.blocks()).copied().collect();

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_group_is_steered_also_by_older_kernels() {
+    fn program_of_a_full_group_fits_older_kernels() {
         // As many as processes lease: 15 each while less than an eighth of all blocks is in use, then 5.
         let counts = (0..128).map(|member| if member < 35 { 15 } else { 5 });
         let mut next = (1..4_095u16).step_by(4);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_go_to_the_socket_that_they_count() {
+    fn probes_go_to_the_socket_whose_index_they_carry() {
         let program = program(&[&[0x111], &[0x222]]);
         for index in [0, 1, 77, 0x7ff] {
             let destination = probe_destination(index);

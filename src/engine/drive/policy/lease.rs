@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_is_for_those_who_have_polled_for_some_time() {
+    fn lease_requires_a_least_time_of_polling() {
         let (lease, start) = (Lease::default(), Time::from_nanos(1_000));
         assert!(!lease.visit(start) && !lease.is_alive(start));
         let soon = start + MIN_POLL_TIME / 2;
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn who_polled_for_long_gets_a_longer_lease_and_begins_anew_after_a_pause() {
+    fn lease_grows_with_the_time_of_polling_since_the_last_pause() {
         let lease = Lease::default();
         let end = poll(&lease, Time::from_nanos(1_000), LONGEST_LEASE * (PART_OF_POLLING + 1));
         assert_eq!(lease.end(), end + LONGEST_LEASE);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_when_leases_end_must_poll_for_longer() {
+    fn lease_that_ends_without_a_poller_doubles_the_least_time_of_polling() {
         let (lease, mut now) = (Lease::default(), Time::from_nanos(1_000));
         let mut given = 0;
         for _ in 0..1_000 {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_completions_and_posts_polls() {
+    fn post_after_taken_completions_counts_as_a_visit() {
         let (lease, start) = (Lease::default(), Time::from_nanos(1_000));
         let end = poll(&lease, start, MIN_POLL_TIME);
         let soon = end + LONGEST_PAUSE / 2;

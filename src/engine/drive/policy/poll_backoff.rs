@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn yields_that_nobody_uses_become_rare() {
+    fn unused_yields_become_rare() {
         let backoff = PollBackoff::default();
         let turns = |looks: u32| (0..looks).filter(|_| backoff.takes_turn()).count();
         assert_eq!(turns(5), 5);

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_no_message() {
+    fn unknown_messages_are_not_parsed() {
         let mut buffer = [0; MESSAGE_BYTES];
         let length = packet(&[0; LEAST_PACKET_BYTES]).write(&mut buffer).unwrap();
         assert!(Message::parse(&buffer[..length]).is_some());

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_in_the_inbox_is_ignored() {
+    fn malformed_messages_are_ignored() {
         let folder = Folder::new("inbox");
         let mailbox = mailbox(&folder);
         for length in [0, 1, 39, 40, 47, 5_000] {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_go_to_addresses_and_blocks_of_this_process_alone() {
+    fn packets_go_only_to_addresses_and_blocks_of_this_process() {
         let folder = Folder::new("routes");
         let mailbox = mailbox(&folder);
         struct Nothing;

@@ -129,7 +129,7 @@ mod tests {
     use crate::sys::wait_readable;
 
     #[test]
-    fn the_end_of_a_neighbour_is_noticed() {
+    fn end_of_a_neighbour_is_detected() {
         let folder = Folder::new("neighbours");
         let (one, other) = (mailbox(&folder), mailbox(&folder));
         let address: IpAddr = "127.77.9.1".parse().unwrap();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_that_are_gone_fill_no_queue() {
+    fn ended_guests_do_not_fill_the_queue() {
         let folder = Folder::new("guests");
         let listener = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None).unwrap();
         let name = [5; NAME_BYTES];

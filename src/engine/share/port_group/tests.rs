@@ -40,7 +40,7 @@ fn received(member: &Membership) -> usize {
 }
 
 #[test]
-fn members_get_their_blocks_also_after_another_has_left() {
+fn members_get_their_blocks_after_another_has_left() {
     let address: IpAddr = "127.77.0.1".parse().unwrap();
     let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
     let mut members: Vec<Membership> = (0..4u32).map(|index| join(address, &[0x100 + index, 0x200 + index])).collect();
@@ -114,7 +114,7 @@ fn a_group_that_waits_for_another_process_delays_no_other_group() {
 }
 
 #[test]
-fn a_lost_order_is_found_out() {
+fn lost_order_is_determined_with_probes() {
     let address: IpAddr = "127.77.0.4".parse().unwrap();
     let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
     let members: Vec<Membership> = (0..5u32).map(|index| join(address, &[0x300 + index])).collect();
@@ -138,7 +138,7 @@ fn a_lost_order_is_found_out() {
 
 /// A packet that arrives at the wrong process reveals a wrong order, whatever its cause.
 #[test]
-fn a_packet_that_goes_astray_has_the_order_found_out() {
+fn misdirected_packet_makes_the_group_determine_its_order() {
     let address: IpAddr = "127.77.0.6".parse().unwrap();
     let members = [join(address, &[0x500]), join(address, &[0x501])];
     let file = members[0].file.clone().unwrap();
@@ -169,7 +169,7 @@ fn a_packet_that_goes_astray_has_the_order_found_out() {
 
 /// The other members have not noticed yet, and the new member gets the slot of the killed one.
 #[test]
-fn a_newcomer_in_the_slot_of_a_killed_member_is_found() {
+fn new_member_in_the_slot_of_a_killed_one_is_found() {
     let address: IpAddr = "127.77.0.5".parse().unwrap();
     let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
     let (mut killed, other) = (join(address, &[0x400]), join(address, &[0x401]));
@@ -202,7 +202,7 @@ fn answer_waiting(member: &Membership) {
 }
 
 #[test]
-fn gaps_are_filled_with_the_silent() {
+fn members_that_do_not_answer_fill_the_gaps() {
     assert_eq!(fill_gaps(&[None, Some(5), None], &[2, 5, 7]), [2, 5, 7]);
     assert_eq!(fill_gaps(&[None, Some(5), None], &[7, 5, 2]), [7, 5, 2]);
     assert_eq!(fill_gaps(&[Some(7), Some(2), Some(5)], &[2, 5, 7]), [7, 2, 5]);

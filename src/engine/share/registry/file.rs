@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_file_is_noticed() {
+    fn removed_file_is_detected() {
         let path = path("removed");
         let file = AddressFile::open(path.clone()).unwrap();
         std::fs::remove_file(path).unwrap();
@@ -252,7 +252,7 @@ mod tests {
 
     /// A process may wait for many others that join before it, or that check the group without writing to the file.
     #[test]
-    fn a_wait_goes_on_while_the_group_changes() {
+    fn wait_continues_while_the_group_changes() {
         let path = path("busy");
         let (one, other) = (AddressFile::open(path.clone()).unwrap(), AddressFile::open(path.clone()).unwrap());
         let mut change = one.change().unwrap();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_process_uses_is_removed() {
+    fn unused_file_is_removed() {
         let path = path("unused");
         let (one, other) = (AddressFile::open(path.clone()).unwrap(), AddressFile::open(path.clone()).unwrap());
         let slot = one.claim(&[]).unwrap().unwrap();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_in_the_file_is_nobody() {
+    fn malformed_file_has_no_members() {
         let path = path("nonsense");
         std::fs::write(&path, [0xa5; 60_000]).unwrap();
         let file = AddressFile::open(path.clone()).unwrap();

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn records_are_read_as_written() {
         let header = Header { order: vec![3, 0, 127], is_settled: true, nonce: [7; NONCE_BYTES] };
         assert_eq!(Header::parse(&header.to_bytes()), Some(header));
         let full = Header { order: (0..SLOTS as u8).collect(), ..Header::default() };
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_stands_once_in_an_order() {
+    fn order_with_a_repeated_or_unknown_slot_is_invalid() {
         let twice = Header { order: vec![1, 2, 1], ..Header::default() };
         assert_eq!(Header::parse(&twice.to_bytes()), None);
         let beyond = Header { order: vec![SLOTS as u8], ..Header::default() };
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn half_written_is_nothing() {
+    fn half_written_records_are_invalid() {
         let mut bytes = member().to_bytes();
         bytes[60..].fill(0);
         assert_eq!(Member::parse(&bytes), None);
@@ -222,7 +222,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nonsense_with_a_checksum_does_no_harm(bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES)) {
+        fn any_bytes_with_a_checksum_are_parsed(bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES)) {
             let mut header: [u8; HEADER_BYTES] = bytes.clone().try_into().unwrap();
             header[..8].copy_from_slice(&HEADER_MAGIC);
             write_check(&mut header);

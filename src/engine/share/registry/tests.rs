@@ -27,7 +27,7 @@ impl Drop for Folder {
 }
 
 #[test]
-fn a_folder_of_others_is_refused() {
+fn folder_that_others_can_enter_is_refused() {
     let folder = Folder::new("refused");
     std::fs::create_dir(&folder.0).unwrap();
     std::fs::set_permissions(&folder.0, PermissionsExt::from_mode(0o750)).unwrap();
@@ -42,7 +42,7 @@ fn a_folder_of_others_is_refused() {
 }
 
 #[test]
-fn what_processes_left_is_swept_out() {
+fn leftovers_of_dead_processes_are_removed() {
     let folder = Folder::new("swept");
     let registry = Registry::open_in(&folder.0).unwrap();
     let dead = [1; NAME_BYTES];
