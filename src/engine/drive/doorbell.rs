@@ -57,7 +57,7 @@ impl DoorbellQueue {
 
     /// Takes the next queue pair whose doorbell rang.
     #[inline]
-    pub(super) fn answer(&self) -> Option<Qpn> {
+    pub(super) fn pop(&self) -> Option<Qpn> {
         // Much cheaper than a pop from an empty queue. No doorbell is lost: a thread that queues one rings the shard's
         // lock afterwards.
         if self.rung.is_empty() {
@@ -140,18 +140,18 @@ mod tests {
     fn queue_pair_is_queued_once() {
         let (queue, first, second) = (DoorbellQueue::new(2), Doorbell::new(Qpn::new(7)), Doorbell::new(Qpn::new(9)));
         assert!(queue.ring(&first) && queue.ring(&first) && queue.ring(&second));
-        assert_eq!(queue.answer(), Some(Qpn::new(7)));
+        assert_eq!(queue.pop(), Some(Qpn::new(7)));
         assert!(queue.ring(&first));
-        assert_eq!([queue.answer(), queue.answer(), queue.answer()], [Some(Qpn::new(9)), Some(Qpn::new(7)), None]);
+        assert_eq!([queue.pop(), queue.pop(), queue.pop()], [Some(Qpn::new(9)), Some(Qpn::new(7)), None]);
     }
 
     #[test]
     fn full_queue_refuses_a_doorbell_which_can_ring_later() {
         let (queue, first, second) = (DoorbellQueue::new(1), Doorbell::new(Qpn::new(7)), Doorbell::new(Qpn::new(9)));
         assert!(queue.ring(&first) && !queue.ring(&second));
-        assert_eq!(queue.answer(), Some(Qpn::new(7)));
+        assert_eq!(queue.pop(), Some(Qpn::new(7)));
         assert!(queue.ring(&second));
-        assert_eq!(queue.answer(), Some(Qpn::new(9)));
+        assert_eq!(queue.pop(), Some(Qpn::new(9)));
     }
 }
 
@@ -175,7 +175,7 @@ mod loom_models {
                 published.fetch_add(1, Ordering::Relaxed);
                 assert!(queue.ring(doorbell));
                 let outcome = lock.ring(8, |seen, _| {
-                    while queue.answer().is_some() {
+                    while queue.pop().is_some() {
                         *seen = published.load(Ordering::Relaxed);
                     }
                 });

@@ -18,7 +18,7 @@ use super::doorbell::Doorbell;
 use super::held_acks;
 use super::policy::Rest;
 use super::shard::{Core, Plan, Progress, Shard};
-use super::shard_lock::{DriveOutcome, Look};
+use super::shard_lock::{DriveOutcome, Pass};
 use crate::engine::share::Recipient;
 use crate::queue::thread_token;
 use crate::transport::Datagram;
@@ -26,8 +26,8 @@ use crate::types::{Qpn, Time};
 
 /// Longest time that the destruction of a queue pair waits for its final acknowledgement to leave.
 const LONGEST_FINAL_ACK_FLUSH: Duration = Duration::from_millis(10);
-/// Most further looks that a driver makes for threads that rang, before it hands over.
-const LOOKS: usize = 16;
+/// Most further passes that a driver makes for threads that rang, before it hands over.
+const MORE_PASSES: usize = 16;
 /// A posting thread sends its requests and returns.
 const POSTING: Plan = Plan { posted: None, receives: 0, send_calls: 16, deadlines: false, stops_for_completion: false };
 /// A datagram, or merged ones, are 64 KiB at most, so a batch is at most 2 MiB.
@@ -48,15 +48,15 @@ impl Shard {
     /// Sends published requests on the caller's own stack, or leaves that to the current driver.
     pub(crate) fn post(&self, doorbell: &Arc<Doorbell>) {
         self.policy.note_post(thread_token());
-        let outcome = self.lock.try_drive(LOOKS, |core, look| {
-            let posted = (look == Look::First).then_some(doorbell.qpn());
+        let outcome = self.lock.try_drive(MORE_PASSES, |core, pass| {
+            let posted = (pass == Pass::First).then_some(doorbell.qpn());
             self.send_posted(core, Plan { posted, ..POSTING });
         });
         if outcome != DriveOutcome::Held {
             return self.finish(outcome);
         }
         self.ring_doorbell(doorbell);
-        let outcome = self.lock.ring(LOOKS, |core, _| self.send_posted(core, POSTING));
+        let outcome = self.lock.ring(MORE_PASSES, |core, _| self.send_posted(core, POSTING));
         self.finish(outcome);
     }
 
@@ -88,8 +88,8 @@ impl Shard {
         if let Some(other) = held_acks::take_other(self) {
             other.release_acknowledgements();
         }
-        let outcome = self.lock.try_drive(LOOKS, |core, look| {
-            if look == Look::First && self.policy.takes_quick_poll() && core.is_quiet() {
+        let outcome = self.lock.try_drive(MORE_PASSES, |core, pass| {
+            if pass == Pass::First && self.policy.takes_quick_poll() && core.is_quiet() {
                 return;
             }
             let now = self.clock.now();
@@ -110,8 +110,8 @@ impl Shard {
     /// Sends the acknowledgements that wait for the application's response, because this thread, which left them, now
     /// polls another shard. If another thread drives this shard, that thread comes back or sends them.
     fn release_acknowledgements(&self) {
-        let outcome = self.lock.try_drive(LOOKS, |core, look| {
-            if look == Look::Again || core.endpoint.has_held_acknowledgements() {
+        let outcome = self.lock.try_drive(MORE_PASSES, |core, pass| {
+            if pass == Pass::Again || core.endpoint.has_held_acknowledgements() {
                 let progress = self.pass(core, POSTING, self.clock.now(), |_, _| false);
                 self.leave(&progress);
             }
@@ -134,7 +134,7 @@ impl Shard {
     pub(crate) fn serve_channel(&self) -> bool {
         self.policy.note_event_visit(self.clock.now());
         let mut has_more = false;
-        let outcome = self.lock.drive(LOOKS, |core, _| {
+        let outcome = self.lock.drive(MORE_PASSES, |core, _| {
             let progress = self.pass(core, SERVING, self.clock.now(), |_, _| false);
             has_more = progress.has_more;
             self.leave(&progress);
@@ -147,8 +147,8 @@ impl Shard {
     /// changed.
     pub(crate) fn command(&self, change: impl FnOnce(&mut Core, Time)) -> bool {
         let (mut change, mut done) = (Some(change), false);
-        let outcome = self.lock.drive(LOOKS, |core, look| {
-            if look == Look::First
+        let outcome = self.lock.drive(MORE_PASSES, |core, pass| {
+            if pass == Pass::First
                 && let Some(change) = change.take()
             {
                 done = self.change(core, change);
@@ -166,7 +166,7 @@ impl Shard {
         let end = self.clock.now() + LONGEST_FINAL_ACK_FLUSH;
         loop {
             let mut owes = false;
-            let outcome = self.lock.drive(LOOKS, |core, _| {
+            let outcome = self.lock.drive(MORE_PASSES, |core, _| {
                 let progress = self.pass(core, POSTING, self.clock.now(), |_, _| false);
                 owes = core.endpoint.owes_acknowledgement(qpn) || core.has_unsent();
                 self.leave(&progress);
@@ -184,7 +184,7 @@ impl Shard {
     /// relies on it being awake.
     pub(super) fn serve(&self, mut rest: impl FnMut(Time, bool) -> Rest) -> Served {
         let mut served = Served { worked: false, sleeps_until: None };
-        let outcome = self.lock.drive(LOOKS, |core, _| {
+        let outcome = self.lock.drive(MORE_PASSES, |core, _| {
             let now = self.clock.now();
             let progress = self.pass(core, SERVING, now, |_, _| false);
             served.worked |= progress.worked;
@@ -200,7 +200,7 @@ impl Shard {
             self.wake.sleeps_until(deadline);
             let until = deadline.min(self.end_moderations(now).unwrap_or(Time::NEVER));
             self.wake.sleeps_until(until);
-            // The last look counts: a ring between two looks invalidates the result of the earlier one.
+            // The last pass counts: a ring between two passes invalidates the result of the earlier one.
             served.sleeps_until = latest.map(|_| until);
         });
         self.finish(outcome);
@@ -240,16 +240,16 @@ mod tests {
 
     /// Otherwise it sleeps while all other threads assume that it is awake, and none wakes it.
     #[test]
-    fn thread_that_was_rung_sleeps_by_its_last_look() {
-        let (shard, looks) = (shard(), Cell::new(0));
+    fn thread_that_was_rung_sleeps_by_its_last_pass() {
+        let (shard, passes) = (shard(), Cell::new(0));
         let served = shard.serve(|_, _| {
-            looks.set(looks.get() + 1);
-            if looks.get() == 1 {
-                assert_eq!(shard.lock.ring(LOOKS, |_, _| unreachable!("it is held")), DriveOutcome::Held);
+            passes.set(passes.get() + 1);
+            if passes.get() == 1 {
+                assert_eq!(shard.lock.ring(MORE_PASSES, |_, _| unreachable!("it is held")), DriveOutcome::Held);
                 return Rest::Sleep(Time::NEVER);
             }
             Rest::Linger
         });
-        assert_eq!((looks.get(), served.sleeps_until), (2, None));
+        assert_eq!((passes.get(), served.sleeps_until), (2, None));
     }
 }

@@ -206,9 +206,9 @@ impl Shard {
     /// Returns the report of a queue pair on itself and its peer, with the errors that the sockets reported for its
     /// path; and the start of its connection, by this shard's clock.
     pub(crate) fn queue_pair_report(&self, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
-        let mut answer = None;
-        self.command(|core, now| answer = core.queue_pair_report(now, qpn));
-        answer
+        let mut report = None;
+        self.command(|core, now| report = core.queue_pair_report(now, qpn));
+        report
     }
 
     /// Returns packets from an address since this time that match no queue pair.
@@ -435,7 +435,7 @@ impl Shard {
     #[inline]
     fn drain_doorbells(&self, core: &mut Core, now: Time) -> bool {
         for _ in 0..MAX_DOORBELLS {
-            let Some(qpn) = self.doorbells.answer() else { return false };
+            let Some(qpn) = self.doorbells.pop() else { return false };
             core.endpoint.handle_doorbell(now, qpn);
         }
         true

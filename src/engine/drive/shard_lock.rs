@@ -9,8 +9,8 @@
 //! - A *control verb* or the shard's thread needs the value itself. It calls [`ShardLock::drive`] and waits for the
 //!   lock, which pollers leave alone while a thread waits.
 //!
-//! A release fails while the word is rung; then the holder looks again. The number of looks is bounded: a holder that
-//! is rung too often releases anyway, and the outcome reports that another look is needed ([`DriveOutcome::HandOver`]).
+//! A release fails while the word is rung; then the holder makes another pass. Their number is bounded: a holder that
+//! is rung too often releases anyway, and the outcome reports that another pass is needed ([`DriveOutcome::HandOver`]).
 //!
 //! The models at the end check with every interleaving that no published work is missed.
 
@@ -33,9 +33,9 @@ const SPINS: u32 = 64;
 #[cfg(loom)]
 const SPINS: u32 = 0;
 
-/// Reason for a look of the holder.
+/// A pass of the holder over the value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Look {
+pub(super) enum Pass {
     /// The holder just took the lock.
     First,
     /// Another thread rang meanwhile.
@@ -48,9 +48,9 @@ pub(super) enum Look {
 pub(super) enum DriveOutcome {
     /// This thread drove, and saw everything published before the release.
     Drove,
-    /// Another thread holds the lock. If it was rung, it looks once more.
+    /// Another thread holds the lock. If it was rung, that thread makes another pass.
     Held,
-    /// This thread drove as long as it may. Another look is needed, which the caller must arrange.
+    /// This thread drove as long as it may. Another pass is needed, which the caller must arrange.
     HandOver,
 }
 
@@ -68,21 +68,21 @@ impl<T> ShardLock<T> {
 
     /// For posters: drives, or rings the holder.
     #[inline]
-    pub(super) fn ring(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> DriveOutcome {
+    pub(super) fn ring(&self, more_passes: usize, work: impl FnMut(&mut T, Pass)) -> DriveOutcome {
         match self.guarded.acquire_or_ring() {
-            Some(guard) => drive_guarded(guard, looks, work),
+            Some(guard) => drive_guarded(guard, more_passes, work),
             None => DriveOutcome::Held,
         }
     }
 
     /// For pollers: drives unless another thread does or waits to.
     #[inline]
-    pub(super) fn try_drive(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> DriveOutcome {
+    pub(super) fn try_drive(&self, more_passes: usize, work: impl FnMut(&mut T, Pass)) -> DriveOutcome {
         if self.waiting.load(Ordering::Relaxed) > 0 {
             return DriveOutcome::Held;
         }
         match self.guarded.try_acquire() {
-            Some(guard) => drive_guarded(guard, looks, work),
+            Some(guard) => drive_guarded(guard, more_passes, work),
             None => DriveOutcome::Held,
         }
     }
@@ -94,8 +94,8 @@ impl<T> ShardLock<T> {
 
     /// For control verbs and the shard's thread: waits for the lock and drives. The wait is bounded, because each
     /// holder's time is. Never returns [`DriveOutcome::Held`].
-    pub(super) fn drive(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> DriveOutcome {
-        drive_guarded(self.wait(), looks, work)
+    pub(super) fn drive(&self, more_passes: usize, work: impl FnMut(&mut T, Pass)) -> DriveOutcome {
+        drive_guarded(self.wait(), more_passes, work)
     }
 
     fn wait(&self) -> Guard<'_, T> {
@@ -121,14 +121,14 @@ impl<T> ShardLock<T> {
 }
 
 #[inline]
-fn drive_guarded<T>(mut guard: Guard<'_, T>, looks: usize, mut work: impl FnMut(&mut T, Look)) -> DriveOutcome {
-    guard.with(|value| work(value, Look::First));
-    for _ in 0..looks {
+fn drive_guarded<T>(mut guard: Guard<'_, T>, more_passes: usize, mut work: impl FnMut(&mut T, Pass)) -> DriveOutcome {
+    guard.with(|value| work(value, Pass::First));
+    for _ in 0..more_passes {
         match guard.release() {
             Ok(()) => return DriveOutcome::Drove,
             Err(rung) => guard = rung,
         }
-        guard.with(|value| work(value, Look::Again));
+        guard.with(|value| work(value, Pass::Again));
     }
     if guard.abandon() { DriveOutcome::HandOver } else { DriveOutcome::Drove }
 }
@@ -144,24 +144,24 @@ mod tests {
     fn free_lock_is_driven_once() {
         let lock = ShardLock::new(0);
         assert_eq!(
-            lock.ring(4, |value, look| *value += if look == Look::First { 1 } else { 100 }),
+            lock.ring(4, |value, pass| *value += if pass == Pass::First { 1 } else { 100 }),
             DriveOutcome::Drove
         );
         assert_eq!(lock.try_drive(4, |value, _| assert_eq!(*value, 1)), DriveOutcome::Drove);
     }
 
     #[test]
-    fn ringing_makes_the_holder_look_again() {
+    fn ringing_causes_another_pass() {
         let lock = ShardLock::new(Vec::new());
-        let outcome = lock.drive(4, |looks, look| {
-            looks.push(look);
-            if looks.len() < 3 {
+        let outcome = lock.drive(4, |passes, pass| {
+            passes.push(pass);
+            if passes.len() < 3 {
                 assert_eq!(lock.ring(4, |_, _| unreachable!()), DriveOutcome::Held);
                 assert_eq!(lock.try_drive(4, |_, _| unreachable!()), DriveOutcome::Held);
             }
         });
         assert_eq!(outcome, DriveOutcome::Drove);
-        let _ = lock.drive(0, |looks, _| assert_eq!(*looks, [Look::First, Look::Again, Look::Again]));
+        let _ = lock.drive(0, |passes, _| assert_eq!(*passes, [Pass::First, Pass::Again, Pass::Again]));
     }
 
     #[test]
@@ -223,9 +223,9 @@ mod loom_models {
             Arc::new(Self { announced, lock: ShardLock::new([0; 2]) })
         }
 
-        fn look(&self, seen: &mut [u32; 2]) {
+        fn take_published(&self, seen: &mut [u32; 2]) {
             for (announced, seen) in self.announced.iter().zip(seen) {
-                // Relaxed on purpose: the lock's word alone must order a publication before the look.
+                // Relaxed on purpose: the lock's word alone must order a publication before the pass.
                 if announced.load(Ordering::Relaxed) {
                     announced.store(false, Ordering::Relaxed);
                     *seen += 1;
@@ -233,9 +233,9 @@ mod loom_models {
             }
         }
 
-        fn post(&self, poster: usize, looks: usize) -> DriveOutcome {
+        fn post(&self, poster: usize, more_passes: usize) -> DriveOutcome {
             self.announced[poster].store(true, Ordering::Relaxed);
-            self.lock.ring(looks, |seen, _| self.look(seen))
+            self.lock.ring(more_passes, |seen, _| self.take_published(seen))
         }
 
         fn assert_all_seen(&self) {
@@ -264,7 +264,7 @@ mod loom_models {
             let model = Model::new();
             let (poster, poller) = (Arc::clone(&model), Arc::clone(&model));
             let poster = loom::thread::spawn(move || poster.post(1, 8));
-            let poller = loom::thread::spawn(move || poller.lock.try_drive(8, |seen, _| poller.look(seen)));
+            let poller = loom::thread::spawn(move || poller.lock.try_drive(8, |seen, _| poller.take_published(seen)));
             assert_ne!(model.post(0, 8), DriveOutcome::HandOver);
             let (posted, polled) = (poster.join().unwrap(), poller.join().unwrap());
             assert!(posted != DriveOutcome::HandOver && polled != DriveOutcome::HandOver);
@@ -277,17 +277,17 @@ mod loom_models {
         loom::model(|| {
             let model = Model::new();
             let other = Arc::clone(&model);
-            let look_later = |model: &Model, outcome| {
+            let pass_if_handed_over = |model: &Model, outcome| {
                 if outcome == DriveOutcome::HandOver {
-                    let _ = model.lock.drive(8, |seen, _| model.look(seen));
+                    let _ = model.lock.drive(8, |seen, _| model.take_published(seen));
                 }
             };
             let poster = loom::thread::spawn(move || {
                 let outcome = other.post(1, 0);
-                look_later(&other, outcome);
+                pass_if_handed_over(&other, outcome);
             });
             let outcome = model.post(0, 0);
-            look_later(&model, outcome);
+            pass_if_handed_over(&model, outcome);
             poster.join().unwrap();
             model.assert_all_seen();
         });
@@ -300,7 +300,7 @@ mod loom_models {
             let other = Arc::clone(&model);
             let poster = loom::thread::spawn(move || other.post(1, 8));
             model.announced[0].store(true, Ordering::Relaxed);
-            assert_ne!(model.lock.drive(8, |seen, _| model.look(seen)), DriveOutcome::Held);
+            assert_ne!(model.lock.drive(8, |seen, _| model.take_published(seen)), DriveOutcome::Held);
             assert_ne!(poster.join().unwrap(), DriveOutcome::HandOver);
             model.assert_all_seen();
         });
