@@ -139,7 +139,7 @@ impl Channel {
     }
 
     /// Changes the kind of waiter that queues are armed for, including those armed now.
-    fn turn_to(&self, state: &mut State, armed_for: ArmedFor) {
+    fn set_armed_for(&self, state: &mut State, armed_for: ArmedFor) {
         let before = std::mem::replace(&mut state.armed_for, armed_for);
         if before != armed_for {
             for shard in &self.shards {
@@ -150,7 +150,7 @@ impl Channel {
     }
 
     /// Queues a notification of a completion queue, and disarms it. May be called with a shard held.
-    pub(crate) fn announce(&self, queue: &Arc<CqNotifier>) {
+    pub(crate) fn notify(&self, queue: &Arc<CqNotifier>) {
         let mut state = self.state();
         self.disarm(&mut state, queue);
         if queue.gone.load(Ordering::Relaxed) {
@@ -168,12 +168,12 @@ impl Channel {
     }
 
     /// Removes a completion queue: discards its waiting notifications and all later ones.
-    pub(crate) fn forget(&self, queue: &Arc<CqNotifier>) {
+    pub(crate) fn remove(&self, queue: &Arc<CqNotifier>) {
         let mut state = self.state();
         self.disarm(&mut state, queue);
         queue.gone.store(true, Ordering::Relaxed);
         state.waiting.retain(|waiting| !Arc::ptr_eq(waiting, queue));
-        self.settle(&mut state);
+        self.update_event(&mut state);
     }
 
     /// Takes the next notification, after driving the shards if there is none.
@@ -181,11 +181,11 @@ impl Channel {
         {
             let mut state = self.state();
             if let Some(queue) = state.waiting.pop_front() {
-                self.settle(&mut state);
+                self.update_event(&mut state);
                 self.note_prompt(&mut state);
                 return Some(queue.take());
             }
-            self.settle(&mut state);
+            self.update_event(&mut state);
             state.inside += 1;
         }
         let leaving = Leaving(self);
@@ -199,7 +199,7 @@ impl Channel {
         let mut state = self.state();
         let context = state.waiting.pop_front().map(|queue| queue.take());
         if has_more {
-            self.leave_rest(&mut state);
+            self.signal_leftovers(&mut state);
         }
         drop(state);
         drop(leaving);
@@ -207,7 +207,7 @@ impl Channel {
     }
 
     /// Makes sure that a thread which waits for edges of the descriptor does not miss packets left in the sockets.
-    fn leave_rest(&self, state: &mut State) {
+    fn signal_leftovers(&self, state: &mut State) {
         if self.is_exact {
             for shard in &self.shards {
                 shard.wake.call();
@@ -221,7 +221,7 @@ impl Channel {
     fn note_prompt(&self, state: &mut State) {
         state.prompt = (state.prompt + 1).min(PROMPT);
         if self.is_exact && state.prompt == PROMPT {
-            self.turn_to(state, ArmedFor::Descriptor);
+            self.set_armed_for(state, ArmedFor::Descriptor);
         }
     }
 
@@ -229,7 +229,7 @@ impl Channel {
     pub(crate) fn waiting_fd(&self) -> BorrowedFd<'_> {
         let mut state = self.state();
         state.prompt = 0;
-        self.turn_to(&mut state, ArmedFor::Sleeper);
+        self.set_armed_for(&mut state, ArmedFor::Sleeper);
         self.set.as_fd()
     }
 
@@ -241,7 +241,7 @@ impl Channel {
                 return Ok(Some(context));
             }
             if self.has_failed() {
-                return Err(io::Error::other("the engine has failed by a panic"));
+                return Err(io::Error::other("the engine panicked"));
             }
             let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
             if left == Some(Duration::ZERO) {
@@ -266,7 +266,7 @@ impl Channel {
     }
 
     /// Updates the eventfd after a change of the waiting notifications.
-    fn settle(&self, state: &mut State) {
+    fn update_event(&self, state: &mut State) {
         if !state.waiting.is_empty() && state.inside == 0 {
             self.signal(state);
         } else if state.waiting.is_empty() && std::mem::take(&mut state.signalled) {
@@ -320,16 +320,16 @@ mod tests {
         assert_eq!(channel.poll(), None);
         assert!(!is_readable(channel));
         let queues = [7, 8, 9].map(|context| Arc::new(CqNotifier::new(context)));
-        queues.iter().for_each(|queue| channel.announce(queue));
+        queues.iter().for_each(|queue| channel.notify(queue));
         assert!(is_readable(channel));
         assert_eq!(channel.poll(), Some(7));
         assert!(is_readable(channel));
         assert_eq!(channel.poll(), Some(8));
-        channel.forget(&queues[2]);
+        channel.remove(&queues[2]);
         assert!(!is_readable(channel));
         assert_eq!(channel.poll(), None);
         assert!(!is_readable(channel));
-        channel.announce(&queues[2]);
+        channel.notify(&queues[2]);
         assert!(!is_readable(channel), "its queue is gone");
         assert_eq!(channel.poll(), None);
         assert_eq!(queues.map(|queue| queue.taken()), [1, 1, 0]);
@@ -350,14 +350,14 @@ mod tests {
         assert_eq!(channel.wait(Some(Duration::from_millis(1))).unwrap(), None);
         assert_eq!(armed(&shard), (2, 0), "a thread waits");
         for taken in 1..=PROMPT {
-            channel.announce(&queues[0]);
+            channel.notify(&queues[0]);
             assert_eq!(channel.poll(), Some(1));
             channel.arm(&queues[0]);
             assert_eq!(armed(&shard), if taken < PROMPT { (2, 0) } else { (0, 2) });
         }
         channel.arm(&queues[0]);
-        channel.forget(&queues[0]);
-        channel.announce(&queues[1]);
+        channel.remove(&queues[0]);
+        channel.notify(&queues[1]);
         assert_eq!(armed(&shard), (0, 0));
     }
 
@@ -366,7 +366,7 @@ mod tests {
         let channel = Channel::exact(vec![Arc::new(shard())]).unwrap();
         let queue = Arc::new(CqNotifier::new(3));
         let count = || {
-            channel.announce(&queue);
+            channel.notify(&queue);
             let mut count = [0; 8];
             // A program must not do this; the channel tolerates it.
             std::fs::File::from(channel.as_fd().try_clone_to_owned().unwrap()).read_exact(&mut count).unwrap();
@@ -379,13 +379,13 @@ mod tests {
     #[test]
     fn waiting_notifications_of_a_queue_are_bounded() {
         let channel = Channel::new(vec![Arc::new(shard())]).unwrap();
-        let [loud, other] = [1, 2].map(|context| Arc::new(CqNotifier::new(context)));
-        (0..10_000).for_each(|_| channel.announce(&loud));
-        channel.announce(&other);
+        let [frequent, other] = [1, 2].map(|context| Arc::new(CqNotifier::new(context)));
+        (0..10_000).for_each(|_| channel.notify(&frequent));
+        channel.notify(&other);
         let taken: Vec<u64> = std::iter::from_fn(|| channel.poll()).collect();
         assert_eq!(taken.len(), MOST_WAITING as usize + 1);
         assert_eq!(taken.last(), Some(&2));
-        channel.announce(&loud);
+        channel.notify(&frequent);
         assert_eq!(channel.poll(), Some(1));
     }
 
@@ -395,10 +395,10 @@ mod tests {
         let start = Instant::now();
         assert_eq!(channel.wait(Some(Duration::from_millis(20))).unwrap(), None);
         assert!(start.elapsed() >= Duration::from_millis(20));
-        let announcer = Arc::clone(&channel);
+        let notifying = Arc::clone(&channel);
         let thread = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(10));
-            announcer.announce(&Arc::new(CqNotifier::new(5)));
+            notifying.notify(&Arc::new(CqNotifier::new(5)));
         });
         assert_eq!(channel.wait(None).unwrap(), Some(5));
         thread.join().unwrap();

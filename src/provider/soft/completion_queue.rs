@@ -49,7 +49,7 @@ impl Notify for ChannelNotifier {
     }
 
     fn notify(&self, _: u32) {
-        self.channel.announce(&self.cq);
+        self.channel.notify(&self.cq);
     }
 }
 
@@ -275,7 +275,7 @@ impl Drop for SoftCompletionQueue {
             return;
         }
         if let Some(notifier) = &self.notifier {
-            notifier.channel.forget(&notifier.cq);
+            notifier.channel.remove(&notifier.cq);
         }
         let number = self.number();
         self.device.events.discard(|event| *event == AsyncEvent::CompletionQueueError(number));
