@@ -85,11 +85,10 @@ impl Drop for Engine {
             // The threads belong to the parent process.
             return std::mem::forget(std::mem::take(&mut self.threads));
         }
-        let told = self.shards.iter().map(|shard| drive::end_thread(shard));
-        let told: Vec<bool> = told.collect();
+        let signalled: Vec<bool> = self.shards.iter().map(|shard| drive::end_thread(shard)).collect();
         let threads = std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for (thread, is_told) in threads.into_iter().zip(told) {
-            sys::end_thread(thread, is_told);
+        for (thread, is_signalled) in threads.into_iter().zip(signalled) {
+            sys::end_thread(thread, is_signalled);
         }
     }
 }

@@ -23,12 +23,12 @@ impl Shard {
     pub(crate) fn idle(&self) {
         match self.policy.after_empty_look(thread_token(), || self.clock.now()) {
             PollerState::Polling | PollerState::Spinning => {}
-            PollerState::Yielding { is_suspected } => self.give_turn(is_suspected),
+            PollerState::Yielding { is_suspected } => self.yield_core(is_suspected),
             PollerState::Napping => self.nap(),
         }
     }
 
-    fn give_turn(&self, is_suspected: bool) {
+    fn yield_core(&self, is_suspected: bool) {
         let before = is_suspected.then(involuntary_switches);
         let took = self.yield_processor();
         let was_used = before.is_none_or(|before| involuntary_switches() != before);

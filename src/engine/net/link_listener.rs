@@ -29,10 +29,10 @@ impl LinkListener {
     /// Calls `look` on every change; `look` consumes the changes with [`LinkWatch::has_changed`].
     pub(crate) fn start(name: &str, watch: Arc<LinkWatch>, look: impl Fn() + Send + 'static) -> io::Result<Self> {
         let end = Arc::new(End { is_now: AtomicBool::new(false), event: EventFd::new()? });
-        let told = Arc::clone(&end);
+        let shared = Arc::clone(&end);
         // The kernel shows the first 15 bytes.
         let builder = Builder::new().name(format!("rdma-link-{name}")).stack_size(STACK_BYTES);
-        let thread = with_signals_blocked(|| builder.spawn(move || listen(&told, &watch, look)))?;
+        let thread = with_signals_blocked(|| builder.spawn(move || listen(&shared, &watch, look)))?;
         Ok(Self { thread: Some(thread), end, generation: Generation::now() })
     }
 }
@@ -59,8 +59,8 @@ impl Drop for LinkListener {
             return std::mem::forget(thread);
         }
         self.end.is_now.store(true, Ordering::Release);
-        let is_told = self.end.event.signal();
-        crate::sys::end_thread(thread, is_told);
+        let is_signalled = self.end.event.signal();
+        crate::sys::end_thread(thread, is_signalled);
     }
 }
 
@@ -71,9 +71,9 @@ mod tests {
     #[test]
     fn listener_ends_when_it_is_dropped() {
         let watch = Arc::new(LinkWatch::open().unwrap());
-        let heard = Arc::clone(&watch);
+        let changed = Arc::clone(&watch);
         let look = move || {
-            heard.has_changed();
+            changed.has_changed();
         };
         let listener = LinkListener::start("test", Arc::clone(&watch), look).unwrap();
         std::thread::sleep(Duration::from_millis(10));

@@ -153,7 +153,7 @@ impl DrivingPolicy {
         }
         if is_crowded {
             PollerState::Napping
-        } else if self.poll_backoff.takes_turn() {
+        } else if self.poll_backoff.is_yield_due() {
             PollerState::Yielding { is_suspected: self.poll_backoff.is_suspected(last_visit) }
         } else {
             PollerState::Polling

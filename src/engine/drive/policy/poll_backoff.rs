@@ -43,7 +43,7 @@ impl PollBackoff {
 
     /// Returns whether to yield after this empty look.
     #[inline]
-    pub(super) fn takes_turn(&self) -> bool {
+    pub(super) fn is_yield_due(&self) -> bool {
         let left = self.looks.load(Ordering::Relaxed);
         self.looks.store(left.saturating_sub(1), Ordering::Relaxed);
         left == 0
@@ -84,12 +84,12 @@ mod tests {
     #[test]
     fn unused_yields_become_rare() {
         let backoff = PollBackoff::default();
-        let turns = |looks: u32| (0..looks).filter(|_| backoff.takes_turn()).count();
-        assert_eq!(turns(5), 5);
+        let yields = |looks: u32| (0..looks).filter(|_| backoff.is_yield_due()).count();
+        assert_eq!(yields(5), 5);
         backoff.note_yield(Time::from_nanos(1), Duration::ZERO, true);
-        assert_eq!(turns(LOOKS_BETWEEN_YIELDS), 0);
-        assert_eq!(turns(1), 1);
+        assert_eq!(yields(LOOKS_BETWEEN_YIELDS), 0);
+        assert_eq!(yields(1), 1);
         backoff.note_yield(Time::from_nanos(2), USEFUL_YIELD, true);
-        assert_eq!(turns(1), 1);
+        assert_eq!(yields(1), 1);
     }
 }
