@@ -10,14 +10,14 @@ pub(super) const MESSAGE_BYTES: usize = 8_192;
 /// Base transport header and ICRC: a shorter packet has no destination.
 const LEAST_PACKET_BYTES: usize = 16;
 const VERSION: u8 = 1;
-const KIND_LOOK: u8 = 1;
+const KIND_CHECK_GROUP: u8 = 1;
 const KIND_PACKET: u8 = 2;
 
 /// A message between two processes of one user.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Message<'a> {
     /// The group of this address has changed.
-    Look(IpAddr),
+    CheckGroup(IpAddr),
     /// A packet that arrived at the wrong process.
     Packet(Datagram<'a>),
 }
@@ -29,8 +29,8 @@ impl<'a> Message<'a> {
         *header = [0; HEADER_BYTES];
         header[0] = VERSION;
         match self {
-            Self::Look(address) => {
-                header[1] = KIND_LOOK;
+            Self::CheckGroup(address) => {
+                header[1] = KIND_CHECK_GROUP;
                 header[24..40].copy_from_slice(&to_v6(*address));
                 Some(HEADER_BYTES)
             }
@@ -55,7 +55,7 @@ impl<'a> Message<'a> {
             return None;
         }
         match header[1] {
-            KIND_LOOK if payload.is_empty() && header[2..24] == [0; 22] => address(24).map(Self::Look),
+            KIND_CHECK_GROUP if payload.is_empty() && header[2..24] == [0; 22] => address(24).map(Self::CheckGroup),
             KIND_PACKET if payload.len() >= LEAST_PACKET_BYTES => Some(Self::Packet(Datagram {
                 source: address(8)?,
                 destination: address(24)?,
@@ -131,8 +131,9 @@ mod tests {
     #[test]
     fn messages_are_read_as_written() {
         let mut buffer = [0xff; MESSAGE_BYTES];
-        let length = Message::Look("127.77.9.2".parse().unwrap()).write(&mut buffer).unwrap();
-        assert!(matches!(Message::parse(&buffer[..length]), Some(Message::Look(to)) if to.to_string() == "127.77.9.2"));
+        let length = Message::CheckGroup("127.77.9.2".parse().unwrap()).write(&mut buffer).unwrap();
+        let Some(Message::CheckGroup(read)) = Message::parse(&buffer[..length]) else { panic!("no request") };
+        assert_eq!(read.to_string(), "127.77.9.2");
         let payload = [0x5a; 300];
         let length = packet(&payload).write(&mut buffer).unwrap();
         let Some(Message::Packet(read)) = Message::parse(&buffer[..length]) else { panic!("no packet") };
@@ -152,9 +153,9 @@ mod tests {
             changed[place] = value;
             assert!(Message::parse(&changed[..length]).is_none(), "byte {place} is {value}");
         }
-        let length = Message::Look("127.77.9.2".parse().unwrap()).write(&mut buffer).unwrap();
-        assert!(Message::parse(&buffer[..length + 1]).is_none(), "a longer call");
+        let length = Message::CheckGroup("127.77.9.2".parse().unwrap()).write(&mut buffer).unwrap();
+        assert!(Message::parse(&buffer[..length + 1]).is_none(), "a longer request");
         buffer[8] = 1;
-        assert!(Message::parse(&buffer[..length]).is_none(), "a call with a source");
+        assert!(Message::parse(&buffer[..length]).is_none(), "a request with a source");
     }
 }

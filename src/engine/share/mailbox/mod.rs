@@ -41,7 +41,7 @@ const MESSAGES: usize = 64;
 /// Connections of other processes that may wait to be accepted.
 const BACKLOG: i32 = 4_096;
 /// Least time between two group checks that misdirected packets trigger.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const CHECK_EVERY: Duration = Duration::from_millis(50);
 
 /// Pause of the thread if it cannot wait for its descriptors.
 const WAIT_RETRY: Duration = Duration::from_millis(10);
@@ -53,7 +53,7 @@ pub(crate) trait Recipient: Send + Sync {
 }
 
 /// Checks the group of an address, and returns the names of the other processes in it.
-pub(super) type LookAtGroup = fn(IpAddr) -> Vec<Name>;
+pub(super) type GroupCheck = fn(IpAddr) -> Vec<Name>;
 
 static MAILBOX: PerGeneration<Mutex<Weak<Mailbox>>> = PerGeneration::new();
 
@@ -77,7 +77,7 @@ struct Shared {
     /// The recipient of each block, by address of this process.
     recipients: Mutex<HashMap<(IpAddr, u16), Weak<dyn Recipient>>>,
     /// Addresses whose groups are to be checked, and whether the check is urgent.
-    looks: Mutex<BTreeMap<IpAddr, bool>>,
+    checks: Mutex<BTreeMap<IpAddr, bool>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -86,12 +86,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Mailbox {
     /// Returns the mailbox of this process, which lives as long as there is a reference to it.
-    pub(super) fn of_process(registry: &Registry, look: LookAtGroup) -> Option<Arc<Self>> {
+    pub(super) fn of_process(registry: &Registry, check: GroupCheck) -> Option<Arc<Self>> {
         let mut current = lock(MAILBOX.get()?);
         if let Some(mailbox) = current.upgrade() {
             return Some(mailbox);
         }
-        match registry.prepare().and_then(|()| Self::open(registry.folder(), look)) {
+        match registry.prepare().and_then(|()| Self::open(registry.folder(), check)) {
             Ok(mailbox) => {
                 *current = Arc::downgrade(&mailbox);
                 Some(mailbox)
@@ -104,10 +104,10 @@ impl Mailbox {
     }
 
     /// Opens a mailbox in the registry's folder and starts its thread.
-    fn open(folder: &Path, look: LookAtGroup) -> io::Result<Arc<Self>> {
+    fn open(folder: &Path, check: GroupCheck) -> io::Result<Arc<Self>> {
         let mut name = [0; NAME_BYTES];
         getrandom::fill(&mut name).map_err(io::Error::other)?;
-        let opened = Self::open_sockets(folder, &name).and_then(|sockets| Self::start(folder, name, sockets, look));
+        let opened = Self::open_sockets(folder, &name).and_then(|sockets| Self::start(folder, name, sockets, check));
         opened.inspect_err(|_| remove_sockets(folder, &name))
     }
 
@@ -129,7 +129,7 @@ impl Mailbox {
         folder: &Path,
         name: Name,
         (inbox, listener): (UnixDatagram, Socket),
-        look: LookAtGroup,
+        check: GroupCheck,
     ) -> io::Result<Arc<Self>> {
         let shared = Arc::new(Shared {
             name,
@@ -137,7 +137,7 @@ impl Mailbox {
             wake: EventFd::new()?,
             stop: AtomicBool::new(false),
             recipients: Mutex::default(),
-            looks: Mutex::default(),
+            checks: Mutex::default(),
             _not_inherited: [NotInherited::new(inbox.as_fd()), NotInherited::new(listener.as_fd())],
             inbox,
             listener,
@@ -145,7 +145,7 @@ impl Mailbox {
         let neighbours = Neighbours::new(folder)?;
         let mine = Arc::clone(&shared);
         let builder = std::thread::Builder::new().name("rdma-mailbox".to_owned());
-        let thread = with_signals_blocked(|| builder.spawn(move || run(&mine, neighbours, look)))?;
+        let thread = with_signals_blocked(|| builder.spawn(move || run(&mine, neighbours, check)))?;
         Ok(Arc::new(Self { shared, thread: Some(thread), generation: Generation::now() }))
     }
 
@@ -166,15 +166,15 @@ impl Mailbox {
 
     /// Requests a check of an address's group. Without `urgent` it may be delayed, because any host can trigger it with
     /// packets.
-    pub(super) fn request_look(&self, address: IpAddr, urgent: bool) {
-        self.shared.request_look(address, urgent);
+    pub(super) fn request_check(&self, address: IpAddr, urgent: bool) {
+        self.shared.request_check(address, urgent);
     }
 
     /// Requests that other processes check the group of an address.
-    pub(super) fn call(&self, names: impl Iterator<Item = Name>, address: IpAddr) {
+    pub(super) fn request_remote_checks(&self, names: impl Iterator<Item = Name>, address: IpAddr) {
         names.filter(|name| *name != self.shared.name).for_each(|name| {
             // A process that has ended needs no request.
-            let _ = self.send(&name, &Message::Look(address));
+            let _ = self.send(&name, &Message::CheckGroup(address));
         });
     }
 
@@ -192,13 +192,13 @@ impl Mailbox {
 }
 
 impl Shared {
-    fn request_look(&self, address: IpAddr, urgent: bool) {
-        let mut looks = lock(&self.looks);
-        let is_new = !looks.contains_key(&address);
-        let before = looks.entry(address).or_default();
+    fn request_check(&self, address: IpAddr, urgent: bool) {
+        let mut checks = lock(&self.checks);
+        let is_new = !checks.contains_key(&address);
+        let before = checks.entry(address).or_default();
         let is_more = urgent && !*before;
         *before |= urgent;
-        drop(looks);
+        drop(checks);
         if is_new || is_more {
             self.wake.signal();
         }
@@ -219,7 +219,7 @@ impl Shared {
 
     fn take_message(&self, bytes: &[u8]) {
         match Message::parse(bytes) {
-            Some(Message::Look(address)) => self.request_look(address, true),
+            Some(Message::CheckGroup(address)) => self.request_check(address, true),
             Some(Message::Packet(datagram)) => {
                 let Some(block) = destination_block(datagram.payload) else { return };
                 let recipient = lock(&self.recipients).get(&(datagram.destination, block)).and_then(Weak::upgrade);
@@ -250,8 +250,8 @@ impl Drop for Mailbox {
 }
 
 /// The mailbox's thread.
-fn run(shared: &Shared, mut neighbours: Neighbours, look: LookAtGroup) {
-    let mut last_look: Option<Instant> = None;
+fn run(shared: &Shared, mut neighbours: Neighbours, check: GroupCheck) {
+    let mut last_check: Option<Instant> = None;
     let mut pause = None;
     while !shared.stop.load(Ordering::Acquire) {
         let descriptors = [shared.wake.as_fd(), shared.inbox.as_fd(), neighbours.set.as_fd()];
@@ -270,26 +270,26 @@ fn run(shared: &Shared, mut neighbours: Neighbours, look: LookAtGroup) {
         // After a change of a group, which sends this process a request, others may have connected.
         neighbours.take_guests(&shared.listener);
         if has_ends {
-            neighbours.reap_dead().into_iter().for_each(|address| shared.request_look(address, true));
+            neighbours.reap_dead().into_iter().for_each(|address| shared.request_check(address, true));
         }
-        let rested = last_look.is_none_or(|last| last.elapsed() >= LOOK_EVERY);
-        let asked = std::mem::take(&mut *lock(&shared.looks));
-        let (looks, waiting): (BTreeMap<IpAddr, bool>, BTreeMap<IpAddr, bool>) =
-            asked.into_iter().partition(|(_, urgent)| *urgent || rested);
+        let is_due = last_check.is_none_or(|last| last.elapsed() >= CHECK_EVERY);
+        let requested = std::mem::take(&mut *lock(&shared.checks));
+        let (checks, waiting): (BTreeMap<IpAddr, bool>, BTreeMap<IpAddr, bool>) =
+            requested.into_iter().partition(|(_, urgent)| *urgent || is_due);
         // Urgent checks do not delay the others.
-        if looks.values().any(|urgent| !urgent) {
-            last_look = Some(Instant::now());
+        if checks.values().any(|urgent| !urgent) {
+            last_check = Some(Instant::now());
         }
-        for address in looks.into_keys() {
-            if !neighbours.watch(address, &look(address)) {
-                shared.request_look(address, false);
+        for address in checks.into_keys() {
+            if !neighbours.watch(address, &check(address)) {
+                shared.request_check(address, false);
             }
         }
         if !waiting.is_empty() {
-            pause = Some(LOOK_EVERY);
-            let mut looks = lock(&shared.looks);
+            pause = Some(CHECK_EVERY);
+            let mut checks = lock(&shared.checks);
             waiting.into_keys().for_each(|address| {
-                looks.entry(address).or_insert(false);
+                checks.entry(address).or_insert(false);
             });
         }
     }

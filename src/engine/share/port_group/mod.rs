@@ -122,7 +122,7 @@ struct Routes {
     /// A packet for another process arrived here: the order of the group may be wrong.
     is_doubtful: AtomicBool,
     /// A packet has requested a check that has not started: further packets need not request one.
-    is_look_asked: AtomicBool,
+    is_check_requested: AtomicBool,
 }
 
 /// A bound socket's membership in its group. Dropping it closes the socket.
@@ -200,8 +200,8 @@ impl Membership {
             if name.is_some() {
                 routes.is_doubtful.store(true, Ordering::Relaxed);
             }
-            if !routes.is_look_asked.swap(true, Ordering::Relaxed) {
-                mailbox.request_look(routes.address, false);
+            if !routes.is_check_requested.swap(true, Ordering::Relaxed) {
+                mailbox.request_check(routes.address, false);
             }
             if let Some(name) = name {
                 return if mailbox.forward(&name, datagram) { Route::Forwarded } else { Route::Lost };
@@ -224,7 +224,7 @@ impl Membership {
         let _ = file.write_answer(self.slot, Answer { nonce, index });
         let is_late = header.is_settled && header.order.get(usize::from(index)) != Some(&self.slot);
         if let Some(mailbox) = self.routes.mailbox.as_ref().filter(|_| is_late) {
-            mailbox.request_look(self.address, true);
+            mailbox.request_check(self.address, true);
         }
         true
     }
@@ -246,8 +246,8 @@ impl Drop for Membership {
 
 /// Checks the group of an address and determines its order if it is no longer known. Returns the names of the other
 /// processes in it.
-fn look(address: IpAddr) -> Vec<Name> {
-    GroupRef::find(address).map(|group| group.lock().look()).unwrap_or_default()
+fn check_group(address: IpAddr) -> Vec<Name> {
+    GroupRef::find(address).map(|group| group.lock().check()).unwrap_or_default()
 }
 
 /// The registry's entry for the process of this user that has a queue pair on an address of this machine.
@@ -277,14 +277,14 @@ pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPee
 
 impl Group {
     fn new(address: LocalAddress) -> Self {
-        let mailbox = Registry::of_process().and_then(|registry| Mailbox::of_process(registry, look));
+        let mailbox = Registry::of_process().and_then(|registry| Mailbox::of_process(registry, check_group));
         let is_sharing = mailbox.is_some();
         let routes = Routes {
             address: address.ip,
             mailbox,
             by_block: RwLock::default(),
             is_doubtful: AtomicBool::default(),
-            is_look_asked: AtomicBool::default(),
+            is_check_requested: AtomicBool::default(),
         };
         let mut group = Self { address, file: None, members: Vec::new(), routes: Arc::new(routes) };
         // Without a mailbox packets cannot be forwarded, so nothing is shared.
@@ -359,7 +359,7 @@ impl Group {
         let members = file.members(&self.slots());
         self.arrange(file, &change, &members, Some(&membership));
         drop(change);
-        self.call_all(&members);
+        self.request_checks(&members);
         Ok(membership)
     }
 
@@ -371,7 +371,7 @@ impl Group {
         if header.order.contains(&slot) {
             header.is_settled = false;
             let _ = file.write_header(&header);
-            self.call_all(&file.members(&self.slots()));
+            self.request_checks(&file.members(&self.slots()));
         }
         if self.members.is_empty() {
             file.remove_if_unused(change);
@@ -469,12 +469,12 @@ impl Group {
             file.remove_if_unused(change);
         }
         drop(change);
-        self.call_all(&others);
+        self.request_checks(&others);
     }
 
     /// Checks the group and repairs it if necessary.
-    fn look(&mut self) -> Vec<Name> {
-        self.routes.is_look_asked.store(false, Ordering::Relaxed);
+    fn check(&mut self) -> Vec<Name> {
+        self.routes.is_check_requested.store(false, Ordering::Relaxed);
         let Some(file) = self.file.clone() else { return Vec::new() };
         let change = file.change();
         let members = file.members(&self.slots());
@@ -496,14 +496,14 @@ impl Group {
     }
 
     /// Requests that all processes of the group, including this one, check it.
-    fn call_all(&self, members: &[(u8, Member)]) {
+    fn request_checks(&self, members: &[(u8, Member)]) {
         let Some(mailbox) = &self.routes.mailbox else { return };
         let mut names: Vec<Name> = members.iter().map(|(_, member)| member.name).collect();
         names.sort_unstable();
         names.dedup();
-        mailbox.call(names.into_iter(), self.address.ip);
+        mailbox.request_remote_checks(names.into_iter(), self.address.ip);
         if !self.members.is_empty() {
-            mailbox.request_look(self.address.ip, true);
+            mailbox.request_check(self.address.ip, true);
         }
     }
 

@@ -47,7 +47,7 @@ impl Group {
         if let Some(joined) = joined.filter(|_| was_settled) {
             header.order.push(joined.slot);
             if is_whole(&header.order) && (members.len() == 1 || self.is_last(file, &mut header, members, joined)) {
-                return self.settle(file, header, members);
+                return self.publish(file, header, members);
             }
         }
         header.is_settled = false;
@@ -55,10 +55,10 @@ impl Group {
             header.order = members.iter().map(|(slot, _)| *slot).collect();
         }
         header.order = self.probe_order(file, &mut header, members, joined);
-        self.settle(file, header, members);
+        self.publish(file, header, members);
     }
 
-    fn settle(&self, file: &AddressFile, mut header: Header, members: &[(u8, Member)]) {
+    fn publish(&self, file: &AddressFile, mut header: Header, members: &[(u8, Member)]) {
         header.is_settled = true;
         self.steer(&header.order, members);
         if let Err(error) = file.write_header(&header) {

@@ -122,7 +122,7 @@ fn lost_order_is_determined_with_probes() {
     // As after several members were killed at once.
     file.write_header(&Header::default()).unwrap();
     std::thread::scope(|scope| {
-        scope.spawn(|| look(address));
+        scope.spawn(|| check_group(address));
         let end = Instant::now() + Duration::from_secs(5);
         while !file.header().is_settled {
             assert!(Instant::now() < end, "the order was not found");
@@ -145,7 +145,7 @@ fn misdirected_packet_makes_the_group_determine_its_order() {
     let right = file.header();
     let wrong = Header { order: right.order.iter().rev().copied().collect(), ..right.clone() };
     file.write_header(&wrong).unwrap();
-    look(address);
+    check_group(address);
     assert_eq!(file.header().order, wrong.order, "nothing shows it");
     // Late answers would reveal it, too.
     assert_eq!(members.each_ref().map(received), [0, 0]);
