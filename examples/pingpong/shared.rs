@@ -92,7 +92,7 @@ impl<'a> End<'a> {
         let SharedArguments { common: arguments, num_qp } = arguments;
         if arguments.rx_depth < *num_qp {
             let depth = arguments.rx_depth;
-            return Err(format!("-r is {depth}; {num_qp} queue pairs need a receive each at least").into());
+            return Err(format!("-r is {depth}, but {num_qp} queue pairs need at least one receive each").into());
         }
         let context = open_device(arguments.ib_dev.as_deref())?;
         let gid_index = match arguments.gid_idx {

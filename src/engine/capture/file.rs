@@ -58,7 +58,7 @@ fn open(path: &Path) -> io::Result<Option<File>> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         Err(_) => {}
     }
-    if names_prove_nothing(path) {
+    if others_may_rename_files(path) {
         return Ok(None);
     }
     check_kind(&path.symlink_metadata()?)?;
@@ -75,7 +75,7 @@ fn open(path: &Path) -> io::Result<Option<File>> {
 
 /// Returns whether other users may rename files of this user in the folder of this path. The user's own group counts as
 /// the user: on many systems it has no other members, and folders are writable by it.
-fn names_prove_nothing(path: &Path) -> bool {
+fn others_may_rename_files(path: &Path) -> bool {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let Ok(found) = folder.metadata() else { return true };
     let may = |permission| found.mode() & permission != 0;
@@ -98,8 +98,8 @@ fn check(found: &Metadata) -> io::Result<()> {
 fn check_kind(found: &Metadata) -> io::Result<()> {
     let refuse = |message| Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     match found {
-        found if found.is_symlink() => refuse("a symbolic link, and captures follow none"),
-        found if !found.is_file() => refuse("not a regular file"),
+        found if found.is_symlink() => refuse("it is a symbolic link, which captures do not follow"),
+        found if !found.is_file() => refuse("it is not a regular file"),
         _ => Ok(()),
     }
 }

@@ -280,7 +280,7 @@ impl Shared {
         let (mut state, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
         std::mem::swap(&mut state.pending, batch);
         let Some(end) = &state.end else { return false };
-        let comment = self.last_words(end, &state);
+        let comment = self.closing_comment(end, &state);
         let statistics = Statistics {
             start: state.first,
             end: state.last,
@@ -295,8 +295,8 @@ impl Shared {
     }
 
     /// Returns the comment of the file's last block.
-    fn last_words(&self, end: &End, state: &State) -> String {
-        let mut words = match end {
+    fn closing_comment(&self, end: &End, state: &State) -> String {
+        let mut comment = match end {
             End::ReachedMaxBytes => {
                 let max_bytes = self.max_bytes;
                 tracing::warn!(device = self.device, max_bytes, "the capture has reached its maximum size and ends");
@@ -305,9 +305,9 @@ impl Shared {
             End::Stopped | End::Failed(_) => "ended by the program".to_owned(),
         };
         if state.lost > 0 {
-            words = format!("{words}; {} packets are missing because writing was too slow", state.lost);
+            comment = format!("{comment}; {} packets are missing because writing was too slow", state.lost);
         }
-        words
+        comment
     }
 }
 

@@ -91,8 +91,8 @@ impl CaptureSink {
         departure: Departure,
     ) {
         let size = transmit.segment_size.unwrap_or(bytes.len()).max(1);
-        for (place, payload) in bytes.chunks(size).enumerate() {
-            let expected = place as u16;
+        for (index, payload) in bytes.chunks(size).enumerate() {
+            let expected = index as u16;
             let addressing = Addressing {
                 source: transmit.source,
                 destination: transmit.destination,
@@ -104,17 +104,17 @@ impl CaptureSink {
                 has_checksum,
             };
             let mut comment = String::new();
-            match transmit.repeats.get(place) {
+            match transmit.repeats.get(index) {
                 Sending::First => {}
                 Sending::Again => comment.push_str("retransmission"),
                 Sending::Probe => comment.push_str("probe"),
             }
             if departure == Departure::Refused {
-                say(&mut comment, "refused by the system, did not leave");
+                append(&mut comment, "refused by the system, did not leave");
             } else if departure == Departure::Dropped {
-                say(&mut comment, "the interface's queue dropped this send, or some of it");
+                append(&mut comment, "the interface's queue dropped this send, or some of it");
             } else if addressing.identification != expected && transmit.destination.is_ipv4() && !transmit.is_keyed {
-                say(&mut comment, &format!("sent singly, its ICRC is for identification {expected}"));
+                append(&mut comment, &format!("sent singly, its ICRC is for identification {expected}"));
             }
             let field = if transmit.is_keyed { CheckField::Keyed } else { CheckField::Icrc };
             let payload = without_key(field, &addressing, payload, &mut comment);
@@ -177,12 +177,12 @@ fn without_key<'a>(
         shown[covered..].copy_from_slice(&icrc.to_le_bytes());
     } else {
         shown[covered..].fill(0);
-        say(comment, "check field withheld");
+        append(comment, "check field withheld");
     }
     Cow::Owned(shown)
 }
 
-fn say(comment: &mut String, text: &str) {
+fn append(comment: &mut String, text: &str) {
     if !comment.is_empty() {
         comment.push_str("; ");
     }

@@ -16,7 +16,7 @@ struct ReadBack {
     packets: Vec<ReadPacket>,
     received: u64,
     lost: u64,
-    last_words: String,
+    closing_comment: String,
 }
 
 #[derive(PartialEq, Eq, Debug)]
@@ -68,7 +68,7 @@ fn read_back(mut bytes: &[u8]) -> ReadBack {
             Block::InterfaceStatistics(statistics) => {
                 found.received = statistics.isb_ifrecv().unwrap().unwrap();
                 found.lost = statistics.isb_ifdrop().unwrap().unwrap();
-                found.last_words = text(&statistics.options, COMMENT).unwrap();
+                found.closing_comment = text(&statistics.options, COMMENT).unwrap();
                 is_complete = true;
             }
             other => panic!("an unexpected block {}", other.magic()),
@@ -124,7 +124,7 @@ fn packets_are_read_back() {
     let (found, summary) = finish(&capture);
     assert_eq!((found.device.as_str(), found.received, found.lost), ("soft_test", 2, 0));
     assert_eq!((summary.packets, summary.lost, summary.reached_max_bytes), (2, 0, false));
-    assert_eq!(found.last_words, "ended by the program");
+    assert_eq!(found.closing_comment, "ended by the program");
     let [first, second] = &found.packets[..] else { panic!("two packets") };
     assert_eq!((first.time, first.flags, first.comment.as_deref()), (0x1_2345_6789_abcd, 2, None));
     assert_eq!((first.bytes.len(), &first.bytes[28..]), (33, &b"12345"[..]));
@@ -145,7 +145,7 @@ fn file_ends_at_its_bound_with_a_comment() {
     // The remaining room is smaller than a packet and the last block.
     assert!(summary.bytes > 20_000 - 1_100 - LAST_BLOCK_BYTES, "{summary:?}");
     assert_eq!(found.packets.len() as u64, summary.packets);
-    assert!(found.last_words.contains("its bound of 20000 bytes"), "{}", found.last_words);
+    assert!(found.closing_comment.contains("its bound of 20000 bytes"), "{}", found.closing_comment);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn lost_packets_are_counted() {
     let (found, summary) = finish(&capture);
     assert_eq!((summary.packets, summary.lost), (1, 2));
     assert_eq!((found.received, found.lost, found.packets[0].lost), (3, 2, 2));
-    assert!(found.last_words.contains("2 packets are missing"), "{}", found.last_words);
+    assert!(found.closing_comment.contains("2 packets are missing"), "{}", found.closing_comment);
 }
 
 #[test]

@@ -121,7 +121,7 @@ pub(crate) struct Shard {
     pub(super) sockets: Epoll,
     /// Completion queues whose notifications are moderated, and until when.
     pub(super) moderated: Mutex<Vec<Moderated>>,
-    /// Tells the shard's thread to end.
+    /// Set when the shard's thread must end.
     pub(super) stop: AtomicBool,
     /// A pass has panicked: the endpoint must not be used any more.
     failed: AtomicBool,
@@ -266,7 +266,8 @@ impl Shard {
         for address in addresses {
             if let Err(error) = self.open_receiver(&mut opened, *address) {
                 let OpenError { message, source } = error;
-                tracing::debug!(address = %address.ip, message, error = %source, "not found there before RTR");
+                let address = address.ip;
+                tracing::debug!(%address, message, error = %source, "other processes find this one from RTR on only");
             }
         }
     }
@@ -425,7 +426,7 @@ impl Shard {
     #[cold]
     fn fail(&self) {
         if !self.failed.swap(true, Ordering::AcqRel) {
-            tracing::error!("the shard has panicked; its queue pairs are out of use; please report it");
+            tracing::error!("the shard panicked, and its queue pairs can no longer be used; please report this");
             self.events.push(AsyncEvent::DeviceFatal);
         }
     }
@@ -551,7 +552,7 @@ mod tests {
         // At once, not when another call detects it.
         assert!(shard.has_failed());
         assert_eq!(shard.events.poll(), Some(AsyncEvent::DeviceFatal));
-        (0..3).for_each(|_| assert!(!shard.command(|_, _| unreachable!("the endpoint is out of use"))));
+        (0..3).for_each(|_| assert!(!shard.command(|_, _| unreachable!("the endpoint must not be used"))));
         assert_eq!(shard.events.poll(), None);
     }
 }

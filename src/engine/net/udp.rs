@@ -137,7 +137,7 @@ fn taken(address: IpAddr, holders: &[Holder], source: io::Error) -> OpenError {
         "the kernel's own transport is loaded and takes the port on all addresses: unload it (modprobe -r rdma_rxe), \
          or work in another network namespace"
     } else {
-        "processes share an address only if they are of one user, use this library and come to the same folder in \
+        "processes share an address only if they run as the same user, use this library and use the same folder in \
          /dev/shm (a process that cannot use it has logged a warning): stop the other one, or use another address of \
          this machine (on the loopback interface any of 127.0.0.0/8, as in soft:127.0.0.2), or work in another network \
          namespace"

@@ -39,7 +39,7 @@ impl QpnBlocks {
     ///
     /// If fewer than `least` are left, or no random number is available.
     pub(crate) fn lease(least: usize, most: usize) -> io::Result<Self> {
-        let mut leased = leased().ok_or_else(|| io::Error::other("too many forks of forks"))?;
+        let mut leased = leased().ok_or_else(|| io::Error::other("too many generations of forks"))?;
         let registry = Registry::of_process();
         let start = (getrandom::u32().map_err(io::Error::other)? % BLOCKS as u32) as usize;
         let step = getrandom::u32().map_err(io::Error::other)? as usize | 1;

@@ -162,7 +162,7 @@ impl Membership {
         check: impl FnOnce(&Socket, &dyn Fn() -> Vec<u64>) -> Result<(), E>,
     ) -> Result<Self, E> {
         let Some(group) = GroupRef::find_or_create(request.address) else {
-            return Err(io::Error::other("this process is a fork of a fork, too many generations deep").into());
+            return Err(io::Error::other("too many generations of forks").into());
         };
         group.lock().join(request, bind, check)
     }

@@ -46,7 +46,7 @@ pub(super) fn prepare(folder: &Path) -> io::Result<()> {
         return Ok(());
     }
     let message = match found.uid() {
-        user if user != own_user() => format!("it belongs to user {user}, who made it first"),
+        user if user != own_user() => format!("it belongs to user {user}, who created it first"),
         _ if !found.is_dir() => "it is not a folder".to_owned(),
         _ => "other users can enter it".to_owned(),
     };
