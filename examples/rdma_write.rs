@@ -39,10 +39,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     buffer.write_at(0, message)?;
     let outgoing = buffer.slice(..message.len())?;
     let incoming = buffer.slice(2048..2048 + message.len())?;
-    let place = remote.slice(1024..1024 + message.len())?;
+    let target = remote.slice(1024..1024 + message.len())?;
     client.post_send(&[
-        SendRequest::write(outgoing, place).wr_id(1).signaled(),
-        SendRequest::read(incoming, place).wr_id(2).signaled(),
+        SendRequest::write(outgoing, target).wr_id(1).signaled(),
+        SendRequest::read(incoming, target).wr_id(2).signaled(),
     ])?;
     for _ in 0..2 {
         let completion = client_cq.wait(Duration::from_secs(10))?;

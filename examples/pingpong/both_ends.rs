@@ -208,8 +208,8 @@ fn move_all(client: &End, near: &MemoryRegion, far: &MemoryRegion, is_write: boo
 
 /// Fills a buffer with bytes that differ from message to message and from offset to offset.
 fn fill(bytes: &mut [u8], seed: u64) {
-    for (place, chunk) in bytes.chunks_mut(8).enumerate() {
-        chunk.copy_from_slice(&word(seed, place as u64).to_le_bytes()[..chunk.len()]);
+    for (index, chunk) in bytes.chunks_mut(8).enumerate() {
+        chunk.copy_from_slice(&word(seed, index as u64).to_le_bytes()[..chunk.len()]);
     }
 }
 
@@ -217,15 +217,15 @@ fn check(bytes: &[u8], size: usize, received: usize, seed: u64) -> Outcome {
     if received != size {
         return Err(format!("message {seed}: received {received} bytes instead of {size}").into());
     }
-    for (place, chunk) in bytes.chunks(8).enumerate() {
-        if chunk != &word(seed, place as u64).to_le_bytes()[..chunk.len()] {
-            return Err(format!("message {seed}: the bytes from {} on are wrong", place * 8).into());
+    for (index, chunk) in bytes.chunks(8).enumerate() {
+        if chunk != &word(seed, index as u64).to_le_bytes()[..chunk.len()] {
+            return Err(format!("message {seed}: the bytes from {} on are wrong", index * 8).into());
         }
     }
     Ok(())
 }
 
-fn word(seed: u64, place: u64) -> u64 {
-    let mixed = (seed.rotate_left(32) ^ place).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+fn word(seed: u64, index: u64) -> u64 {
+    let mixed = (seed.rotate_left(32) ^ index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ (mixed >> 29)
 }

@@ -11,7 +11,7 @@ use rdma_verbs::verbs::{
     QueuePairType, ReceiveRequest, SendRequest,
 };
 
-use crate::pingpong::exchange::{ANSWER_WITHIN, DONE, encode, hear};
+use crate::pingpong::exchange::{DONE, RESPONSE_TIMEOUT, encode, receive_address};
 use crate::pingpong::{Arguments, Outcome, first_gid, interrupted, open_device, print_address, print_speed};
 
 const RECEIVE: u64 = 1;
@@ -37,8 +37,8 @@ pub(crate) fn run(arguments: &Arguments, qp_type: QueuePairType) -> Outcome {
             remote
         }
         None => {
-            let answer = |remote: &ConnectionInfo| end.connect(remote);
-            let remote = answer_client(arguments.port, &local, arguments.mtu, answer)?;
+            let connect = |remote: &ConnectionInfo| end.connect(remote);
+            let remote = answer_client(arguments.port, &local, arguments.mtu, connect)?;
             print_address("remote address:", &remote);
             remote
         }
@@ -60,7 +60,7 @@ pub(crate) struct End<'a> {
     /// Offset of the message in the buffer.
     start: usize,
     /// Destination of datagrams.
-    way: OnceLock<(AddressHandle, Qpn)>,
+    destination: OnceLock<(AddressHandle, Qpn)>,
 }
 
 impl<'a> End<'a> {
@@ -96,7 +96,7 @@ impl<'a> End<'a> {
             .max_dest_rd_atomic(1);
         let qp = pd.create_qp_with(&cq, &cq, &options)?;
         qp.init()?;
-        let end = Self { arguments, channel, cq, buffer, qp, gid_index, start, way: OnceLock::new() };
+        let end = Self { arguments, channel, cq, buffer, qp, gid_index, start, destination: OnceLock::new() };
         end.post_receives(arguments.rx_depth)?;
         if end.channel.is_some() {
             end.cq.req_notify(Notify::Any)?;
@@ -113,8 +113,8 @@ impl<'a> End<'a> {
             self.qp.bring_up_ud()?;
             let mut vector = AddressVector::new(remote.gid, self.gid_index);
             (vector.port_num, vector.sl) = (self.arguments.ib_port, self.arguments.sl);
-            let way = self.qp.protection_domain().create_ah(&vector)?;
-            self.way.get_or_init(|| (way, remote.qpn));
+            let destination = self.qp.protection_domain().create_ah(&vector)?;
+            self.destination.get_or_init(|| (destination, remote.qpn));
             return Ok(());
         }
         let options = ConnectOptions::default().path_mtu(self.arguments.mtu).sl(self.arguments.sl);
@@ -131,8 +131,8 @@ impl<'a> End<'a> {
 
     fn post_send(&self) -> Outcome {
         let message = self.buffer.slice(self.start..self.start + self.arguments.size)?;
-        let request = match self.way.get() {
-            Some((way, qpn)) => SendRequest::send_to(message, way, *qpn, QKEY),
+        let request = match self.destination.get() {
+            Some((destination, qpn)) => SendRequest::send_to(message, destination, *qpn, QKEY),
             None => SendRequest::send(message),
         };
         Ok(self.qp.post_send(&[request.wr_id(SEND).signaled()])?)
@@ -220,9 +220,9 @@ impl<'a> End<'a> {
 fn ask_server(server: &str, port: u16, local: &ConnectionInfo, mtu: Mtu) -> Outcome<ConnectionInfo> {
     let mut stream =
         TcpStream::connect((server, port)).map_err(|error| format!("cannot connect to {server}:{port}: {error}"))?;
-    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     stream.write_all(encode(local).as_bytes())?;
-    let remote = hear(&mut stream, local.qp_type, mtu)?;
+    let remote = receive_address(&mut stream, local.qp_type, mtu)?;
     stream.write_all(DONE)?;
     Ok(remote)
 }
@@ -238,8 +238,8 @@ fn answer_client(
     let listener = TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
     let listener = listener.map_err(|error| format!("cannot listen on port {port}: {error}"))?;
     let (mut stream, _) = listener.accept()?;
-    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
-    let remote = hear(&mut stream, local.qp_type, mtu)?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    let remote = receive_address(&mut stream, local.qp_type, mtu)?;
     connect(&remote)?;
     stream.write_all(encode(local).as_bytes())?;
     let mut done = [0; DONE.len()];

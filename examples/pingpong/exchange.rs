@@ -11,7 +11,7 @@ use super::Outcome;
 /// 52 bytes: LID, QPN and PSN in hexadecimal, the GID's bytes likewise, a zero.
 const MESSAGE_BYTES: usize = 52;
 pub(crate) const DONE: &[u8; 5] = b"done\0";
-pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) fn encode(info: &ConnectionInfo) -> String {
     let gid: String = info.gid.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -29,9 +29,9 @@ fn decode(message: &[u8; MESSAGE_BYTES], qp_type: QueuePairType, mtu: Mtu) -> Op
     Some(peer.qp_type(qp_type))
 }
 
-pub(crate) fn hear(stream: &mut TcpStream, qp_type: QueuePairType, mtu: Mtu) -> Outcome<ConnectionInfo> {
+pub(crate) fn receive_address(stream: &mut TcpStream, qp_type: QueuePairType, mtu: Mtu) -> Outcome<ConnectionInfo> {
     let mut message = [0; MESSAGE_BYTES];
     stream.read_exact(&mut message).map_err(|error| format!("cannot read the remote address: {error}"))?;
-    let heard = decode(&message, qp_type, mtu);
-    heard.ok_or_else(|| format!("no remote address: \"{}\"", message.escape_ascii()).into())
+    let decoded = decode(&message, qp_type, mtu);
+    decoded.ok_or_else(|| format!("no remote address: \"{}\"", message.escape_ascii()).into())
 }

@@ -11,7 +11,7 @@ use rdma_verbs::verbs::{
     SendRequest, SharedReceiveQueue,
 };
 
-use crate::pingpong::exchange::{ANSWER_WITHIN, DONE, encode, hear};
+use crate::pingpong::exchange::{DONE, RESPONSE_TIMEOUT, encode, receive_address};
 use crate::pingpong::{Arguments, Outcome, first_gid, interrupted, open_device, print_address, print_speed};
 
 const RECEIVE: u64 = 1;
@@ -165,9 +165,9 @@ impl<'a> End<'a> {
         while sent < iters || received < iters {
             let mut completions = [Completion::default(); 16];
             for completion in self.next(&mut completions)? {
-                let place = self.queue_pairs.iter().position(|qp| qp.qpn() == completion.qpn());
-                let place = place.ok_or("a completion of an unknown queue pair")?;
-                let qp = &self.queue_pairs[place];
+                let index = self.queue_pairs.iter().position(|qp| qp.qpn() == completion.qpn());
+                let index = index.ok_or("a completion of an unknown queue pair")?;
+                let qp = &self.queue_pairs[index];
                 completion.result().map_err(|failure| qp.explain(&failure))?;
                 match completion.wr_id() {
                     SEND => sent += 1,
@@ -180,11 +180,11 @@ impl<'a> End<'a> {
                         }
                     }
                 }
-                pending[place] &= !completion.wr_id();
+                pending[index] &= !completion.wr_id();
                 // The next message may be sent when the response has arrived and the last send has completed.
-                if sent < iters && pending[place] == 0 {
+                if sent < iters && pending[index] == 0 {
                     self.post_send(qp)?;
-                    pending[place] = RECEIVE | SEND;
+                    pending[index] = RECEIVE | SEND;
                 }
             }
         }
@@ -230,24 +230,24 @@ impl<'a> End<'a> {
 }
 
 /// Sends the fixed number of addresses; those without a queue pair are empty.
-fn tell(stream: &mut TcpStream, local: &[ConnectionInfo]) -> Outcome {
-    let nobody = "0000:000000:000000:00000000000000000000000000000000\0";
+fn send_addresses(stream: &mut TcpStream, local: &[ConnectionInfo]) -> Outcome {
+    let no_queue_pair = "0000:000000:000000:00000000000000000000000000000000\0";
     let mut text: String = local.iter().map(encode).collect();
-    (local.len()..MOST_QUEUE_PAIRS).for_each(|_| text.push_str(nobody));
+    (local.len()..MOST_QUEUE_PAIRS).for_each(|_| text.push_str(no_queue_pair));
     Ok(stream.write_all(text.as_bytes())?)
 }
 
-fn hear_all(stream: &mut TcpStream, mtu: Mtu) -> Outcome<Vec<ConnectionInfo>> {
-    (0..MOST_QUEUE_PAIRS).map(|_| hear(stream, QueuePairType::ReliableConnection, mtu)).collect()
+fn receive_addresses(stream: &mut TcpStream, mtu: Mtu) -> Outcome<Vec<ConnectionInfo>> {
+    (0..MOST_QUEUE_PAIRS).map(|_| receive_address(stream, QueuePairType::ReliableConnection, mtu)).collect()
 }
 
 /// Sends the addresses first, then receives; the server is ready to receive when its response arrives.
 fn ask_server(server: &str, port: u16, local: &[ConnectionInfo], mtu: Mtu) -> Outcome<Vec<ConnectionInfo>> {
     let mut stream =
         TcpStream::connect((server, port)).map_err(|error| format!("cannot connect to {server}:{port}: {error}"))?;
-    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
-    tell(&mut stream, local)?;
-    let remote = hear_all(&mut stream, mtu)?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    send_addresses(&mut stream, local)?;
+    let remote = receive_addresses(&mut stream, mtu)?;
     stream.write_all(DONE)?;
     Ok(remote)
 }
@@ -258,10 +258,10 @@ fn answer_client(end: &End<'_>, local: &[ConnectionInfo]) -> Outcome<Vec<Connect
     let listener = TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
     let listener = listener.map_err(|error| format!("cannot listen on port {port}: {error}"))?;
     let (mut stream, _) = listener.accept()?;
-    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
-    let remote = hear_all(&mut stream, end.arguments.mtu)?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    let remote = receive_addresses(&mut stream, end.arguments.mtu)?;
     end.connect(&remote)?;
-    tell(&mut stream, local)?;
+    send_addresses(&mut stream, local)?;
     let mut done = [0; DONE.len()];
     stream.read_exact(&mut done).map_err(|error| format!("the client did not confirm the connection: {error}"))?;
     Ok(remote)
