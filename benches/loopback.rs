@@ -37,8 +37,8 @@ const PARTNER: &str = "RDMA_VERBS_BENCH_PARTNER";
 
 fn main() -> ExitCode {
     let outcome = match std::env::var(PARTNER) {
-        Ok(address) => answer(&address).map(|()| true),
-        Err(_) => ask(),
+        Ok(address) => respond(&address).map(|()| true),
+        Err(_) => request(),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs the first process: starts the second one, measures, prints.
-fn ask() -> Outcome<bool> {
+fn request() -> Outcome<bool> {
     let check = std::env::args().any(|argument| argument == "--check");
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?.to_string();
@@ -62,15 +62,15 @@ fn ask() -> Outcome<bool> {
     let verbs = Verbs::open("soft:127.0.0.21")?;
     let (remote, mut stream) = verbs.qp.connection_info()?.accept_tcp(&listener, PATIENCE)?;
     verbs.qp.connect(&remote)?;
-    udp.meet(&mut stream)?;
+    udp.exchange_ports(&mut stream)?;
 
     let (mut spin_means, mut yield_means, mut verbs_means) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..REPETITIONS {
         if cores > 1 {
-            spin_means.push(measure(|| udp.ask(Pause::Spin))?);
+            spin_means.push(measure(|| udp.request(Pause::Spin))?);
         }
-        yield_means.push(measure(|| udp.ask(Pause::Yield))?);
-        verbs_means.push(measure(|| verbs.ask())?);
+        yield_means.push(measure(|| udp.request(Pause::Yield))?);
+        verbs_means.push(measure(|| verbs.request())?);
     }
     // The partner stays until its last response has arrived.
     stream.write_all(b"done")?;
@@ -88,24 +88,24 @@ fn ask() -> Outcome<bool> {
 }
 
 /// Runs the second process: responds in the same order.
-fn answer(address: &str) -> Outcome {
+fn respond(address: &str) -> Outcome {
     let cores = pin(1)?;
     let udp = Udp::bind("127.0.0.1")?;
     let verbs = Verbs::open("soft:127.0.0.22")?;
     let (remote, mut stream) = verbs.qp.connection_info()?.connect_tcp(address, PATIENCE)?;
     verbs.qp.connect(&remote)?;
-    udp.meet(&mut stream)?;
+    udp.exchange_ports(&mut stream)?;
     for _ in 0..REPETITIONS {
         if cores > 1 {
             for _ in 0..WARM_UP + EXCHANGES {
-                udp.answer(Pause::Spin)?;
+                udp.respond(Pause::Spin)?;
             }
         }
         for _ in 0..WARM_UP + EXCHANGES {
-            udp.answer(Pause::Yield)?;
+            udp.respond(Pause::Yield)?;
         }
         for _ in 0..WARM_UP + EXCHANGES {
-            verbs.answer()?;
+            verbs.respond()?;
         }
     }
     stream.read_exact(&mut [0; 4])?;
@@ -144,7 +144,7 @@ impl Udp {
     }
 
     /// Exchanges ports with the other end, and connects the socket.
-    fn meet<S: Read + Write>(&self, stream: &mut S) -> Outcome {
+    fn exchange_ports<S: Read + Write>(&self, stream: &mut S) -> Outcome {
         let own = self.socket.local_addr()?;
         stream.write_all(&own.port().to_be_bytes())?;
         let mut port = [0; 2];
@@ -152,12 +152,12 @@ impl Udp {
         Ok(self.socket.connect((own.ip(), u16::from_be_bytes(port)))?)
     }
 
-    fn ask(&self, pause: Pause) -> Outcome {
+    fn request(&self, pause: Pause) -> Outcome {
         self.socket.send(&[7; MESSAGE_BYTES])?;
         self.receive(pause)
     }
 
-    fn answer(&self, pause: Pause) -> Outcome {
+    fn respond(&self, pause: Pause) -> Outcome {
         self.receive(pause)?;
         self.socket.send(&[7; MESSAGE_BYTES])?;
         Ok(())
@@ -201,12 +201,12 @@ impl Verbs {
         Ok(verbs)
     }
 
-    fn ask(&self) -> Outcome {
+    fn request(&self) -> Outcome {
         self.send()?;
         self.receive()
     }
 
-    fn answer(&self) -> Outcome {
+    fn respond(&self) -> Outcome {
         self.receive()?;
         self.send()
     }

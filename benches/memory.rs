@@ -35,7 +35,7 @@ fn copies(c: &mut Criterion) {
         });
         for (name, region) in [("own", &own), ("raw", &raw)] {
             group.bench_function(format!("{name} in"), |b| b.iter(|| region.write_at(0, black_box(&source)).unwrap()));
-            group.bench_function(format!("{name} in, odd place"), |b| {
+            group.bench_function(format!("{name} in, odd offset"), |b| {
                 let source = &source[..size - 1];
                 b.iter(|| region.write_at(3, black_box(source)).unwrap())
             });

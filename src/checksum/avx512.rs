@@ -374,7 +374,7 @@ mod tests {
     }
 
     fn noise(length: usize) -> Vec<u8> {
-        (0..length as u32).map(|place| (place.wrapping_mul(0x9e37_79b1) >> 13) as u8).collect()
+        (0..length as u32).map(|offset| (offset.wrapping_mul(0x9e37_79b1) >> 13) as u8).collect()
     }
 
     #[test]

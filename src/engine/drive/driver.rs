@@ -212,7 +212,7 @@ impl Shard {
     fn leave(&self, progress: &Progress) {
         let due = if progress.has_more { Some(Time::ZERO) } else { progress.next_deadline };
         if let Some(due) = due {
-            self.wake.needed_by(self.policy.thread_is_due(due));
+            self.wake.call_if_needed_by(self.policy.thread_is_due(due));
         }
     }
 

@@ -230,8 +230,8 @@ impl Shard {
         self.open_receiver(&mut opened, address)?;
         let (kind, pool) =
             if segmenting { (Checksums::On, SEGMENTING_SENDERS) } else { (Checksums::Off, PLAIN_SENDERS) };
-        let place = (address.ip, kind, entropy % pool);
-        if let Some(port) = opened.senders.get(&place) {
+        let key = (address.ip, kind, entropy % pool);
+        if let Some(port) = opened.senders.get(&key) {
             // Errors reported so far belong to earlier connections.
             self.command(|core, _| core.link.take_errors());
             return Ok(*port);
@@ -239,7 +239,7 @@ impl Shard {
         let socket = SendSocket::open(address, kind, &self.sizes)?;
         let port = socket.port;
         self.command(|core, _| core.link.add_sender(socket));
-        opened.senders.insert(place, port);
+        opened.senders.insert(key, port);
         Ok(port)
     }
 
@@ -348,7 +348,7 @@ impl Shard {
         let due = self.clock.now() + period;
         let moderated = Moderated { due, gathering, queue: Weak::clone(queue) };
         self.moderated.lock().unwrap_or_else(PoisonError::into_inner).push(moderated);
-        self.wake.needed_by(due);
+        self.wake.call_if_needed_by(due);
     }
 
     /// Ends the moderations that are due; returns when the next one is.

@@ -109,7 +109,7 @@ impl Alarm {
         Ok(())
     }
 
-    fn has_rung(&mut self) {
+    fn note_rung(&mut self) {
         self.timer.clear();
         self.rings_at = Time::NEVER;
     }
@@ -140,10 +140,10 @@ fn sleep(shard: &Shard, alarm: &mut Alarm, until: Time, watch: Watch) -> bool {
     });
     // Before anything is checked: a caller makes its work visible before it calls.
     if called {
-        shard.wake.is_awake();
+        shard.wake.clear_calls();
     }
     if rung {
-        alarm.has_rung();
+        alarm.note_rung();
     }
     packet && !called
 }

@@ -28,7 +28,7 @@ impl Wake {
     }
 
     /// Consumes the calls that woke the thread. Its next pass, after this, handles all of them.
-    pub(super) fn is_awake(&self) {
+    pub(super) fn clear_calls(&self) {
         self.event.clear();
     }
 
@@ -40,7 +40,7 @@ impl Wake {
 
     /// Calls the thread unless it makes a pass by `time` anyway. Any thread may use this.
     #[inline]
-    pub(super) fn needed_by(&self, time: Time) {
+    pub(super) fn call_if_needed_by(&self, time: Time) {
         if self.wakes_at.load(Ordering::SeqCst) > time.as_nanos() {
             self.call();
         }
@@ -74,15 +74,15 @@ mod tests {
     #[test]
     fn thread_is_called_only_for_work_before_its_next_pass() {
         let wake = Wake::new().unwrap();
-        wake.needed_by(Time::from_nanos(5));
+        wake.call_if_needed_by(Time::from_nanos(5));
         assert!(!was_called(&wake), "it is awake");
         wake.sleeps_until(Time::from_nanos(10));
-        wake.needed_by(Time::from_nanos(10));
+        wake.call_if_needed_by(Time::from_nanos(10));
         assert!(!was_called(&wake), "it looks in time by itself");
-        wake.needed_by(Time::from_nanos(9));
+        wake.call_if_needed_by(Time::from_nanos(9));
         assert!(was_called(&wake));
-        wake.is_awake();
-        wake.needed_by(Time::from_nanos(8));
+        wake.clear_calls();
+        wake.call_if_needed_by(Time::from_nanos(8));
         assert!(!was_called(&wake), "one call is enough");
     }
 }

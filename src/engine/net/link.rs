@@ -284,10 +284,10 @@ impl Link {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
-                Err(error) if is_dropped(&error) => {
+                Err(error) if is_queue_full(&error) => {
                     self.counters.add(Counter::SendQueueDrops, 1);
                     let sent = match options.segment_size {
-                        Some(_) => send_what_fits(socket, transmit, bytes, options),
+                        Some(_) => send_until_queue_is_full(socket, transmit, bytes, options),
                         None => 0,
                     };
                     self.counters.add(Counter::SendCalls, sent);
@@ -331,14 +331,14 @@ impl Link {
 }
 
 /// Returns whether the queue of the network interface had no room.
-fn is_dropped(error: &io::Error) -> bool {
+fn is_queue_full(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
 /// Sends the packets of a burst one by one, up to the first for which the queue of the network interface has no room: a
 /// burst longer than the queue would never pass as a whole. Returns the number of packets sent.
 #[cold]
-fn send_what_fits(socket: &SendSocket, transmit: &Transmit, bytes: &[u8], options: SendOptions) -> u64 {
+fn send_until_queue_is_full(socket: &SendSocket, transmit: &Transmit, bytes: &[u8], options: SendOptions) -> u64 {
     send_each(socket, transmit, bytes, options).take_while(io::Result::is_ok).count() as u64
 }
 

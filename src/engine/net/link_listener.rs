@@ -21,26 +21,26 @@ pub(crate) struct LinkListener {
 }
 
 struct End {
-    is_now: AtomicBool,
+    is_requested: AtomicBool,
     event: EventFd,
 }
 
 impl LinkListener {
-    /// Calls `look` on every change; `look` consumes the changes with [`LinkWatch::has_changed`].
-    pub(crate) fn start(name: &str, watch: Arc<LinkWatch>, look: impl Fn() + Send + 'static) -> io::Result<Self> {
-        let end = Arc::new(End { is_now: AtomicBool::new(false), event: EventFd::new()? });
+    /// Calls `on_change` on every change; it consumes the changes with [`LinkWatch::has_changed`].
+    pub(crate) fn start(name: &str, watch: Arc<LinkWatch>, on_change: impl Fn() + Send + 'static) -> io::Result<Self> {
+        let end = Arc::new(End { is_requested: AtomicBool::new(false), event: EventFd::new()? });
         let shared = Arc::clone(&end);
         // The kernel shows the first 15 bytes.
         let builder = Builder::new().name(format!("rdma-link-{name}")).stack_size(STACK_BYTES);
-        let thread = with_signals_blocked(|| builder.spawn(move || listen(&shared, &watch, look)))?;
+        let thread = with_signals_blocked(|| builder.spawn(move || listen(&shared, &watch, on_change)))?;
         Ok(Self { thread: Some(thread), end, generation: Generation::now() })
     }
 }
 
-fn listen(end: &End, watch: &LinkWatch, look: impl Fn()) {
-    while !end.is_now.load(Ordering::Acquire) {
+fn listen(end: &End, watch: &LinkWatch, on_change: impl Fn()) {
+    while !end.is_requested.load(Ordering::Acquire) {
         match wait_readable([watch.as_fd(), end.event.as_fd()], None) {
-            Ok([true, _]) => look(),
+            Ok([true, _]) => on_change(),
             Ok(_) => {}
             Err(error) => {
                 // Probably out of memory. Do not spin meanwhile.
@@ -58,7 +58,7 @@ impl Drop for LinkListener {
             // The thread belongs to the parent process.
             return std::mem::forget(thread);
         }
-        self.end.is_now.store(true, Ordering::Release);
+        self.end.is_requested.store(true, Ordering::Release);
         let is_signalled = self.end.event.signal();
         crate::sys::end_thread(thread, is_signalled);
     }
@@ -72,10 +72,10 @@ mod tests {
     fn listener_ends_when_it_is_dropped() {
         let watch = Arc::new(LinkWatch::open().unwrap());
         let changed = Arc::clone(&watch);
-        let look = move || {
+        let on_change = move || {
             changed.has_changed();
         };
-        let listener = LinkListener::start("test", Arc::clone(&watch), look).unwrap();
+        let listener = LinkListener::start("test", Arc::clone(&watch), on_change).unwrap();
         std::thread::sleep(Duration::from_millis(10));
         drop(listener);
         assert_eq!(Arc::strong_count(&watch), 1, "the thread has ended and dropped its reference");

@@ -27,14 +27,14 @@ use crate::sys::{
 use crate::types::ROCE_PORT;
 
 /// Sends with the same other traffic class after which it becomes the socket's. The change takes a system call.
-const CLASS_RUN: u32 = 64;
+const CLASS_SENDS: u32 = 64;
 /// Source ports, by the standard's convention.
 const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 /// Random ports that are tried before giving up.
 const PORT_TRIES: u32 = 64;
 /// Checks for unknown sockets in the group, and the pause between them. Meanwhile the new socket gets packets of an
 /// unknown process that shares the port, so longer checks would end that process's connections.
-const FOREIGN_LOOKS: u32 = 20;
+const FOREIGN_CHECKS: u32 = 20;
 const FOREIGN_PAUSE: Duration = Duration::from_millis(5);
 
 /// Requested buffer sizes; the kernel reduces those above its limits.
@@ -106,7 +106,7 @@ fn bind_receiver(address: LocalAddress, sizes: &SocketSizes) -> io::Result<Socke
 fn refuse_foreign_members(address: IpAddr, own: &Socket, known: &dyn Fn() -> Vec<u64>) -> Result<(), OpenError> {
     let Some(own) = inode(own.as_fd()) else { return Ok(()) };
     let mut foreign = Vec::new();
-    for _ in 0..FOREIGN_LOOKS {
+    for _ in 0..FOREIGN_CHECKS {
         foreign = holders(address, ROCE_PORT);
         // Read after the sockets: a member that has joined meanwhile has bound its socket before it wrote its entry.
         let known = known();
@@ -116,12 +116,12 @@ fn refuse_foreign_members(address: IpAddr, own: &Socket, known: &dyn Fn() -> Vec
         }
         std::thread::sleep(FOREIGN_PAUSE);
     }
-    Err(taken(address, &foreign, io::ErrorKind::AddrInUse.into()))
+    Err(port_taken(address, &foreign, io::ErrorKind::AddrInUse.into()))
 }
 
 fn explain_bind_error(address: IpAddr, error: io::Error) -> OpenError {
     match error.kind() {
-        io::ErrorKind::AddrInUse => taken(address, &holders(address, ROCE_PORT), error),
+        io::ErrorKind::AddrInUse => port_taken(address, &holders(address, ROCE_PORT), error),
         io::ErrorKind::AddrNotAvailable => {
             OpenError::new(format_args!("{address} is not an address of this machine (any more)"), error)
         }
@@ -130,7 +130,7 @@ fn explain_bind_error(address: IpAddr, error: io::Error) -> OpenError {
 }
 
 /// Builds the error of a taken port: its probable holder, and what to do.
-fn taken(address: IpAddr, holders: &[Holder], source: io::Error) -> OpenError {
+fn port_taken(address: IpAddr, holders: &[Holder], source: io::Error) -> OpenError {
     let names: Vec<String> = holders.iter().map(Holder::to_string).collect();
     let held = if names.is_empty() { "another socket".to_owned() } else { names.join(" and ") };
     let advice = if is_kernel_transport_loaded() {
@@ -213,15 +213,15 @@ impl SendSocket {
     /// have the same class, and a send without the option costs less.
     #[inline]
     pub(super) fn class_option(&mut self, class: u8) -> Option<u8> {
-        if class == self.class { None } else { self.name_class(class) }
+        if class == self.class { None } else { self.option_for_other_class(class) }
     }
 
     #[cold]
-    fn name_class(&mut self, class: u8) -> Option<u8> {
-        let (other, asked) = self.other_class;
-        let asked = if other == class { asked.saturating_add(1) } else { 1 };
-        self.other_class = (class, asked);
-        if asked % CLASS_RUN != 0 {
+    fn option_for_other_class(&mut self, class: u8) -> Option<u8> {
+        let (other, uses) = self.other_class;
+        let uses = if other == class { uses.saturating_add(1) } else { 1 };
+        self.other_class = (class, uses);
+        if uses % CLASS_SENDS != 0 {
             return Some(class);
         }
         if set_traffic_class(self.descriptor(), self.address.ip.is_ipv6(), class).is_err() {

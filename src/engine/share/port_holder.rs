@@ -25,13 +25,13 @@ impl fmt::Display for Holder {
 
 /// Most reads of the kernel's table. It is read in chunks: while sockets come and go, a line may be missing or appear
 /// twice.
-const MOST_LOOKS: usize = 4;
+const MOST_READS: usize = 4;
 
 /// Returns the sockets that hold `port` on `address`, or on all addresses of its family. Empty if the system does not
 /// report them.
 pub(crate) fn holders(address: IpAddr, port: u16) -> Vec<Holder> {
     let table = if address.is_ipv4() { "udp" } else { "udp6" };
-    for _ in 0..MOST_LOOKS {
+    for _ in 0..MOST_READS {
         // The thread's namespace may differ from the process's.
         let Ok(text) = std::fs::read_to_string(format!("/proc/thread-self/net/{table}")) else { break };
         let found = holders_in(&text, address, port);

@@ -75,8 +75,8 @@ pub(super) fn program(members: &[&[u16]]) -> Vec<Instruction> {
 /// limits the size of programs (`net.core.optmem_max`; 20,480 bytes before 6.7), so leaves do not return by themselves.
 fn end_at_sockets(program: &mut Vec<Instruction>, sockets: usize) {
     let end = program.len();
-    for (place, instruction) in program.iter_mut().enumerate().filter(|(_, instruction)| instruction.code == LEAF) {
-        *instruction = plain(JUMP, (end - place - 1) as u32 + instruction.value);
+    for (index, instruction) in program.iter_mut().enumerate().filter(|(_, instruction)| instruction.code == LEAF) {
+        *instruction = plain(JUMP, (end - index - 1) as u32 + instruction.value);
     }
     program.extend((0..sockets.max(1) as u32).map(|index| plain(RETURN, index)));
 }
@@ -113,12 +113,12 @@ mod tests {
 
     /// Runs a program like the kernel.
     fn run(program: &[Instruction], packet: &[u8]) -> u32 {
-        let (mut place, mut accumulator) = (0, 0u32);
+        let (mut counter, mut accumulator) = (0, 0u32);
         loop {
-            let instruction = program[place];
-            place += 1;
+            let instruction = program[counter];
+            counter += 1;
             let mut branch = |taken: bool| {
-                place += usize::from(if taken { instruction.jump_true } else { instruction.jump_false });
+                counter += usize::from(if taken { instruction.jump_true } else { instruction.jump_false });
             };
             match instruction.code {
                 LOAD_WORD => {
@@ -127,7 +127,7 @@ mod tests {
                 }
                 SHIFT_RIGHT => accumulator >>= instruction.value,
                 AND => accumulator &= instruction.value,
-                JUMP => place += instruction.value as usize,
+                JUMP => counter += instruction.value as usize,
                 JUMP_IF_AT_LEAST => branch(accumulator >= instruction.value),
                 RETURN => return instruction.value,
                 RETURN_ACCUMULATOR => return accumulator,

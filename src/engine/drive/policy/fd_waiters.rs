@@ -21,7 +21,7 @@ pub(super) struct FdWaiters {
 
 impl FdWaiters {
     /// Notes that more queues are armed. Returns whether the thread must be woken.
-    pub(super) fn need(&self, now: Time, queues: u32) -> bool {
+    pub(super) fn add(&self, now: Time, queues: u32) -> bool {
         self.last_armed.store(now.as_nanos(), Ordering::Relaxed);
         // Before the thread's state is read. The thread writes its state before it reads the count, so at least one of
         // the two sees the other's write.
@@ -30,7 +30,7 @@ impl FdWaiters {
     }
 
     /// Notes that queues are no longer armed.
-    pub(super) fn need_no_more(&self, queues: u32) {
+    pub(super) fn remove(&self, queues: u32) {
         self.queues.fetch_sub(queues, Ordering::Relaxed);
     }
 
@@ -70,16 +70,16 @@ mod tests {
     fn thread_is_called_once_if_it_is_away_and_stays_for_a_while() {
         let (fd_waiters, start) = (FdWaiters::default(), Time::from_nanos(1_000));
         assert!(!fd_waiters.is_needed(start));
-        assert!(!fd_waiters.need(start, 1), "it is there");
+        assert!(!fd_waiters.add(start, 1), "it is there");
         assert!(fd_waiters.is_needed(start + STAY_FOR_WAITERS) && !fd_waiters.leave());
-        fd_waiters.need_no_more(1);
+        fd_waiters.remove(1);
         assert!(fd_waiters.is_needed(start) && !fd_waiters.is_needed(start + STAY_FOR_WAITERS));
         assert!(fd_waiters.leave());
-        assert!(fd_waiters.need(start, 1), "it is away");
-        assert!(!fd_waiters.need(start, 1), "it was called");
-        fd_waiters.need_no_more(2);
+        assert!(fd_waiters.add(start, 1), "it is away");
+        assert!(!fd_waiters.add(start, 1), "it was called");
+        fd_waiters.remove(2);
         assert!(fd_waiters.leave());
         fd_waiters.come_back();
-        assert!(!fd_waiters.need(start, 1));
+        assert!(!fd_waiters.add(start, 1));
     }
 }

@@ -83,7 +83,7 @@ impl Lease {
     }
 
     /// Extends the last visit until now: its poller was driving the shard.
-    pub(super) fn stay(&self, now: Time) {
+    pub(super) fn extend_visit(&self, now: Time) {
         if self.polled_until(self.last_visit()) >= self.min_poll_time() {
             self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
             self.visit(now);

@@ -130,7 +130,7 @@ impl DrivingPolicy {
 
     /// Notes the end of a pass that took long: the poller was busy, not away.
     pub(super) fn note_long_pass(&self, now: Time) {
-        self.lease.stay(now);
+        self.lease.extend_visit(now);
     }
 
     /// Notes a visit of a thread that a channel's descriptor woke.
@@ -182,7 +182,7 @@ impl DrivingPolicy {
                 self.sleepers.fetch_add(queues, Ordering::Relaxed);
                 false
             }
-            ArmedFor::Descriptor => queues > 0 && self.fd_waiters.need(now(), queues),
+            ArmedFor::Descriptor => queues > 0 && self.fd_waiters.add(now(), queues),
         }
     }
 
@@ -192,7 +192,7 @@ impl DrivingPolicy {
             ArmedFor::Sleeper => {
                 self.sleepers.fetch_sub(queues, Ordering::Relaxed);
             }
-            ArmedFor::Descriptor => self.fd_waiters.need_no_more(queues),
+            ArmedFor::Descriptor => self.fd_waiters.remove(queues),
         }
     }
 

@@ -148,10 +148,10 @@ mod tests {
         let length = packet(&[0; LEAST_PACKET_BYTES]).write(&mut buffer).unwrap();
         assert!(Message::parse(&buffer[..length]).is_some());
         assert!(Message::parse(&buffer[..length - 1]).is_none(), "too short a packet");
-        for (place, value) in [(0, 0), (0, 2), (1, 0), (1, 3), (6, 1), (7, 0x80)] {
+        for (offset, value) in [(0, 0), (0, 2), (1, 0), (1, 3), (6, 1), (7, 0x80)] {
             let mut changed = buffer;
-            changed[place] = value;
-            assert!(Message::parse(&changed[..length]).is_none(), "byte {place} is {value}");
+            changed[offset] = value;
+            assert!(Message::parse(&changed[..length]).is_none(), "byte {offset} is {value}");
         }
         let length = Message::CheckGroup("127.77.9.2".parse().unwrap()).write(&mut buffer).unwrap();
         assert!(Message::parse(&buffer[..length + 1]).is_none(), "a longer request");

@@ -440,11 +440,11 @@ impl Group {
     }
 
     fn leave(&mut self, slot: u8, socket: Arc<Socket>) {
-        let Some(place) = self.members.iter().position(|member| member.slot == slot) else { return };
+        let Some(position) = self.members.iter().position(|member| member.slot == slot) else { return };
         let Some(file) = self.file.clone() else {
             drop(socket);
             // Drops the last reference: the socket is closed, and the kernel moves its last socket to the same index.
-            self.members.swap_remove(place);
+            self.members.swap_remove(position);
             return self.steer_own();
         };
         // Without the lock, the other processes detect the change by themselves.
@@ -463,7 +463,7 @@ impl Group {
         self.steer(&header.order, &others);
         let _ = file.write_header(&header);
         drop(socket);
-        self.members.swap_remove(place);
+        self.members.swap_remove(position);
         file.release(slot);
         if let Some(change) = change.as_ref().filter(|_| self.members.is_empty()) {
             file.remove_if_unused(change);

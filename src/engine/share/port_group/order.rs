@@ -141,8 +141,8 @@ impl Group {
             if answers.iter().all(|(_, answer)| answer.is_some()) || Instant::now() >= end {
                 let mut order = vec![None; members.len()];
                 for (slot, index) in answers.into_iter().filter_map(|(slot, index)| Some((slot, index?))) {
-                    let place = order.get_mut(usize::from(index)).ok_or(())?;
-                    if place.replace(slot).is_some() {
+                    let found = order.get_mut(usize::from(index)).ok_or(())?;
+                    if found.replace(slot).is_some() {
                         return Err(());
                     }
                 }

@@ -127,11 +127,11 @@ fn lost_order_is_determined_with_probes() {
         while !file.header().is_settled {
             assert!(Instant::now() < end, "the order was not found");
             let groups = &members;
-            groups.iter().for_each(answer_waiting);
+            groups.iter().for_each(handle_waiting);
         }
     });
     assert_eq!(file.header().order.len(), 5);
-    members.iter().for_each(answer_waiting);
+    members.iter().for_each(handle_waiting);
     (0..5).for_each(|block| send_to_block(&sender, address, 0x300 + block));
     assert_eq!(members.iter().map(received).collect::<Vec<_>>(), [1; 5]);
 }
@@ -163,7 +163,7 @@ fn misdirected_packet_makes_the_group_determine_its_order() {
     let end = Instant::now() + Duration::from_secs(5);
     while file.header().order != right.order {
         assert!(Instant::now() < end, "the order was not found");
-        members.iter().for_each(answer_waiting);
+        members.iter().for_each(handle_waiting);
     }
 }
 
@@ -185,7 +185,7 @@ fn new_member_in_the_slot_of_a_killed_one_is_found() {
 }
 
 /// Handles the packets of a socket like a shard.
-fn answer_waiting(member: &Membership) {
+fn handle_waiting(member: &Membership) {
     let mut buffer = [0; 256];
     while let Some(received) = receive(member.descriptor(), &mut buffer).unwrap() {
         let datagram = Datagram {

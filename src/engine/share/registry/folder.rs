@@ -16,16 +16,16 @@ const OF_OTHERS: u32 = 0o077;
 /// last.
 pub(super) fn candidates() -> impl Iterator<Item = PathBuf> {
     let user = own_user();
-    let open_to_all = ["/dev/shm", "/tmp"].map(|place| Path::new(place).join(format!("rdma-verbs-{user}")));
+    let open_to_all = ["/dev/shm", "/tmp"].map(|folder| Path::new(folder).join(format!("rdma-verbs-{user}")));
     let of_session = std::iter::once(PathBuf::from(format!("/run/user/{user}")));
     let of_environment = std::iter::once_with(|| variable("XDG_RUNTIME_DIR").map(PathBuf::from)).flatten();
-    let private = of_session.chain(of_environment).filter(|place| is_private(place));
-    open_to_all.into_iter().chain(private.map(|place| place.join("rdma-verbs")))
+    let private = of_session.chain(of_environment).filter(|folder| is_private(folder));
+    open_to_all.into_iter().chain(private.map(|folder| folder.join("rdma-verbs")))
 }
 
 /// Returns whether only this user can create entries there.
-fn is_private(place: &Path) -> bool {
-    place.is_absolute() && std::fs::symlink_metadata(place).is_ok_and(|found| belongs_to_this_user(&found))
+fn is_private(folder: &Path) -> bool {
+    folder.is_absolute() && std::fs::symlink_metadata(folder).is_ok_and(|found| belongs_to_this_user(&found))
 }
 
 fn belongs_to_this_user(found: &std::fs::Metadata) -> bool {

@@ -1,6 +1,6 @@
 //! Entry point of the registry's fuzz target: a file with any content.
 
-use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, write_check};
+use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, write_checksum};
 
 /// Reads an address file as if another process had written these bytes, as they are and with valid checksums. Entries
 /// that parse are encoded and parsed again.
@@ -10,13 +10,13 @@ pub fn registry_file(bytes: &[u8]) {
         assert_eq!(Header::parse(&header.to_bytes()).as_ref(), Some(&header));
         Some(())
     });
-    for place in bytes.get(HEADER_BYTES..).unwrap_or_default().chunks(MEMBER_BYTES + ANSWER_BYTES) {
-        check::<MEMBER_BYTES>(place, |bytes| {
+    for record in bytes.get(HEADER_BYTES..).unwrap_or_default().chunks(MEMBER_BYTES + ANSWER_BYTES) {
+        check::<MEMBER_BYTES>(record, |bytes| {
             let member = Member::parse(bytes)?;
             assert_eq!(Member::parse(&member.to_bytes()).as_ref(), Some(&member));
             Some(())
         });
-        check::<ANSWER_BYTES>(place.get(MEMBER_BYTES..).unwrap_or_default(), |bytes| {
+        check::<ANSWER_BYTES>(record.get(MEMBER_BYTES..).unwrap_or_default(), |bytes| {
             let answer = Answer::parse(bytes)?;
             assert_eq!(Answer::parse(&answer.to_bytes()), Some(answer));
             Some(())
@@ -27,6 +27,6 @@ pub fn registry_file(bytes: &[u8]) {
 fn check<const N: usize>(bytes: &[u8], read: impl Fn(&[u8; N]) -> Option<()>) {
     let Some(mut bytes) = bytes.first_chunk::<N>().copied() else { return };
     let _ = read(&bytes);
-    write_check(&mut bytes);
+    write_checksum(&mut bytes);
     let _ = read(&bytes);
 }

@@ -68,16 +68,16 @@ impl Header {
         bytes[8] = self.order.len().min(SLOTS) as u8;
         bytes[9] = u8::from(self.is_settled);
         bytes[16..32].copy_from_slice(&self.nonce);
-        for (place, slot) in bytes[32..32 + SLOTS].iter_mut().zip(&self.order) {
-            *place = *slot;
+        for (byte, slot) in bytes[32..32 + SLOTS].iter_mut().zip(&self.order) {
+            *byte = *slot;
         }
-        write_check(&mut bytes);
+        write_checksum(&mut bytes);
         bytes
     }
 
     /// Parses a header; returns `None` if it is invalid: then nothing is known of the group.
     pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        if !is_sealed(bytes) || bytes[..8] != HEADER_MAGIC {
+        if !has_valid_checksum(bytes) || bytes[..8] != HEADER_MAGIC {
             return None;
         }
         let order = bytes[32..].get(..usize::from(bytes[8]))?.to_vec();
@@ -111,16 +111,16 @@ impl Member {
         bytes[16..20].copy_from_slice(&self.process.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.inode.to_le_bytes());
         bytes[32..48].copy_from_slice(&self.name);
-        for (place, block) in bytes[48..48 + 2 * MAX_BLOCKS].chunks_exact_mut(2).zip(&self.blocks) {
-            place.copy_from_slice(&block.to_le_bytes());
+        for (word, block) in bytes[48..48 + 2 * MAX_BLOCKS].chunks_exact_mut(2).zip(&self.blocks) {
+            word.copy_from_slice(&block.to_le_bytes());
         }
-        write_check(&mut bytes);
+        write_checksum(&mut bytes);
         bytes
     }
 
     /// Parses a member; returns `None` if it is invalid.
     pub(crate) fn parse(bytes: &[u8; MEMBER_BYTES]) -> Option<Self> {
-        if !is_sealed(bytes) || bytes[..4] != MEMBER_MAGIC || bytes[4] != VERSION {
+        if !has_valid_checksum(bytes) || bytes[..4] != MEMBER_MAGIC || bytes[4] != VERSION {
             return None;
         }
         let count = usize::from(bytes[5]);
@@ -150,23 +150,23 @@ impl Answer {
         let mut bytes = [0; ANSWER_BYTES];
         bytes[..16].copy_from_slice(&self.nonce);
         bytes[16..18].copy_from_slice(&self.index.to_le_bytes());
-        write_check(&mut bytes);
+        write_checksum(&mut bytes);
         bytes
     }
 
     pub(crate) fn parse(bytes: &[u8; ANSWER_BYTES]) -> Option<Self> {
         let nonce = bytes[..16].try_into().ok()?;
-        is_sealed(bytes).then_some(Self { nonce, index: u16::from_le_bytes([bytes[16], bytes[17]]) })
+        has_valid_checksum(bytes).then_some(Self { nonce, index: u16::from_le_bytes([bytes[16], bytes[17]]) })
     }
 }
 
 /// Writes a checksum into the last four bytes: it detects entries that a crash left half written.
-pub(super) fn write_check(bytes: &mut [u8]) {
+pub(super) fn write_checksum(bytes: &mut [u8]) {
     let Some((content, checksum)) = bytes.split_last_chunk_mut::<4>() else { return };
     *checksum = crc32fast::hash(content).to_le_bytes();
 }
 
-fn is_sealed(bytes: &[u8]) -> bool {
+fn has_valid_checksum(bytes: &[u8]) -> bool {
     bytes.split_last_chunk::<4>().is_some_and(|(content, checksum)| crc32fast::hash(content).to_le_bytes() == *checksum)
 }
 
@@ -225,14 +225,14 @@ mod tests {
         fn any_bytes_with_a_checksum_are_parsed(bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES)) {
             let mut header: [u8; HEADER_BYTES] = bytes.clone().try_into().unwrap();
             header[..8].copy_from_slice(&HEADER_MAGIC);
-            write_check(&mut header);
+            write_checksum(&mut header);
             if let Some(header) = Header::parse(&header) {
                 prop_assert!(header.order.len() <= SLOTS);
             }
             let mut member: [u8; MEMBER_BYTES] = bytes[..MEMBER_BYTES].try_into().unwrap();
             member[..4].copy_from_slice(&MEMBER_MAGIC);
             member[4] = VERSION;
-            write_check(&mut member);
+            write_checksum(&mut member);
             if let Some(member) = Member::parse(&member) {
                 prop_assert!(member.blocks.len() <= MAX_BLOCKS && member.blocks.iter().all(|block| *block < 4_096));
             }
