@@ -11,7 +11,7 @@ use rdma_verbs::types::{CompletionFlags, EventObject, RawCompletion};
 use crate::completion_channel::ChannelEvents;
 use crate::cursor::Cursor;
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, pointer};
-use crate::object::{Object, Zeroed, make, own, take};
+use crate::object::{Object, Zeroed, atomic_field, make, own, take};
 use crate::shared::{Shared, shared_of};
 use crate::usage::{Use, Users};
 use crate::version::exported;
@@ -183,8 +183,9 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int {
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
     let resized = u32::try_from(cqe).map_err(|_| INVALID).and_then(|cqe| Ok(queue.inner.resize(cqe)?));
     number(resized.map(|()| {
-        // SAFETY: the program's completion queue; the program reads this field only after this verb.
-        unsafe { (*cq).cqe = c_int::try_from(queue.inner.cqe()).unwrap_or(c_int::MAX) };
+        let cqe = c_int::try_from(queue.inner.cqe()).unwrap_or(c_int::MAX);
+        // SAFETY: the program's completion queue; only this verb accesses the field once the queue is created.
+        unsafe { atomic_field((&raw mut (*cq).cqe).cast()) }.store(cqe as u32, Ordering::Relaxed);
     }))
 }
 

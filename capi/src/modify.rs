@@ -11,7 +11,7 @@ use rdma_verbs::types::{
 
 use crate::address_handle::{address_attributes, address_vector};
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number};
-use crate::object::Zeroed;
+use crate::object::{Zeroed, atomic_field};
 use crate::queue_pair::{Path, QueuePair, queue_pair_of};
 use crate::queue_pair_init::cap;
 use crate::settings::settings;
@@ -76,6 +76,15 @@ fn known_peer(queue_pair: &QueuePair, given: &QueuePairAttributes) -> Option<Pee
     settings().peers.contains(&peer).then(|| queue_pair.shared.device.advertised_capabilities())
 }
 
+/// Sets the visible state. Concurrent verbs on the queue pair may do so at the same time; the last store counts.
+///
+/// # Safety
+/// The queue pair is the program's.
+unsafe fn store_state(qp: *mut abi::Qp, state: u32) {
+    // SAFETY: the caller's promise; this library accesses the field only here once the queue pair is created.
+    unsafe { atomic_field(&raw mut (*qp).state) }.store(state, Ordering::Relaxed);
+}
+
 /// # Safety
 /// The queue pair is the program's.
 unsafe fn modify(qp: *mut abi::Qp, from: &abi::QpAttr, bits: c_int) -> Result<()> {
@@ -95,8 +104,8 @@ unsafe fn modify(qp: *mut abi::Qp, from: &abi::QpAttr, bits: c_int) -> Result<()
         queue_pair.path.src_path_bits.store(from.ah_attr.src_path_bits, Ordering::Relaxed);
     }
     if let Some(state) = given.qp_state {
-        // SAFETY: the program reads this field only after this verb.
-        unsafe { (*qp).state = state as u32 };
+        // SAFETY: the caller's promise.
+        unsafe { store_state(qp, state as u32) };
     }
     Ok(())
 }
@@ -156,9 +165,9 @@ unsafe fn query(qp: *mut abi::Qp, attributes: *mut abi::QpAttr, init: *mut abi::
     let queue_pair = unsafe { queue_pair_of(qp) };
     let status = queue_pair.inner.query()?;
     let found = answer(&status, &queue_pair.path);
-    // SAFETY: the caller's promise; the visible fields never change, except the state, which only verbs change.
+    // SAFETY: the caller's promise; the fields that are read never change.
     unsafe {
-        (*qp).state = found.qp_state;
+        store_state(qp, found.qp_state);
         init.write(abi::QpInitAttr {
             qp_context: (*qp).qp_context,
             send_cq: (*qp).send_cq,

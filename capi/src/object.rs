@@ -2,6 +2,7 @@
 //! the headers, and passes its address back.
 
 use std::cell::UnsafeCell;
+use std::sync::atomic::AtomicU32;
 
 use rdma_verbs::provider::abi;
 
@@ -32,6 +33,18 @@ pub(crate) unsafe fn own<'a, C: Object>(object: *const C) -> &'a C::Own {
     // SAFETY: by the caller's promise there is a `Whole<C>`, whose first field is the visible part; the reference is to
     // the other field, which never changes.
     unsafe { &(*object.cast::<Whole<C>>()).own }
+}
+
+/// Returns a number in the visible part of an object as an atomic, for verbs that store there: verbs of other threads
+/// may store there at the same time, and two plain stores would be a data race.
+///
+/// # Safety
+/// The field belongs to an object of the program that is not [taken](take) before the reference ends, and this library
+/// accesses it only through this function while other threads may.
+pub(crate) unsafe fn atomic_field<'a>(field: *mut u32) -> &'a AtomicU32 {
+    // SAFETY: the field is aligned and lives as long as the object, by the caller's promise. It lies in an
+    // `UnsafeCell`, and no reference to the visible part exists.
+    unsafe { AtomicU32::from_ptr(field) }
 }
 
 /// Takes an object back from the program.
