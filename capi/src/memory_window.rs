@@ -1,7 +1,7 @@
 //! Memory windows.
 
 use std::ffi::c_int;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_verbs::provider::{self, abi};
 use rdma_verbs::types::{AccessFlags, Data, Lkey, MemoryWindowType, Operation, Rkey, SendFlags, SendRequest};
@@ -20,6 +20,9 @@ const TAG: u32 = 0xff;
 pub(crate) struct MemoryWindow {
     shared: Arc<Shared>,
     inner: Arc<dyn provider::MemoryWindow>,
+    /// The key of the last bind that `ibv_bind_mw` posted; at first that of the allocation. The visible key is stored
+    /// under this lock.
+    last_key: Mutex<u32>,
     _domain: Use,
 }
 
@@ -39,9 +42,10 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut abi::Pd, kind: u32) -> *mut ab
         let inner = domain.domain.inner.alloc_mw(wanted)?;
         // SAFETY: as above; this field never changes.
         let context = unsafe { (*pd).context };
-        let visible = abi::Mw { context, pd, rkey: inner.rkey().0, handle: domain.shared.next_handle(), kind };
-        let shared = Arc::clone(&domain.shared);
-        Ok(make(visible, MemoryWindow { shared, inner, _domain: domain.users.begin() }))
+        let key = inner.rkey().0;
+        let visible = abi::Mw { context, pd, rkey: key, handle: domain.shared.next_handle(), kind };
+        let (shared, last_key) = (Arc::clone(&domain.shared), Mutex::new(key));
+        Ok(make(visible, MemoryWindow { shared, inner, last_key, _domain: domain.users.begin() }))
     };
     pointer(alloc())
 }
@@ -103,9 +107,14 @@ unsafe fn bind(qp: *mut abi::Qp, mw: *mut abi::Mw, bind: &abi::MwBind) -> Result
     if bind.bind_info.length > 0 && bind.bind_info.mr.is_null() {
         return Err(INVALID);
     }
-    // SAFETY: the caller's promise; only this verb changes the key.
-    let (queue_pair, old) = unsafe { (own(qp.cast::<QueuePairShell>()), (*mw).rkey) };
-    let key = old & !TAG | old.wrapping_add(1) & TAG;
+    // SAFETY: the caller's promise.
+    let (queue_pair, window) = unsafe { (own(qp.cast::<QueuePairShell>()), own(mw)) };
+    // The process is checked first: a lock inherited through a fork may be held by a thread that does not exist here.
+    window.shared.check_process("bind_mw")?;
+    // Held until the request is posted, so that concurrent binds get different keys, and the visible key is that of the
+    // last one.
+    let mut last_key = window.last_key.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = *last_key & !TAG | last_key.wrapping_add(1) & TAG;
     let request = SendRequest {
         wr_id: bind.wr_id,
         // SAFETY: the caller's promise.
@@ -114,7 +123,8 @@ unsafe fn bind(qp: *mut abi::Qp, mw: *mut abi::Mw, bind: &abi::MwBind) -> Result
         data: Data::Sges(&[]),
     };
     queue_pair.inner.send_one(&request)?;
-    // SAFETY: as above.
+    *last_key = key;
+    // SAFETY: the caller's promise. This verb alone stores the key, under the lock.
     unsafe { (*mw).rkey = key };
     Ok(())
 }

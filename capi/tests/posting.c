@@ -2,6 +2,8 @@
 // case.
 #include "connection.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 static char memory[16384];
@@ -78,6 +80,56 @@ static void no_window(void) {
     printf(" %d\n", bad == &wr);
 }
 
+#define BIND_ROUNDS 2000
+
+static struct ibv_mw *window_of_two_threads;
+static struct ibv_mr *region_of_two_threads;
+// Number of binds that may begin, and that were posted.
+static atomic_int begun, posted;
+
+static void bind_type_1(struct ibv_qp *qp) {
+    struct ibv_mw_bind bind = {.send_flags = IBV_SEND_SIGNALED, .bind_info = {.mr = region_of_two_threads,
+        .addr = (uintptr_t)memory, .length = 4096, .mw_access_flags = IBV_ACCESS_REMOTE_WRITE}};
+    NEED(!ibv_bind_mw(qp, window_of_two_threads, &bind));
+    atomic_fetch_add(&posted, 1);
+}
+
+static void *bind_in_each_round(void *qp) {
+    for (int round = 1; round <= BIND_ROUNDS; round++) {
+        while (atomic_load(&begun) < round);
+        bind_type_1(qp);
+    }
+    return NULL;
+}
+
+// Two threads bind one window of type 1 at the same time. Prints 1 if each bind had a key of its own, so that the lower
+// eight bits of the window's key count the binds.
+static void two_binds(void) {
+    region_of_two_threads = registered(memory, sizeof memory);
+    window_of_two_threads = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+    NEED(window_of_two_threads);
+    struct ibv_qp *qps[2];
+    for (int i = 0; i < 2; i++) {
+        qps[i] = create(IBV_QPT_RC);
+        initialize(qps[i]);
+        connect_to_itself(qps[i]);
+    }
+    uint32_t first = window_of_two_threads->rkey;
+    pthread_t thread;
+    NEED(!pthread_create(&thread, NULL, bind_in_each_round, qps[1]));
+    int differ = 1;
+    for (int round = 1; round <= BIND_ROUNDS; round++) {
+        atomic_store(&begun, round);
+        bind_type_1(qps[0]);
+        while (atomic_load(&posted) < 2 * round);
+        uint32_t expected = (first & ~0xffu) | ((first + 2 * round) & 0xff);
+        differ &= window_of_two_threads->rkey == expected;
+        NEED(complete() == IBV_WC_SUCCESS && complete() == IBV_WC_SUCCESS);
+    }
+    NEED(!pthread_join(thread, NULL));
+    printf("%d\n", differ);
+}
+
 // A datagram longer than its path allows. Prints the result of the post, the completion status, whether the state is
 // SQE, and both statuses of a datagram that fits, after the return to RTS.
 static void datagram(void) {
@@ -144,6 +196,7 @@ int main(int count, char **arguments) {
     else if (!strcmp(wanted, "window")) window(0);
     else if (!strcmp(wanted, "extended window")) window(1);
     else if (!strcmp(wanted, "no window")) no_window();
+    else if (!strcmp(wanted, "two binds")) two_binds();
     else if (!strcmp(wanted, "datagram")) datagram();
     else if (!strcmp(wanted, "rate limit")) rate_limit();
     else NEED(!"a case");

@@ -31,6 +31,11 @@ fn a_bind_is_for_the_window_that_it_names() {
     assert_eq!(says("no window", "127.61.3.5"), format!("{EINVAL} 1"));
 }
 
+#[test]
+fn concurrent_binds_of_one_window_get_different_keys() {
+    assert_eq!(says("two binds", "127.61.3.8"), "1");
+}
+
 /// The status is `IBV_WC_LOC_LEN_ERR`, as with adapters, and the queue pair is in SQE until it is modified to RTS.
 #[test]
 fn a_datagram_longer_than_its_path_takes_fails_by_its_completion() {
