@@ -42,7 +42,12 @@ impl Shared {
         loop {
             let event = self.device.take_async_event()?;
             let mut found = abi::AsyncEvent::zeroed();
-            found.event_type = event_type(&event)?;
+            let Some(event_type) = event_type(&event) else {
+                // Destroying its object would wait for the acknowledgement.
+                self.device.ack_async_event(&event);
+                continue;
+            };
+            found.event_type = event_type;
             match event.object() {
                 EventObject::Port(port) => found.element.port_num = port.into(),
                 EventObject::Device => {}
