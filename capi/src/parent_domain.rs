@@ -18,7 +18,7 @@ const KNOWN: u32 = 3;
 
 /// The state behind a thread domain.
 pub(crate) struct ThreadDomain {
-    _shared: Arc<Shared>,
+    shared: Arc<Shared>,
     users: Users,
 }
 
@@ -33,12 +33,15 @@ pub(crate) unsafe extern "C" fn alloc_td(context: *mut abi::Context, init: *mut 
         return pointer(Err(UNSUPPORTED));
     }
     let visible = abi::Td { context };
-    make(visible, ThreadDomain { _shared: Arc::clone(shared), users: Users::default() })
+    make(visible, ThreadDomain { shared: Arc::clone(shared), users: Users::default() })
 }
 
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut abi::Td) -> c_int {
-    // SAFETY: the program's thread domain, which it gives up if nothing uses it.
-    number(unsafe { own(td) }.users.check_none().map(|()| drop(unsafe { take(td) })))
+    // SAFETY: the program's thread domain.
+    let ThreadDomain { shared, users } = unsafe { own(td) };
+    let free = shared.check_process("dealloc_td").and_then(|()| users.check_none());
+    // SAFETY: the program gives it up, and nothing uses it.
+    number(free.map(|()| drop(unsafe { take(td) })))
 }
 
 /// Creates the alias.

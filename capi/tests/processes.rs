@@ -11,8 +11,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use library::{End, PATIENCE, SIGNALED, Verbs, load, open, verbs};
-use rdma_verbs::provider::abi::{QpAttr, qp_attr};
+use library::{End, PATIENCE, SIGNALED, Verbs, load, open, table, verbs};
+use rdma_verbs::provider::abi::{QpAttr, TdInitAttr, qp_attr};
 
 const ADDRESS: &str = "127.62.1.3";
 const ROLE: &str = "RDMA_VERBS_TEST_ROLE";
@@ -284,6 +284,14 @@ fn check_inherited(end: &End) {
 fn forks() {
     let context = open(library());
     let (end, busy) = (End::looped(library(), context), End::looped(library(), context));
+    let mut init = TdInitAttr { comp_mask: 0 };
+    // SAFETY: the context's own functions; a thread domain that nothing uses.
+    let (td, dealloc_td) = unsafe {
+        let table = &*table(context);
+        let td = table.alloc_td.expect("always there")(context, &raw mut init);
+        (td, table.dealloc_td.expect("always there"))
+    };
+    assert!(!td.is_null());
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| (0..20_000).for_each(|number| busy.exchange(number)));
         let mut rounds = 0u32;
@@ -300,6 +308,8 @@ fn forks() {
                 });
                 assert_eq!(status, 0, "the child's child");
                 check_inherited(&end);
+                // SAFETY: the thread domain exists, if only as a copy.
+                assert_eq!(unsafe { dealloc_td(td) }, libc::EINVAL);
                 let own = own.unwrap_or_else(|| End::looped(library(), context));
                 (0..100).for_each(|number| own.exchange(number));
                 own.destroy();
@@ -311,6 +321,8 @@ fn forks() {
         assert!(rounds > 0);
         worker.join().unwrap();
     });
+    // SAFETY: nothing uses it.
+    assert_eq!(unsafe { dealloc_td(td) }, 0);
     end.destroy();
     busy.destroy();
 }
