@@ -61,6 +61,8 @@ impl Shared {
             // A grandchild inherited the child's device as well.
             return again.here();
         }
+        // Two threads may both open the device here, and one result is dropped. No lock prevents that, because a child
+        // could inherit it locked. Several open devices of one address are valid in any case.
         match settings().options.clone().open(self.device.name()) {
             Ok(device) => self.again.get_or_init(|| Self::new(device, self.guid, self.command_file)),
             // The verb will report that the device is inherited.
@@ -79,7 +81,8 @@ impl Shared {
     }
 
     /// Stops delivering events of an object that is about to be destroyed. Returns when those already delivered are
-    /// acknowledged.
+    /// acknowledged. The caller has made all checks, so nothing refuses the destruction afterwards. It happens after
+    /// this, because the object's number can be reused from then on.
     pub(crate) fn end_events(&self, object: EventObject) -> Result<()> {
         self.event_objects.remove(object);
         self.device.wait_events_acked(object, None)?;
