@@ -304,8 +304,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(context: *mut abi::Context, valu
     // SAFETY: the program's context.
     let clock = unsafe { shared_of(context) }.device.query_clock();
     number(clock.map_err(Errno::from).map(|nanoseconds| {
-        // The device's clock counts nanoseconds. As the manual page says, both fields together hold the count; here it
-        // is all in `tv_nsec`.
+        // A raw clock is a count, not a time: all of it is in `tv_nsec`, as with adapters (`mlx5_query_rt_values`).
         values.raw_clock.tv_sec = 0;
         values.raw_clock.tv_nsec = nanoseconds as libc::c_long;
         values.comp_mask = RAW_CLOCK;
