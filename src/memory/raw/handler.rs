@@ -19,7 +19,7 @@
 use std::arch::{asm, naked_asm};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread;
+use std::sync::{Mutex, PoisonError};
 
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
 
@@ -33,8 +33,6 @@ const SET_BYTES: usize = 8;
 const SA_RESTORER: u64 = 0x0400_0000;
 /// A memory error that no current access caused.
 const BUS_MCEERR_AO: c_int = 5;
-/// Most yields of a thread while another one installs the handler.
-const MAX_YIELDS: usize = 1_000;
 
 /// The kernel's `struct sigaction`.
 #[repr(C)]
@@ -64,9 +62,10 @@ impl Previous {
 }
 
 static PREVIOUS: [Previous; SIGNALS.len()] = [Previous::none(), Previous::none()];
-/// Whether the handler was installed for each signal, even if it was replaced since.
-static PUT_IN: [AtomicBool; SIGNALS.len()] = [AtomicBool::new(false), AtomicBool::new(false)];
-static INSTALLING: AtomicBool = AtomicBool::new(false);
+/// Whether the handler was installed for each signal, even if it was replaced since. Locked while it is installed; the
+/// handler does not use it.
+static INSTALLED_FOR: Mutex<[bool; SIGNALS.len()]> = Mutex::new([false; SIGNALS.len()]);
+/// Whether it was installed for all signals.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the handler was installed; it may have been replaced since.
@@ -75,37 +74,26 @@ pub(super) fn was_installed() -> bool {
     INSTALLED.load(Ordering::Relaxed)
 }
 
-/// Installs the handler, once.
+/// Installs the handler, once. Concurrent calls wait for each other, for some system calls at most.
 pub(super) fn install() -> Result<(), RecoverError> {
-    if INSTALLING.swap(true, Ordering::AcqRel) {
-        for _ in 0..MAX_YIELDS {
-            if INSTALLED.load(Ordering::Acquire) {
-                break;
-            }
-            thread::yield_now();
+    let mut installed_for = INSTALLED_FOR.lock().unwrap_or_else(PoisonError::into_inner);
+    for (index, signal) in SIGNALS.into_iter().enumerate() {
+        // After a partial installation, a handler that has replaced this one since may call it, so it is not installed
+        // again. After an error, a handler that is already installed stays, and passes everything on.
+        if !installed_for[index] {
+            install_for(signal, &PREVIOUS[index])?;
+            installed_for[index] = true;
         }
-    } else {
-        for (index, signal) in SIGNALS.into_iter().enumerate() {
-            if let Err(error) = install_for(signal, &PREVIOUS[index], &PUT_IN[index]) {
-                // A handler that is already installed stays, and passes everything on.
-                INSTALLING.store(false, Ordering::Release);
-                return Err(error);
-            }
-        }
-        INSTALLED.store(true, Ordering::Release);
     }
+    INSTALLED.store(true, Ordering::Release);
+    drop(installed_for);
     match SIGNALS.into_iter().find(|signal| !is_in_place(*signal)) {
         Some(signal) => Err(RecoverError::Replaced { signal }),
         None => Ok(()),
     }
 }
 
-fn install_for(signal: c_int, previous: &Previous, put_in: &AtomicBool) -> Result<(), RecoverError> {
-    // After a partial installation, a handler that has replaced this one since may call it, so it is not installed
-    // again.
-    if put_in.load(Ordering::Relaxed) {
-        return Ok(());
-    }
+fn install_for(signal: c_int, previous: &Previous) -> Result<(), RecoverError> {
     let failed = |errno| RecoverError::Refused { signal, errno };
     let before = exchange(signal, None).map_err(failed)?;
     if before.handler == address() {
@@ -121,11 +109,7 @@ fn install_for(signal: c_int, previous: &Previous, put_in: &AtomicBool) -> Resul
         // The signals that the previous handler wants blocked while it runs.
         mask: before.mask,
     };
-    put_in.store(true, Ordering::Relaxed);
-    let replaced = exchange(signal, Some(&action)).map_err(|errno| {
-        put_in.store(false, Ordering::Relaxed);
-        failed(errno)
-    })?;
+    let replaced = exchange(signal, Some(&action)).map_err(failed)?;
     if (replaced.handler, replaced.flags) != (before.handler, before.flags) {
         previous.remember(&replaced);
     }
@@ -145,8 +129,8 @@ pub(super) fn is_ready() -> bool {
     let mut blocked = 0u64;
     let (how, set) = (libc::SIG_BLOCK, ptr::null::<u64>());
     // SAFETY: with no set the call changes nothing; it writes the current one to `blocked`, which has the given size.
-    let asked = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, set, &raw mut blocked, SET_BYTES) };
-    asked == 0 && SIGNALS.into_iter().all(|signal| blocked & (1 << (signal - 1)) == 0 && is_in_place(signal))
+    let result = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, set, &raw mut blocked, SET_BYTES) };
+    result == 0 && SIGNALS.into_iter().all(|signal| blocked & (1 << (signal - 1)) == 0 && is_in_place(signal))
 }
 
 fn is_in_place(signal: c_int) -> bool {
