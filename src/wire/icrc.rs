@@ -71,13 +71,14 @@ fn prefix(
     bth: &[u8],
 ) -> ([u8; LARGEST_PREFIX], usize) {
     let mut bytes = [0xff; LARGEST_PREFIX];
-    let udp_bytes = 8 + packet_bytes as u16 + ICRC_BYTES as u16;
+    // The lengths of a packet that is too long for a datagram wrap, which does not matter: no peer can send it.
+    let udp_bytes = packet_bytes.wrapping_add(8 + ICRC_BYTES) as u16;
     let mut length = 8;
     match (flow.source, flow.destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let ip = &mut bytes[8..28];
             ip[0] = 0x45;
-            ip[2..4].copy_from_slice(&(20 + udp_bytes).to_be_bytes());
+            ip[2..4].copy_from_slice(&udp_bytes.wrapping_add(20).to_be_bytes());
             ip[4..6].copy_from_slice(&identification.to_be_bytes());
             ip[6..8].copy_from_slice(&(u16::from(dont_fragment) << 14).to_be_bytes());
             ip[9] = 17;

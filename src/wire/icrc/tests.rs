@@ -53,6 +53,21 @@ const V1: &str = "45010040 04784000 4011b4d5 c0a80007 c0a80007 c00012b7 002caca2
 const V2: &str = "45c2003c 718c4000 40119161 0a001101 0a001201 000012b7 00280000 8100ffff 40000118 00000000 \
     00000000 00000000 00000000 00000000";
 
+/// Only a direct caller can pass such a slice: lengths of datagrams are 16 bits.
+#[test]
+fn slices_longer_than_any_datagram_do_not_match() {
+    let options = Verify { first_identification: 0, solve: true, expected_df: true };
+    let Vector { flow: v4, .. } = parse_v4(V1);
+    let v6 = Flow { source: "::1".parse().unwrap(), destination: "::2".parse().unwrap(), source_port: 49_152 };
+    for bytes in [65_508, 65_528, 65_536, 70_000] {
+        let payload = vec![0x5a; bytes];
+        for flow in [v4, v6] {
+            assert_eq!(verify(&flow, &options, &payload), Match::Wrong, "{bytes}");
+            assert_eq!(verify_as_linux(&flow, &options, &payload), Match::Wrong, "{bytes}");
+        }
+    }
+}
+
 #[test]
 fn published_and_computed_vectors_fit() {
     check(&parse_v4(V1), "78f353f3");
