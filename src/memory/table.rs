@@ -91,7 +91,7 @@ impl RegionTable {
         Ok(region)
     }
 
-    /// Allocates an unbound window of `domain`; there are at most `limit` windows.
+    /// Allocates an unbound window of `domain`; there are at most `limit` windows, and at most 2^22.
     ///
     /// # Errors
     /// [`RegisterError::TooManyWindows`], [`RegisterError::NoRandomness`].
@@ -101,8 +101,9 @@ impl RegionTable {
         kind: MemoryWindowType,
         limit: usize,
     ) -> Result<Arc<Window>, RegisterError> {
+        let limit = limit.min(MAX_REGIONS / 2);
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        if entries.windows.len() >= limit.min(MAX_REGIONS / 2) {
+        if entries.windows.len() >= limit {
             return Err(RegisterError::TooManyWindows { limit });
         }
         let key = entries.random_key()?;
