@@ -51,7 +51,7 @@ pub(super) unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64
         // SAFETY: the caller upholds the same contract.
         return unsafe { recovery.compare_exchange_u64(word, current, new) };
     }
-    kernel::make_writable(word.cast(), size_of::<u64>())?;
+    kernel::make_writable(word)?;
     // SAFETY: as above, and the word can be written now.
     Ok(unsafe { direct::compare_exchange_u64(word, current, new) })
 }
@@ -65,7 +65,7 @@ pub(super) unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> Result<u64, Acce
         // SAFETY: the caller upholds the same contract.
         return unsafe { recovery.fetch_add_u64(word, add) };
     }
-    kernel::make_writable(word.cast(), size_of::<u64>())?;
+    kernel::make_writable(word)?;
     // SAFETY: as above, and the word can be written now.
     Ok(unsafe { direct::fetch_add_u64(word, add) })
 }
@@ -79,7 +79,7 @@ pub(super) unsafe fn store_in_place_u64(word: *mut u64, value: u64) -> Result<()
         // SAFETY: the caller upholds the same contract.
         return unsafe { recovery.store_release_u64(word, value) };
     }
-    kernel::make_writable(word.cast(), size_of::<u64>())?;
+    kernel::make_writable(word)?;
     // SAFETY: as above, and the word can be written now.
     unsafe { direct::store_release_u64(word, value) };
     Ok(())

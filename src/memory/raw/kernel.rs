@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use libc::{c_int, c_void, iovec, pid_t};
 
@@ -18,6 +18,9 @@ const MAX_CALL_BYTES: usize = 1 << 30;
 const MAX_PIECES: usize = 4;
 /// Most attempts of an interrupted `madvise`.
 const MAX_TRIES: usize = 64;
+/// Value at which [`make_writable`] wakes a thread that waits on the word: any 12 bits, as the call has no way to wake
+/// none.
+const WAKES_AT: c_int = 0x7ff;
 /// Addresses probed by one call.
 const PROBES_PER_CALL: usize = 512;
 
@@ -81,13 +84,18 @@ pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessErr
     unsafe { write_pieces(pieces(place, 0, tail.len()).as_slice(), tail) }
 }
 
-/// Ensures that a word can be written in place at this moment.
-pub(super) fn make_writable(word: *mut u8, size: usize) -> Result<(), AccessError> {
-    if populate_is_known() {
-        return populate(word, size, libc::MADV_POPULATE_WRITE).map_err(|_| AccessError::Fault);
-    }
-    // Before Linux 5.14, only whether the word is mapped can be checked without changing it.
-    read(word, &mut [0; 8][..size])
+/// Ensures that an aligned word can be written in place at this moment.
+///
+/// The kernel atomically adds 0 to its first half: it makes the page present and writable, as a store would, or returns
+/// an error. `MADV_POPULATE_WRITE` would do the same, but only since Linux 5.14.
+pub(super) fn make_writable(word: *mut u64) -> Result<(), AccessError> {
+    let unused = AtomicU32::new(0);
+    let add_nothing = libc::FUTEX_OP(libc::FUTEX_OP_ADD, 0, libc::FUTEX_OP_CMP_EQ, WAKES_AT);
+    let command = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the call changes no byte. It may wake a thread that waits on either word: nothing waits on the local one,
+    // and a thread that waits on the other must expect to be woken without a reason, as every user of futexes.
+    let result = unsafe { libc::syscall(libc::SYS_futex, unused.as_ptr(), command, 0, 0usize, word, add_nothing) };
+    if result < 0 { Err(AccessError::Fault) } else { Ok(()) }
 }
 
 /// Checks that a range can be registered: all of it mapped, and writable if `write`.
@@ -111,8 +119,8 @@ pub(crate) fn probe(address: *mut u8, length: usize, write: bool) -> Result<(), 
     if write { Err(Unusable::NotWritable) } else { Ok(()) }
 }
 
-/// Reads a byte of each page. Before Linux 5.14 there is no way to try a write without changing anything, so a
-/// read-only page is detected by the first write, which the kernel refuses.
+/// Reads a byte of each page, for kernels before Linux 5.14. A read-only page is detected by the first write, which
+/// fails: trying a write to each page here ([`make_writable`]) would take a call per page.
 fn probe_by_reading(address: *mut u8, length: usize) -> Result<(), Unusable> {
     let page = page_size();
     let lead = address.addr() % page;

@@ -282,7 +282,9 @@ fn read_only_memory() {
     assert_eq!(region.read_at(0, &mut [1; 8]), Ok(()));
     assert_eq!(region.write_at(0, &[1; 8]), Err(AccessError::Fault));
     assert_eq!(region.fetch_add_u64(0, 1), Err(AccessError::Fault));
+    assert_eq!(region.compare_exchange_u64(0, 0, 1), Err(AccessError::Fault));
     assert_eq!(region.store_release_u32(0, 1), Err(AccessError::Fault));
+    assert_eq!(region.memory().store_in_place_u64(0, 1), Err(AccessError::Fault));
 }
 
 #[test]
