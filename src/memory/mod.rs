@@ -17,6 +17,11 @@
 //! is visible only when all others are. A write of eight aligned bytes is one store. [`Region::load_acquire_u8`] and
 //! its wider variants are the polling side.
 //!
+//! Where the kernel makes the copies (see below), it also places the body before the last word. How it stores the bytes
+//! of that word is its own choice: on the processors tested they become visible at once, but no manual promises it. A
+//! program that polls a word of such memory either calls [`recover_from_faults`], or lets its peer use ATOMIC WRITE,
+//! which is always one store.
+//!
 //! # Every access can fail
 //!
 //! The library's own memory ([`Backing::anonymous`], [`Backing::from_vec`]) is always present. A raw range may be

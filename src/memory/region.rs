@@ -198,7 +198,8 @@ impl Region {
         self.memory.read(index(offset)?, out)
     }
 
-    /// Copies `data` into the region, starting at `offset`: the body first, in unspecified order, the last byte last.
+    /// Copies `data` into the region, starting at `offset`: the body first, in unspecified order, the last byte last
+    /// (see the module for the kernel's copies).
     ///
     /// # Errors
     /// As [`Region::read_at`]; [`AccessError::NoPermission`] for a file mapped read-only.

@@ -374,7 +374,8 @@ impl MemoryView<'_> {
     }
 
     /// Places `data` from `addr` on: the body first, in unspecified order, then the tail in naturally aligned stores,
-    /// the last byte with the last of them. Requires [`AccessFlags::LOCAL_WRITE`] in addition to `need`.
+    /// the last byte with the last of them (see the module for the kernel's copies). Requires
+    /// [`AccessFlags::LOCAL_WRITE`] in addition to `need`.
     ///
     /// # Errors
     /// As [`MemoryView::check`], and [`AccessError::Fault`], after which part of the data may have been placed.
@@ -466,6 +467,9 @@ impl MemoryView<'_> {
     ///
     /// # Errors
     /// As [`MemoryView::check`]; [`AccessError::Fault`] if the file's storage fails.
+    ///
+    /// With [`AccessFlags::FLUSH_PERSISTENT`] it waits for the storage. As with every access, registration and
+    /// deregistration wait for the view.
     pub fn flush(
         &self,
         key: u32,
@@ -474,7 +478,7 @@ impl MemoryView<'_> {
         need: AccessFlags,
     ) -> Result<(), AccessError> {
         let (addr, length) = range.or_else(|| self.extent(key)).ok_or(AccessError::UnknownKey)?;
-        // A flush changes no byte and may take long, so revocation does not wait for it.
+        // A flush changes no byte and may take long, so the invalidation of the key does not wait for it.
         let Found { region, offset, .. } = self.resolve(key, accessor.into(), addr, length, need)?;
         let length = usize::try_from(length).map_err(|_| AccessError::OutOfBounds)?;
         region.memory().flush(offset, length, need.contains(AccessFlags::FLUSH_PERSISTENT))
