@@ -64,7 +64,7 @@ fn packets_of_others_make_no_descriptor_readable() {
 /// A message circulates through all connections, and each end forwards it. Only one channel has an event at a time, so
 /// a wait on any other would last forever.
 #[test]
-fn one_thread_serves_many_channels_by_what_their_descriptors_promise() {
+fn readable_channel_descriptor_always_has_an_event() {
     const MESSAGES: u64 = 4_000;
     within_patience(|| {
         let context = open(library());
@@ -98,7 +98,7 @@ fn one_thread_serves_many_channels_by_what_their_descriptors_promise() {
 }
 
 #[test]
-fn whoever_sleeps_on_changes_of_the_descriptor_misses_none() {
+fn edge_triggered_epoll_misses_no_event() {
     within_patience(|| {
         let end = End::looped(library(), open(library()));
         set_nonblocking(end.fd());
@@ -134,7 +134,7 @@ fn send_later<'a>(scope: &'a std::thread::Scope<'a, '_>, end: &'a End, number: u
 
 /// A program may alternate between waiting in the verb and on the descriptor: the library supports both.
 #[test]
-fn both_ways_to_wait_can_follow_each_other() {
+fn waits_in_the_verb_and_on_the_descriptor_alternate() {
     within_patience(|| {
         let end = End::looped(library(), open(library()));
         for number in 0..700 {
@@ -155,7 +155,7 @@ fn both_ways_to_wait_can_follow_each_other() {
 
 /// While a program polls, the library's thread does not serve the sockets. Then the program blocks on a descriptor.
 #[test]
-fn whoever_polled_a_moment_ago_is_woken_all_the_same() {
+fn descriptor_wakes_a_program_that_polled_just_before() {
     within_patience(|| {
         let (near, far) = (End::new(library(), open(library())), End::new(library(), open(library())));
         near.connect(&far);

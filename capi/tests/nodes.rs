@@ -7,19 +7,19 @@ use std::process::{Command, Output};
 const ADDRESS: &str = "127.61.3.4";
 /// Checks that the files exist that UCX needs, and those that Mooncake needs, which resolves the link and goes up two
 /// levels, and that the rest of the file system is unchanged.
-const LOOKS: &str = "test -c /dev/infiniband/soft_127.61.3.4 && test -w /dev/null && test -d /dev/shm &&
+const CHECKS: &str = "test -c /dev/infiniband/soft_127.61.3.4 && test -w /dev/null && test -d /dev/shm &&
     cat /sys/class/infiniband/soft_127.61.3.4/../../numa_node /sys/class/infiniband/soft_127.61.3.4/device/numa_node &&
     basename \"$(realpath /sys/class/infiniband/soft_127.61.3.4)\" && cat /sys/class/net/lo/ifindex && id -u";
 
 fn run() -> Output {
     let runner = Path::new(env!("CARGO_MANIFEST_DIR")).join("rdma-verbs-run");
     let mut command = Command::new(runner);
-    command.args(["--nodes", "sh", "-c", LOOKS]).env("RDMA_VERBS_ADDRESSES", ADDRESS);
+    command.args(["--nodes", "sh", "-c", CHECKS]).env("RDMA_VERBS_ADDRESSES", ADDRESS);
     command.output().expect("a shell")
 }
 
 #[test]
-fn programs_find_what_they_look_for() {
+fn nodes_and_sysfs_files_exist() {
     let output = run();
     let said = String::from_utf8_lossy(&output.stderr);
     if said.contains("no mount namespace") && std::env::var_os("CI").is_none() {

@@ -18,7 +18,7 @@ const ZERO_BASED: u32 = 1 << 5;
 const LOCAL_WRITE: u32 = 1;
 
 #[test]
-fn device_memory_is_not_registered_anew() {
+fn device_memory_cannot_be_reregistered() {
     let verbs = verbs("127.62.1.5");
     let context = open(verbs);
     let mut memory = [0u64; 8];
@@ -49,7 +49,7 @@ fn device_memory_is_not_registered_anew() {
 }
 
 #[test]
-fn queue_pair_gives_back_the_path_that_it_was_given() {
+fn query_qp_returns_the_path_that_was_set() {
     let verbs = verbs("127.62.1.5");
     let context = open(verbs);
     let end = End::looped(verbs, context);

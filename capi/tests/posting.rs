@@ -16,13 +16,13 @@ fn says(case: &str, address: &str) -> String {
 
 /// Many programs pass no pointer for the refused request.
 #[test]
-fn a_refused_request_needs_no_place_for_its_name() {
+fn bad_wr_may_be_null() {
     assert_eq!(says("refused", "127.61.3.2"), [EINVAL; 7].join(" "));
 }
 
 /// As with adapters, the program selects the window, and the lower eight bits of its new key.
 #[test]
-fn a_bind_is_for_the_window_that_it_names() {
+fn bind_applies_to_the_named_window() {
     for case in ["window", "extended window"] {
         // The bind, and a WRITE through the selected window. Last a WRITE through the other window: the peer, which is
         // the queue pair itself, refuses it and moves both ends to the error state, so the WRITE is flushed.
@@ -38,11 +38,11 @@ fn concurrent_binds_of_one_window_get_different_keys() {
 
 /// The status is `IBV_WC_LOC_LEN_ERR`, as with adapters, and the queue pair is in SQE until it is modified to RTS.
 #[test]
-fn a_datagram_longer_than_its_path_takes_fails_by_its_completion() {
+fn datagram_longer_than_the_path_mtu_fails_by_its_completion() {
     assert_eq!(says("datagram", "127.61.3.6"), "0 1 1 0 0");
 }
 
 #[test]
-fn a_rate_limit_is_taken_and_ended() {
+fn rate_limit_is_set_and_removed() {
     assert_eq!(says("rate limit", "127.61.3.7"), format!("1 0 {EINVAL} 0"));
 }

@@ -162,7 +162,7 @@ fn sleeps() {
 /// A program that blocks on descriptors leaves the sockets to the library's thread, which blocks there until a packet
 /// arrives.
 #[test]
-fn nobody_wakes_up_while_a_program_sleeps_on_descriptors() {
+fn library_threads_sleep_while_the_program_blocks_on_descriptors() {
     assert_ends_well(&mut role("sleeps"));
 }
 
@@ -209,7 +209,7 @@ fn memfd() -> OwnedFd {
 }
 
 #[test]
-fn nobody_needs_to_read_what_is_logged() {
+fn unread_log_output_does_not_block() {
     let pipe = || {
         let (read, write) = std::io::pipe().unwrap();
         (OwnedFd::from(read), write)
@@ -235,7 +235,7 @@ fn nobody_needs_to_read_what_is_logged() {
 
 /// The number of a closed output is reused by the next descriptor, which may be one of the library's.
 #[test]
-fn nothing_is_logged_into_other_files() {
+fn log_is_not_written_to_other_files() {
     for level in ["warn", "trace"] {
         for when in ["before", "after"] {
             assert_ends_well(role("logs").env("RDMA_VERBS_LOG", level).env(CLOSES, when));
@@ -244,7 +244,7 @@ fn nothing_is_logged_into_other_files() {
 }
 
 #[test]
-fn what_is_logged_can_be_read() {
+fn log_output_is_readable_text() {
     let output = role("logs").env("RDMA_VERBS_LOG", "info").output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success() && text.lines().filter(|line| line.contains("INFO")).count() >= 100, "{text}");
@@ -328,7 +328,7 @@ fn forks() {
 }
 
 #[test]
-fn child_of_a_child_starts_anew() {
+fn grandchild_can_create_its_own_objects() {
     assert_ends_well(&mut role("forks"));
 }
 
@@ -344,7 +344,7 @@ fn works() {
 }
 
 #[test]
-fn killed_process_disturbs_nobody() {
+fn killed_process_does_not_disturb_others() {
     let end = End::looped(library(), open(library()));
     let slowest = (0..10).map(|round| {
         let mut workers: Vec<Child> = (0..2).map(|_| role("works").stdout(Stdio::piped()).spawn().unwrap()).collect();

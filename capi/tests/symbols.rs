@@ -29,7 +29,7 @@ fn exported() -> BTreeSet<String> {
 }
 
 #[test]
-fn symbols_are_those_of_the_list() {
+fn symbols_match_the_list() {
     let wanted: BTreeSet<String> = LIST.lines().map(str::to_owned).collect();
     assert_eq!(wanted.len(), 146, "75 public ones and 71 private ones");
     let found = exported();
@@ -39,7 +39,7 @@ fn symbols_are_those_of_the_list() {
 }
 
 #[test]
-fn library_is_called_as_programs_ask_for_it() {
+fn dynamic_section_has_the_soname_and_nodelete() {
     let dynamic = readelf("--dynamic");
     assert!(dynamic.contains("Library soname: [libibverbs.so.1]"), "{dynamic}");
     assert!(dynamic.contains("NODELETE"), "its threads outlive a dlclose: {dynamic}");

@@ -21,7 +21,7 @@ fn run(faults: &str, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn requests_whose_memory_is_gone_fail() {
+fn requests_on_inaccessible_memory_fail() {
     for (faults, handler) in [("signal", "handler"), ("kernel", "none")] {
         expect(faults, &[], &format!("{STATUSES} {handler}\n"));
     }
@@ -29,7 +29,7 @@ fn requests_whose_memory_is_gone_fail() {
 
 /// Shows which mechanism is in use.
 #[test]
-fn only_without_the_handlers_the_kernel_is_asked_for_copies() {
+fn kernel_copies_are_used_only_without_the_handlers() {
     expect("signal", &["filter"], &format!("{STATUSES} handler\n"));
     expect("kernel", &["filter"], &format!("{NO_COPIES} none\n"));
 }
@@ -41,7 +41,7 @@ fn expect(faults: &str, arguments: &[&str], lines: &str) {
 }
 
 #[test]
-fn a_programs_own_fault_ends_it() {
+fn fault_outside_the_library_ends_the_process() {
     for faults in ["signal", "kernel"] {
         let output = run(faults, &["fault"]);
         assert_eq!(output.status.signal(), Some(SIGSEGV), "{faults}: {output:?}");

@@ -217,7 +217,7 @@ fn handle(signal: c_int, flags: c_int) {
 static HANDLERS: Mutex<()> = Mutex::new(());
 
 #[test]
-fn signals_end_the_waiting_as_their_handlers_were_installed() {
+fn only_handlers_without_sa_restart_end_a_wait() {
     let _handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
     handle(libc::SIGUSR1, libc::SA_RESTART);
     for start in [wait_for_completion as Start, wait_for_async_event] {

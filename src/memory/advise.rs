@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn advice_is_about_ranges_of_on_demand_regions_of_the_domain() {
+    fn advice_needs_ranges_of_on_demand_regions_of_the_domain() {
         let table = RegionTable::new(4);
         let region = registered(&table, AccessFlags::ON_DEMAND);
         let advise = |domain, advice, range| table.advise(domain, advice, &[range]);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_touched_unless_all_ranges_are_found() {
+    fn no_page_is_populated_unless_all_ranges_are_valid() {
         let table = RegionTable::new(4);
         let region = registered(&table, AccessFlags::ON_DEMAND | AccessFlags::LOCAL_WRITE);
         let ranges = [range(&region, 0x1000, 8), range(&region, 0x5000, 8)];

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_comes_back_as_it_went_in() {
+    fn vector_round_trip_keeps_its_allocation() {
         let mut bytes = Vec::with_capacity(100);
         bytes.extend_from_slice(b"abc");
         let (pointer, capacity) = (bytes.as_ptr(), bytes.capacity());

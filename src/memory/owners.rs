@@ -67,7 +67,7 @@ mod tests {
     const OWNER: Accessor = Accessor { domain: DomainId(3), queue_pair: Qpn::new(0x11) };
 
     #[test]
-    fn the_next_queue_pair_of_a_number_has_no_windows() {
+    fn reused_queue_pair_number_inherits_no_windows() {
         let table = RegionTable::new(4);
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND;
         let region = table.register(OWNER.domain, Backing::anonymous(64).unwrap(), 0, access).unwrap();

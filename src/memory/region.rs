@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_name_attribute_given_and_allowed() {
+    fn error_texts_name_attribute_value_and_limit() {
         let backing = Backing::from_vec(vec![0; 8]);
         let unknown = AccessFlags::from_bits_retain(1 << 19);
         let text = refusal(&backing, unknown | AccessFlags::LOCAL_WRITE).unwrap().to_string();

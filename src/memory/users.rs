@@ -54,7 +54,7 @@ mod loom_models {
 
     /// One shard uses a key; another one revokes it and then owns the memory.
     #[test]
-    fn nobody_is_inside_after_the_wait() {
+    fn no_access_continues_after_the_wait() {
         loom::model(|| {
             let key = Arc::new((AtomicBool::new(true), Users::new(), AtomicU32::new(0)));
             let writer = {

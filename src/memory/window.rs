@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_knows_its_windows() {
+    fn region_counts_its_windows() {
         let table = RegionTable::new(10);
         let region = region(&table);
         let windows: Vec<_> =

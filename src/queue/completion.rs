@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn moderated_queue_waits_for_more_but_not_for_ever() {
+    fn moderation_ends_by_count_or_period() {
         let (bell, queue, token) = belled(64);
         let promised = || bell.promised.swap(0, Relaxed);
         let latest = || bell.gathering.load(Relaxed);
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn resize_keeps_what_waits() {
+    fn resize_keeps_queued_completions() {
         let queue = CompletionQueue::new(1, 4, None);
         let token = queue.attach(None);
         for wr_id in 0..3 {

@@ -103,7 +103,7 @@ fn a_slot_is_used_again_after_it_was_read() {
 
 /// A request that is seen waiting may be taken by another thread first; one published before is seen.
 #[test]
-fn what_waits_is_seen() {
+fn published_request_is_seen() {
     loom::model(|| {
         let (queue, _) = queue(2, 0);
         post(&queue, 1).unwrap();
@@ -206,7 +206,7 @@ fn armed_again_while_taken() {
 
 /// The queue is closed while one thread posts and a queue pair takes: nothing is taken afterwards, whatever was posted.
 #[test]
-fn nothing_is_taken_from_a_queue_that_went() {
+fn closed_queue_gives_no_request() {
     loom::model(|| {
         let (queue, events) = queue(2, 0);
         post(&queue, 1).unwrap();
@@ -224,7 +224,7 @@ fn nothing_is_taken_from_a_queue_that_went() {
 
 /// A datagram that needs more room than the oldest request has does not take it; checking and taking are one step.
 #[test]
-fn a_datagram_takes_what_it_fits_into() {
+fn datagram_takes_a_request_with_enough_room() {
     loom::model(|| {
         let (queue, _) = queue(2, 0);
         post(&queue, 1).unwrap();

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn rollback_forgets_the_batch() {
+    fn rollback_discards_the_batch() {
         let queue = ReceiveQueue::new(1, 1);
         let consumer = queue.consumer().unwrap();
         queue.begin();

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn release_is_clamped_to_what_is_retired() {
+    fn release_is_clamped_to_retired_slots() {
         let (ring, mut consumer) = ring(2, 0);
         post(&ring, 1).unwrap();
         post(&ring, 2).unwrap();
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "request 1: 1 requests from 0 are there")]
-    fn reading_what_is_not_published_panics() {
+    fn reading_an_unpublished_slot_panics() {
         let (ring, consumer) = ring(2, 0);
         post(&ring, 1).unwrap();
         consumer.header(1);
@@ -461,7 +461,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "request 0: 0 requests from 1 are there")]
-    fn reading_what_is_retired_panics() {
+    fn reading_a_retired_slot_panics() {
         let (ring, mut consumer) = ring(2, 0);
         post(&ring, 1).unwrap();
         consumer.retire(1);
@@ -470,7 +470,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "retire(2)")]
-    fn retiring_what_is_not_published_panics() {
+    fn retiring_an_unpublished_slot_panics() {
         let (ring, mut consumer) = ring(2, 0);
         post(&ring, 1).unwrap();
         consumer.retire(2);
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn consumer_is_given_out_once() {
+    fn consumer_is_available_once() {
         let (ring, consumer) = ring(1, 0);
         drop(consumer);
         assert!(ring.consumer().is_none());

@@ -365,7 +365,7 @@ mod tests {
     const SWAP: Operation = Operation::CompareAndSwap { remote_addr: 8, rkey: Rkey(1), compare: 1, swap: 2 };
 
     #[test]
-    fn datagrams_have_destinations_and_others_have_not() {
+    fn only_datagrams_have_destinations() {
         let destination = Destination {
             source: [127, 0, 0, 1].into(),
             source_port: 50_000,
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn beginning_twice_goes_on_with_the_batch() {
+    fn second_begin_continues_the_batch() {
         let queue = SendQueue::new(4, 1, 0);
         queue.begin();
         queue.push(&send(1, &[])).unwrap();
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn full_is_reported_at_the_limit_asked_for() {
+    fn full_is_reported_at_max_wr() {
         let queue = SendQueue::new(3, 1, 0);
         let mut consumer = queue.consumer().unwrap();
         queue.begin();
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn rollback_forgets_the_batch() {
+    fn rollback_discards_the_batch() {
         let queue = SendQueue::new(2, 1, 0);
         let consumer = queue.consumer().unwrap();
         for wr_id in 0..9 {
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_need_registered_memory() {
+    fn responses_need_registered_memory() {
         let queue = SendQueue::new(8, 2, 16);
         queue.begin();
         for operation in [READ, ADD, SWAP] {

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn completions_lead_back_to_their_token() {
+    fn completion_identifies_its_token() {
         let mut sources = Sources::default();
         for _ in 0..3 {
             let (token, other) = (sources.attach(None), sources.attach(None));

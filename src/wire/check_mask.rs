@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_differs_makes_another_mask() {
+    fn each_input_changes_the_mask() {
         let mut masks = Vec::new();
         let mut add = |key: &PeerKey, sequence: PsnSequence| {
             let new = CheckMasks::new(key, &sequence);

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_come_back_as_they_were_written() {
+    fn gap_runs_round_trip() {
         let runs = [GapRun { missing: 1, kept: 65_535 }, GapRun { missing: 258, kept: 3 }];
         let bytes: Vec<u8> = runs.iter().flat_map(|run| run.to_bytes()).collect();
         assert_eq!(bytes, [0, 1, 0xff, 0xff, 1, 2, 0, 3]);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_made_of_runs_is_refused() {
+    fn malformed_gap_runs_are_refused() {
         let one = [0, 1, 0, 1];
         for payload in [&[][..], &one[..3], &[0, 0, 0, 1], &[0, 1, 0, 0], &one.repeat(MOST_RUNS + 1)] {
             assert!(GapRuns::parse(payload).is_none(), "{payload:?}");

@@ -53,7 +53,7 @@ fn bytes_of(headers: &Headers, payload: &[u8]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn what_is_emitted_is_parsed((headers, payload) in arbitrary_packet()) {
+    fn emitted_packets_parse((headers, payload) in arbitrary_packet()) {
         let bytes = bytes_of(&headers, &payload);
         let packet = Packet::parse(&bytes).unwrap();
         prop_assert_eq!(packet.headers, headers);
@@ -69,7 +69,7 @@ proptest! {
     }
 
     #[test]
-    fn no_shorter_packet_passes((headers, _) in arbitrary_packet(), place: prop::sample::Index) {
+    fn truncated_packets_do_not_parse((headers, _) in arbitrary_packet(), place: prop::sample::Index) {
         let headers = Headers { bth: Bth { pad_count: 0, ..headers.bth }, ..headers };
         let bytes = bytes_of(&headers, &[]);
         prop_assert!(Packet::parse(&bytes[..place.index(bytes.len())]).is_err());

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_become_rare_while_nothing_changes() {
+    fn checks_become_rare_while_nothing_changes() {
         let mut last = None;
         let periods = (0..10).map(|at| {
             let look = Look::next(last, at, true);

@@ -49,7 +49,7 @@ fn copies_end_at_a_missing_page() {
 }
 
 #[test]
-fn copies_are_summed_as_memory_of_our_own_is() {
+fn copies_of_guarded_memory_are_summed() {
     recover_from_faults().unwrap();
     let pages = Pages::new(2, READ_WRITE);
     let (memory, own) = (Memory::new(pages.backing()), Memory::new(Backing::from_vec(pattern(pages.length, 5))));
@@ -87,7 +87,7 @@ fn words_and_atomics_end_at_a_missing_page() {
 
 /// Half of the numbers are not canonical addresses, which the processor reports differently from a missing page.
 #[test]
-fn what_is_no_address_is_a_fault() {
+fn access_to_an_invalid_address_faults() {
     both_ways(|| {
         // SAFETY: only addresses that cannot be memory of a process are named.
         let memory = Memory::new(unsafe { Backing::address_space() });
@@ -101,7 +101,7 @@ fn what_is_no_address_is_a_fault() {
 
 /// Pages come and go while they are accessed: each access succeeds or fails, and both happen.
 #[test]
-fn pages_come_and_go_under_accesses() {
+fn accesses_race_with_changes_of_protection() {
     const PATIENCE: Duration = Duration::from_secs(20);
     recover_from_faults().unwrap();
     let pages = Pages::new(4, READ_WRITE);
@@ -172,7 +172,7 @@ fn run_child(case: &str) -> Output {
 }
 
 #[test]
-fn other_faults_go_to_the_handler_that_was_there() {
+fn other_faults_go_to_the_previous_handler() {
     for case in [
         "previous",
         "previous, one argument",
@@ -195,7 +195,7 @@ fn ends_well_in(case: &str) {
 /// Rust's own handler reports the overflow. That works only because it runs on another stack, and so does the library's
 /// handler, which is called before it.
 #[test]
-fn an_overflow_of_a_stack_is_reported_as_ever() {
+fn stack_overflow_is_still_reported() {
     let output = run_child("overflow");
     assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -217,7 +217,7 @@ fn other_faults_end_a_process_without_a_handler() {
 }
 
 #[test]
-fn a_handler_that_comes_later_ends_recovery() {
+fn later_handler_ends_recovery() {
     for case in ["replaced", "replaced in part", "chained", "chained after a refusal"] {
         ends_well_in(case);
     }

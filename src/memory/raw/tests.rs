@@ -144,7 +144,7 @@ fn guarded_copies() {
 }
 
 #[test]
-fn bounds_hold_at_the_gate() {
+fn out_of_bounds_access_is_refused() {
     let memory = Memory::new(Backing::from_vec(vec![0; 16]));
     for (offset, length) in [(17, 0), (16, 1), (0, 17), (usize::MAX, 1), (1, usize::MAX >> 1)] {
         assert_eq!(memory.at(offset, length).map(|_| ()), Err(AccessError::OutOfBounds), "{length} at {offset}");
@@ -306,7 +306,7 @@ fn registration() {
 
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
-fn pages_that_were_taken_away_are_faults() {
+fn access_to_inaccessible_pages_faults() {
     both_ways(pages_taken_away);
 }
 
@@ -335,7 +335,7 @@ fn pages_taken_away() {
 
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
-fn a_range_that_was_unmapped_is_a_fault() {
+fn access_to_an_unmapped_range_faults() {
     both_ways(range_unmapped);
 }
 
@@ -361,7 +361,7 @@ pub(super) fn temporary_file(length: usize) -> File {
 
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
-fn a_truncated_file_is_a_fault() {
+fn access_beyond_a_truncated_file_faults() {
     both_ways(truncated_file);
 }
 

@@ -26,7 +26,7 @@ fn types_may_be_shared() {
 }
 
 #[test]
-fn the_address_may_be_given_or_left_out() {
+fn iova_is_optional() {
     let table = RegionTable::new(10);
     let backing = || Backing::from_vec(vec![0; 8]);
     assert_eq!(table.register(DOMAIN, backing(), 5u64, ALL).unwrap().iova(), 5);
@@ -62,7 +62,7 @@ fn accesses_are_checked() {
 }
 
 #[test]
-fn a_write_takes_the_local_right_whatever_the_caller_needs() {
+fn every_write_needs_local_write() {
     let table = RegionTable::new(10);
     let region = registered(&table, 8, AccessFlags::REMOTE_READ);
     let result = table.read().write(region.lkey().0, DOMAIN, 0x1000, AccessFlags::empty(), b"x");
@@ -70,7 +70,7 @@ fn a_write_takes_the_local_right_whatever_the_caller_needs() {
 }
 
 #[test]
-fn atomics_give_the_value_found() {
+fn atomics_return_the_previous_value() {
     let table = RegionTable::new(10);
     let region = table.register(DOMAIN, Backing::anonymous(16).unwrap(), Some(0x1000), ALL).unwrap();
     let key = region.rkey().0;
@@ -86,7 +86,7 @@ fn atomics_give_the_value_found() {
 }
 
 #[test]
-fn atomics_go_by_the_address_in_the_host() {
+fn atomics_need_an_aligned_host_address() {
     let table = RegionTable::new(10);
     let region = table.register(DOMAIN, Backing::anonymous(24).unwrap(), Some(0x1004), ALL).unwrap();
     let view = table.read();
@@ -95,7 +95,7 @@ fn atomics_go_by_the_address_in_the_host() {
 }
 
 #[test]
-fn a_deregistered_region_gives_its_memory_back() {
+fn deregistered_region_returns_its_memory() {
     let table = RegionTable::new(10);
     let bytes: Vec<u8> = (0..100).collect();
     let pointer = bytes.as_ptr();
@@ -111,7 +111,7 @@ fn a_deregistered_region_gives_its_memory_back() {
 }
 
 #[test]
-fn a_region_registered_anew_may_keep_its_keys() {
+fn reregistered_region_may_keep_its_keys() {
     let table = RegionTable::new(10);
     let old = registered(&table, 16, ALL);
     let options = RegionInit { access: AccessFlags::LOCAL_WRITE, ..RegionInit::default() };
@@ -142,7 +142,7 @@ fn a_dropped_handle_leaves_the_region_registered() {
 }
 
 #[test]
-fn a_refused_backing_comes_back() {
+fn refused_backing_is_returned() {
     let table = RegionTable::new(1);
     let _region = registered(&table, 8, ALL);
     let options = RegionInit { access: AccessFlags::REMOTE_WRITE, ..Default::default() };
@@ -273,7 +273,7 @@ fn the_last_byte_of_a_message_is_last_in_raw_memory() {
 }
 
 #[test]
-fn memory_is_free_to_use_once_deregistration_returned() {
+fn memory_is_unused_after_deregistration() {
     let rounds = if cfg!(miri) { 5 } else { 3_000 };
     let table = RegionTable::new(10);
     let (key, stop) = (AtomicU64::new(0), AtomicBool::new(false));

@@ -86,7 +86,7 @@ fn limit_event_comes_once_an_arming() {
 }
 
 #[test]
-fn resize_keeps_what_waits() {
+fn resize_keeps_queued_requests() {
     let (queue, _) = queue(3, 1, 0);
     (0..3).for_each(|wr_id| post(&queue, wr_id).unwrap());
     assert_eq!(take(&queue), Some((0, 0)));
@@ -109,7 +109,7 @@ fn resize_keeps_what_waits() {
 }
 
 #[test]
-fn closed_queue_gives_nothing() {
+fn closed_queue_gives_no_request() {
     let (queue, _) = queue(2, 1, 0);
     post(&queue, 1).unwrap();
     queue.close();
