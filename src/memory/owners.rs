@@ -23,11 +23,11 @@ impl Owners {
         Self(Mutex::new(HashMap::new()))
     }
 
-    pub(super) fn note(&self, queue_pair: Qpn, index: u32) {
+    pub(super) fn insert(&self, queue_pair: Qpn, index: u32) {
         self.with(|owners| owners.entry(queue_pair).or_default().insert(index));
     }
 
-    pub(super) fn forget(&self, queue_pair: Qpn, index: u32) {
+    pub(super) fn remove(&self, queue_pair: Qpn, index: u32) {
         self.with(|owners| {
             if let Some(indices) = owners.get_mut(&queue_pair) {
                 indices.remove(&index);

@@ -395,14 +395,14 @@ impl Memory {
 
     /// Returns the pointer by which memory owned by others is accessed. In the whole address space every allocation has
     /// its own provenance, so the pointer takes an exposed one. Memory elsewhere has no pointer.
-    fn exposed(&self, place: *mut u8) -> Result<*mut u8, AccessError> {
+    fn exposed(&self, pointer: *mut u8) -> Result<*mut u8, AccessError> {
         if !self.base.is_null() {
-            return Ok(place);
+            return Ok(pointer);
         }
         if self.owner.is_elsewhere() {
             return Err(AccessError::Elsewhere);
         }
-        Ok(std::ptr::with_exposed_provenance_mut(place.addr()))
+        Ok(std::ptr::with_exposed_provenance_mut(pointer.addr()))
     }
 
     fn aligned_at(&self, offset: usize, size: usize) -> Result<*mut u8, AccessError> {
@@ -472,7 +472,7 @@ const fn body_length(address: usize, length: usize) -> usize {
 }
 
 /// Size of the naturally aligned store at `address` in a tail with `remaining` bytes to go, at least 1.
-const fn piece_size(address: usize, remaining: usize) -> usize {
+const fn store_size(address: usize, remaining: usize) -> usize {
     let aligned = address.trailing_zeros();
     let fitting = remaining.ilog2();
     let bits = if aligned < fitting { aligned } else { fitting };

@@ -127,13 +127,13 @@ impl Region {
     #[cfg(feature = "ibverbs")]
     pub(crate) fn elsewhere(domain: DomainId, length: usize, options: &RegionInit) -> Result<Arc<Self>, RegisterError> {
         let backing = Backing::elsewhere(length);
-        let checked = check_terms(&backing, options)?;
+        let checked = check_options(&backing, options)?;
         Ok(Arc::new(Self::new(domain, backing, checked, (0, 0))))
     }
 
     /// Creates another unlisted region over the same memory.
     #[cfg(feature = "ibverbs")]
-    pub(crate) fn unlisted_again(&self, domain: DomainId, options: &RegionInit) -> Result<Arc<Self>, RegisterError> {
+    pub(crate) fn unlisted_copy(&self, domain: DomainId, options: &RegionInit) -> Result<Arc<Self>, RegisterError> {
         let checked = check(self.memory.backing(), options)?;
         Ok(Arc::new(Self::of(domain, self.memory.share(), checked, (0, 0))))
     }
@@ -257,12 +257,12 @@ impl Region {
 
     /// Counts a bound window. Returns false if the key was revoked.
     #[must_use]
-    pub(super) fn note_bound(&self) -> bool {
+    pub(super) fn add_window(&self) -> bool {
         let one_more = |bound: u32| (bound != REVOKED).then_some(bound + 1);
         self.bound.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more).is_ok()
     }
 
-    pub(super) fn note_unbound(&self) {
+    pub(super) fn remove_window(&self) {
         self.bound.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -356,13 +356,13 @@ pub(super) struct Checked {
 
 /// Checks that `backing` may be registered with `options`.
 pub(super) fn check(backing: &Backing, options: &RegionInit) -> Result<Checked, RegisterError> {
-    let checked = check_terms(backing, options)?;
+    let checked = check_options(backing, options)?;
     check_memory(backing, checked.access)?;
     Ok(checked)
 }
 
 /// As [`check`], without checking the memory itself.
-fn check_terms(backing: &Backing, options: &RegionInit) -> Result<Checked, RegisterError> {
+fn check_options(backing: &Backing, options: &RegionInit) -> Result<Checked, RegisterError> {
     let access = check_access(options.access)?;
     let (address, length) = (backing.as_mut_ptr(), backing.len());
     // C programs also register 0 bytes of device memory, so such a region is allowed, although it has no use.

@@ -122,10 +122,10 @@ impl RegionTable {
         }
         let ended = window.unbind();
         if let Some(owner) = ended.owner() {
-            entries.owners.forget(owner, index_of(key));
+            entries.owners.remove(owner, index_of(key));
         }
         let region = ended.region_key().and_then(|key| entries.regions.get(&index_of(key)));
-        ended.settle(region.map(|region| &**region));
+        ended.notify_region(region.map(|region| &**region));
         entries.windows.remove(&index_of(key));
         entries.keys.retire(key);
         true

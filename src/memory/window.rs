@@ -86,7 +86,7 @@ impl Window {
         self.with(|state| if state.key == key { state.binding } else { None })
     }
 
-    /// Removes the binding. [`Unbound::settle`] reports its end to the region.
+    /// Removes the binding. [`Unbound::notify_region`] reports its end to the region.
     pub(super) fn unbind(&self) -> Unbound {
         Unbound(self.with(|state| state.binding.take()))
     }
@@ -115,11 +115,11 @@ impl Unbound {
     }
 
     /// Reports the end of the binding to `region`, which has that key now, unless it is a later registration.
-    pub(super) fn settle(self, region: Option<&Region>) {
+    pub(super) fn notify_region(self, region: Option<&Region>) {
         if let (Some(binding), Some(region)) = (self.0, region)
             && region.serial() == binding.serial
         {
-            region.note_unbound();
+            region.remove_window();
         }
     }
 }
@@ -187,11 +187,11 @@ impl MemoryView<'_> {
             state.key = bind.rkey.0;
             Ok(Unbound(std::mem::replace(&mut state.binding, new)))
         });
-        let old = old.inspect_err(|_| self.settle(Unbound(new)))?;
+        let old = old.inspect_err(|_| self.notify_region(Unbound(new)))?;
         window.users.wait();
-        self.end(old, bind.rkey.0);
+        self.end_binding(old, bind.rkey.0);
         if let Some(owner) = new.and_then(|binding| binding.queue_pair) {
-            self.owners().note(owner, index_of(bind.rkey.0));
+            self.owners().insert(owner, index_of(bind.rkey.0));
         }
         Ok(())
     }
@@ -217,10 +217,10 @@ impl MemoryView<'_> {
             return Err(BindError::Region(AccessError::WrongDomain));
         }
         region.offset_of(bind.addr, bind.length).map_err(BindError::Region)?;
-        if !region.access().contains(needed_of_region(bind.access)) {
+        if !region.access().contains(needed_region_access(bind.access)) {
             return Err(BindError::NotBindable);
         }
-        if !region.note_bound() {
+        if !region.add_window() {
             return Err(BindError::Region(AccessError::UnknownKey));
         }
         Ok(Some(Binding {
@@ -250,7 +250,7 @@ impl MemoryView<'_> {
             }
             Ok(Unbound(state.binding.take()))
         })?;
-        self.end(ended, key);
+        self.end_binding(ended, key);
         Ok(())
     }
 
@@ -258,25 +258,25 @@ impl MemoryView<'_> {
     pub(super) fn end_window_of(&self, queue_pair: Qpn, index: u32) {
         let Some(window) = self.window(index << 8) else { return };
         let is_its = |binding: &mut Binding| binding.queue_pair == Some(queue_pair);
-        self.settle(Unbound(window.with(|state| state.binding.take_if(is_its))));
+        self.notify_region(Unbound(window.with(|state| state.binding.take_if(is_its))));
     }
 
     /// Reports an ended binding of the window with this key to its region and its owner.
-    fn end(&self, ended: Unbound, key: u32) {
+    fn end_binding(&self, ended: Unbound, key: u32) {
         if let Some(owner) = ended.owner() {
-            self.owners().forget(owner, index_of(key));
+            self.owners().remove(owner, index_of(key));
         }
-        self.settle(ended);
+        self.notify_region(ended);
     }
 
-    fn settle(&self, ended: Unbound) {
+    fn notify_region(&self, ended: Unbound) {
         let region = ended.region_key().and_then(|key| self.registered(index_of(key)));
-        ended.settle(region.map(|region| &**region));
+        ended.notify_region(region.map(|region| &**region));
     }
 }
 
 /// Returns the access flags that a region needs for a window with these flags (IBTA C10-73 and C10-74).
-fn needed_of_region(access: AccessFlags) -> AccessFlags {
+fn needed_region_access(access: AccessFlags) -> AccessFlags {
     let mut needed = AccessFlags::MEMORY_WINDOW_BIND | access & AccessFlags::FLUSH;
     if access.intersects(AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC) {
         needed |= AccessFlags::LOCAL_WRITE;

@@ -23,10 +23,10 @@ pub struct Overflow {
 
 /// A completion queue cannot shrink below the number of completions that wait in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error("{asked} entries are too few: {waiting} completions wait")]
+#[error("cqe is {requested}, but {waiting} completions are queued")]
 pub struct TooSmall {
     /// Entries requested.
-    pub asked: u32,
+    pub requested: u32,
     /// Completions in the queue.
     pub waiting: u32,
 }
@@ -187,8 +187,8 @@ impl CompletionQueue {
         let count = out.len().min(entries.len());
         // A source's later completion covers its earlier ones: of consecutive completions only the last one counts.
         let mut finished: Option<(SourceToken, u32)> = None;
-        for (place, entry) in out.iter_mut().zip(entries.drain(..count)) {
-            *place = entry;
+        for (target, entry) in out.iter_mut().zip(entries.drain(..count)) {
+            *target = entry;
             if !is_of_send_queue(&entry) {
                 continue;
             }
@@ -274,7 +274,7 @@ impl CompletionQueue {
         let mut state = lock(&self.state);
         let waiting = state.entries.len();
         if waiting > capacity as usize {
-            return Err(TooSmall { asked: capacity, waiting: waiting as u32 });
+            return Err(TooSmall { requested: capacity, waiting: waiting as u32 });
         }
         fresh.extend(state.entries.drain(..));
         state.capacity = capacity as usize;
@@ -627,7 +627,7 @@ mod tests {
         for wr_id in 0..3 {
             queue.push(token, received(wr_id), false).unwrap();
         }
-        assert_eq!(queue.resize(2), Err(TooSmall { asked: 2, waiting: 3 }));
+        assert_eq!(queue.resize(2), Err(TooSmall { requested: 2, waiting: 3 }));
         assert_eq!((queue.capacity(), queue.len()), (4, 3));
         queue.resize(3).unwrap();
         assert_eq!(queue.capacity(), 3);

@@ -147,7 +147,7 @@ fn resizing_loses_nothing() {
         assert!(found.is_empty() || found == [1], "taken out of order: {found:?}");
         match resized {
             Ok(()) => assert_eq!(queue.status().max_wr, 1),
-            Err(error) => assert_eq!(error, ChangeError::TooSmall { asked: 1, waiting: 2 }),
+            Err(error) => assert_eq!(error, ChangeError::TooSmall { requested: 1, waiting: 2 }),
         }
         assert!(is_posted || resized.is_ok(), "there was room before");
         found.extend(drain(&queue));

@@ -47,8 +47,8 @@ struct Image {
 }
 
 fn image(wr_id: u64, sges: usize, inline: Option<usize>) -> Image {
-    let entry = |piece| Sge { addr: wr_id * 100 + piece, length: piece as u32, ..Sge::default() };
-    let byte = |place| (wr_id as usize * 31 + place) as u8;
+    let entry = |segment| Sge { addr: wr_id * 100 + segment, length: segment as u32, ..Sge::default() };
+    let byte = |index| (wr_id as usize * 31 + index) as u8;
     match inline {
         None => Image { wr_id, sges: (0..sges as u64).map(entry).collect(), inline: Vec::new() },
         Some(length) => Image { wr_id, sges: Vec::new(), inline: (0..length).map(byte).collect() },
@@ -57,8 +57,8 @@ fn image(wr_id: u64, sges: usize, inline: Option<usize>) -> Image {
 
 fn push(queue: &SendQueue, image: &Image, is_inline: bool) -> Result<(), QueueError> {
     let (head, tail) = image.inline.split_at(image.inline.len() / 3);
-    let pieces = [head, tail];
-    let data = if is_inline { Data::Inline(&pieces) } else { Data::Sges(&image.sges) };
+    let segments = [head, tail];
+    let data = if is_inline { Data::Inline(&segments) } else { Data::Sges(&image.sges) };
     let flags = SendFlags::empty();
     queue.push(&SendRequest { wr_id: image.wr_id, operation: Operation::Send, flags, data })
 }

@@ -133,12 +133,12 @@ impl<H: Copy + Default> Ring<H> {
     /// If there are more entries or inline bytes than the layout has room for.
     #[inline]
     pub(super) fn push(&self, header: H, sges: &[Sge], inline: &[&[u8]]) -> Result<(), QueueError> {
-        self.push_pieces(header, sges, inline.iter().copied())
+        self.push_segments(header, sges, inline.iter().copied())
     }
 
     /// As [`Ring::push`], with the inline bytes from an iterator.
     #[inline]
-    pub(super) fn push_pieces<'a>(
+    pub(super) fn push_segments<'a>(
         &self,
         header: H,
         sges: &[Sge],
@@ -234,13 +234,13 @@ impl<H: Copy + Default> Ring<H> {
     fn write<'a>(&self, slot: usize, header: H, sges: &[Sge], inline: impl Iterator<Item = &'a [u8]>) {
         self.witnesses[slot].write();
         let mut inline_length = 0;
-        for piece in inline {
-            let room = &part(&self.inline, slot, self.layout.max_inline)[inline_length..][..piece.len()];
-            // SAFETY: `room` has exactly as many bytes as `piece`; its cells may be written through a shared reference.
-            // The slot is in [published, tail] and free, so no other thread accesses it. `piece` does not overlap it:
-            // no reference to a slot outside [retired, published) exists.
-            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), room.as_ptr() as *mut u8, piece.len()) };
-            inline_length += piece.len();
+        for segment in inline {
+            let room = &part(&self.inline, slot, self.layout.max_inline)[inline_length..][..segment.len()];
+            // SAFETY: `room` has exactly as many bytes as `segment`; its cells may be written through a shared
+            // reference. The slot is in [published, tail] and free, so no other thread accesses it. `segment` does not
+            // overlap it: no reference to a slot outside [retired, published) exists.
+            unsafe { std::ptr::copy_nonoverlapping(segment.as_ptr(), room.as_ptr() as *mut u8, segment.len()) };
+            inline_length += segment.len();
         }
         let room = &part(&self.sges, slot, self.layout.max_sge)[..sges.len()];
         // SAFETY: as above; the room is as long as `sges`, and `UnsafeCell<Sge>` is laid out like `Sge`.
@@ -336,7 +336,7 @@ impl<H: Copy + Default> RingConsumer<H> {
     pub(super) fn retire(&mut self, up_to: u32) {
         let count = up_to.wrapping_sub(self.retired as u32);
         let available = self.available();
-        assert!(count <= available, "retire({up_to}): {available} requests from {} are there", self.retired as u32);
+        assert!(count <= available, "retire({up_to}): {available} requests from {} are available", self.retired as u32);
         self.retired += u64::from(count);
         // Release: the reads of the slots happened before.
         self.ring.retired.0.store(self.retired, Release);
@@ -360,7 +360,7 @@ impl<H: Copy + Default> RingConsumer<H> {
     fn locate(&self, index: u32) -> usize {
         let offset = index.wrapping_sub(self.retired as u32);
         let available = self.available();
-        assert!(offset < available, "request {index}: {available} requests from {} are there", self.retired as u32);
+        assert!(offset < available, "request {index}: {available} requests from {} are available", self.retired as u32);
         self.ring.slot_of(self.retired + u64::from(offset))
     }
 
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "request 1: 1 requests from 0 are there")]
+    #[should_panic(expected = "request 1: 1 requests from 0 are available")]
     fn reading_an_unpublished_slot_panics() {
         let (ring, consumer) = ring(2, 0);
         post(&ring, 1).unwrap();
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "request 0: 0 requests from 1 are there")]
+    #[should_panic(expected = "request 0: 0 requests from 1 are available")]
     fn reading_a_retired_slot_panics() {
         let (ring, mut consumer) = ring(2, 0);
         post(&ring, 1).unwrap();

@@ -155,12 +155,12 @@ impl SendQueue {
             Data::Sges(sges) => {
                 let length = self.check_sges(&request.operation, sges)?;
                 let header = SendHeader { length, sge_count: sges.len() as u8, ..header };
-                self.ring.push_pieces(header, sges, prefix.into_iter())
+                self.ring.push_segments(header, sges, prefix.into_iter())
             }
-            Data::Inline(pieces) => {
-                let length = self.check_inline(&request.operation, pieces)?;
+            Data::Inline(segments) => {
+                let length = self.check_inline(&request.operation, segments)?;
                 let header = SendHeader { length, inline: true, ..header };
-                self.ring.push_pieces(header, &[], prefix.into_iter().chain(pieces.iter().copied()))
+                self.ring.push_segments(header, &[], prefix.into_iter().chain(segments.iter().copied()))
             }
         }
     }
@@ -216,8 +216,8 @@ impl SendQueue {
 
     /// Returns the length of the message in the inline slices.
     #[inline]
-    fn check_inline(&self, operation: &Operation, pieces: &[&[u8]]) -> Result<u32, QueueError> {
-        check_inline(operation, pieces, self.ring.layout().max_inline - self.prefix as u32)
+    fn check_inline(&self, operation: &Operation, segments: &[&[u8]]) -> Result<u32, QueueError> {
+        check_inline(operation, segments, self.ring.layout().max_inline - self.prefix as u32)
     }
 }
 
@@ -227,7 +227,7 @@ impl SendQueue {
 pub(crate) fn check_request(request: &SendRequest<'_>, max_sge: u32, max_inline: u32) -> Result<u32, QueueError> {
     match request.data {
         Data::Sges(sges) => check_sges(&request.operation, sges, max_sge),
-        Data::Inline(pieces) => check_inline(&request.operation, pieces, max_inline),
+        Data::Inline(segments) => check_inline(&request.operation, segments, max_inline),
     }
 }
 
@@ -242,12 +242,12 @@ fn check_sges(operation: &Operation, sges: &[Sge], limit: u32) -> Result<u32, Qu
 }
 
 #[inline]
-fn check_inline(operation: &Operation, pieces: &[&[u8]], limit: u32) -> Result<u32, QueueError> {
+fn check_inline(operation: &Operation, segments: &[&[u8]], limit: u32) -> Result<u32, QueueError> {
     if operation.is_read_or_atomic() {
         return Err(QueueError::InlineNotAllowed);
     }
     // Saturating: the slices may overlap, so the address space does not bound their sum.
-    let given = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len() as u64));
+    let given = segments.iter().fold(0_u64, |sum, segment| sum.saturating_add(segment.len() as u64));
     if given > u64::from(limit) {
         return Err(QueueError::InlineTooLong { given, limit });
     }

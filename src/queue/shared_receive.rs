@@ -18,10 +18,10 @@ use crate::types::{
 #[non_exhaustive]
 pub enum ChangeError {
     /// More receives wait than would fit.
-    #[error("max_wr is {asked}, but {waiting} receives wait; allowed are {waiting} and more")]
+    #[error("max_wr is {requested}, but {waiting} receives wait; allowed are {waiting} and more")]
     TooSmall {
         /// Receives requested.
-        asked: u32,
+        requested: u32,
         /// Receives that wait.
         waiting: u32,
     },
@@ -87,7 +87,7 @@ impl State {
         (self.published - self.taken) as u32
     }
 
-    fn place(&self, number: u64) -> usize {
+    fn slot_index(&self, number: u64) -> usize {
         (number % self.slots.len() as u64) as usize
     }
 
@@ -184,9 +184,9 @@ impl SharedReceiveQueue {
         if state.tail - state.taken >= max_wr as u64 {
             return Err(QueueError::Full { limit: max_wr as u32 });
         }
-        let place = state.place(state.tail);
-        state.slots[place] = Slot { wr_id: request.wr_id, sge_count: given as u32 };
-        state.sges[place * limit as usize..][..given].copy_from_slice(request.sges);
+        let index = state.slot_index(state.tail);
+        state.slots[index] = Slot { wr_id: request.wr_id, sge_count: given as u32 };
+        state.sges[index * limit as usize..][..given].copy_from_slice(request.sges);
         state.tail += 1;
         Ok(())
     }
@@ -207,7 +207,7 @@ impl SharedReceiveQueue {
             BatchEnd::Publish => state.published = state.tail,
             BatchEnd::Rollback => state.tail = state.published,
         }
-        self.show_waiting(&state);
+        self.publish_waiting(&state);
         drop(state);
         self.producer.release();
         Ok(count)
@@ -235,9 +235,9 @@ impl SharedReceiveQueue {
         if state.waiting() == 0 || state.closed {
             return Err(NotTaken::Empty);
         }
-        let (number, place) = (state.taken, state.place(state.taken));
-        let Slot { wr_id, sge_count } = state.slots[place];
-        let entries = &state.sges[place * self.max_sge as usize..][..sge_count as usize];
+        let (number, index) = (state.taken, state.slot_index(state.taken));
+        let Slot { wr_id, sge_count } = state.slots[index];
+        let entries = &state.sges[index * self.max_sge as usize..][..sge_count as usize];
         let room: u64 = entries.iter().map(|entry| u64::from(entry.length)).sum();
         if room < needed {
             return Err(NotTaken::TooSmall);
@@ -245,7 +245,7 @@ impl SharedReceiveQueue {
         sges.clear();
         sges.extend_from_slice(entries);
         state.taken += 1;
-        self.show_waiting(&state);
+        self.publish_waiting(&state);
         let is_due = state.falls_below_limit();
         drop(state);
         self.raise_limit_if(is_due);
@@ -309,7 +309,7 @@ impl SharedReceiveQueue {
         let mut state = lock(&self.state);
         let waiting = state.waiting();
         if waiting > max_wr {
-            return Err(ChangeError::TooSmall { asked: max_wr, waiting });
+            return Err(ChangeError::TooSmall { requested: max_wr, waiting });
         }
         let arms = limit.is_some();
         let limit = limit.unwrap_or(state.srq_limit);
@@ -318,7 +318,7 @@ impl SharedReceiveQueue {
         }
         let each = self.max_sge as usize;
         for number in state.taken..state.published {
-            let (old, new) = (state.place(number), (number % u64::from(max_wr)) as usize);
+            let (old, new) = (state.slot_index(number), (number % u64::from(max_wr)) as usize);
             slots[new] = state.slots[old];
             sges[new * each..][..each].copy_from_slice(&state.sges[old * each..][..each]);
         }
@@ -352,7 +352,7 @@ impl SharedReceiveQueue {
         }
     }
 
-    fn show_waiting(&self, state: &State) {
+    fn publish_waiting(&self, state: &State) {
         let waiting = if state.closed { 0 } else { state.waiting() };
         self.waiting.0.store(waiting, Release);
     }

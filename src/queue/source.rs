@@ -31,7 +31,7 @@ impl SourceToken {
 }
 
 /// A slot of the table.
-struct Place {
+struct Slot {
     generation: u32,
     attached: bool,
     send_queue: Option<Arc<SendQueue>>,
@@ -43,7 +43,7 @@ const FIRST_GENERATION: u32 = 1;
 /// All sources of a completion queue.
 #[derive(Default)]
 pub(super) struct Sources {
-    places: Vec<Place>,
+    slots: Vec<Slot>,
     free: Vec<u32>,
 }
 
@@ -51,46 +51,46 @@ impl Sources {
     /// Adds a source whose send slots are released as its send completions are polled.
     pub(super) fn attach(&mut self, send_queue: Option<Arc<SendQueue>>) -> SourceToken {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Place { generation: FIRST_GENERATION, attached: false, send_queue: None });
-            (self.places.len() - 1) as u32
+            self.slots.push(Slot { generation: FIRST_GENERATION, attached: false, send_queue: None });
+            (self.slots.len() - 1) as u32
         });
-        let place = &mut self.places[index as usize];
-        place.attached = true;
-        place.send_queue = send_queue;
-        SourceToken { index, generation: place.generation }
+        let slot = &mut self.slots[index as usize];
+        slot.attached = true;
+        slot.send_queue = send_queue;
+        SourceToken { index, generation: slot.generation }
     }
 
     /// Removes a source. Returns its send queue, so that the caller decides where to drop it.
     pub(super) fn detach(&mut self, token: SourceToken) -> Option<Arc<SendQueue>> {
-        let place = self.places.get_mut(token.index as usize)?;
-        if !place.attached || place.generation != token.generation {
+        let slot = self.slots.get_mut(token.index as usize)?;
+        if !slot.attached || slot.generation != token.generation {
             return None;
         }
-        place.attached = false;
+        slot.attached = false;
         // A slot that has used up its generations is not reused, so that no token is issued twice.
-        if let Some(next) = place.generation.checked_add(1) {
-            place.generation = next;
+        if let Some(next) = slot.generation.checked_add(1) {
+            slot.generation = next;
             self.free.push(token.index);
         }
-        place.send_queue.take()
+        slot.send_queue.take()
     }
 
     /// Whether the source is attached.
     #[inline]
     pub(super) fn contains(&self, token: SourceToken) -> bool {
-        self.place(token).is_some()
+        self.slot(token).is_some()
     }
 
     /// The send queue of an attached source.
     #[inline]
     pub(super) fn send_queue(&self, token: SourceToken) -> Option<&SendQueue> {
-        self.place(token)?.send_queue.as_deref()
+        self.slot(token)?.send_queue.as_deref()
     }
 
     #[inline]
-    fn place(&self, token: SourceToken) -> Option<&Place> {
-        let place = self.places.get(token.index as usize)?;
-        (place.attached && place.generation == token.generation).then_some(place)
+    fn slot(&self, token: SourceToken) -> Option<&Slot> {
+        let slot = self.slots.get(token.index as usize)?;
+        (slot.attached && slot.generation == token.generation).then_some(slot)
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
         let mut sources = Sources::default();
         let first = sources.attach(None);
         sources.detach(first);
-        sources.places[0].generation = u32::MAX;
+        sources.slots[0].generation = u32::MAX;
         let last = sources.attach(None);
         assert_eq!((last.index, last.generation), (0, u32::MAX));
         sources.detach(last);

@@ -277,8 +277,8 @@ impl Deth {
     }
 }
 
-fn u64_at(bytes: &[u8], place: usize) -> u64 {
+fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     let mut value = [0; 8];
-    value.copy_from_slice(&bytes[place..place + 8]);
+    value.copy_from_slice(&bytes[offset..offset + 8]);
     u64::from_be_bytes(value)
 }

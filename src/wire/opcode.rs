@@ -209,24 +209,24 @@ opcodes! {
 }
 
 /// By code: 1 + the index of its row; 0 if unknown.
-const PLACES: [u8; 256] = {
-    let mut places = [0; 256];
-    let mut place = 0;
-    while place < ROWS.len() {
-        places[ROWS[place].opcode.0 as usize] = place as u8 + 1;
-        place += 1;
+const ROW_NUMBERS: [u8; 256] = {
+    let mut numbers = [0; 256];
+    let mut index = 0;
+    while index < ROWS.len() {
+        numbers[ROWS[index].opcode.0 as usize] = index as u8 + 1;
+        index += 1;
     }
-    places
+    numbers
 };
 
 /// By code: its traits, and the bytes of its extended headers. A table, because every packet needs them several times.
 static BY_CODE: [(Traits, u8); 256] = {
     let mut table = [(Traits::empty(), 0); 256];
-    let mut place = 0;
-    while place < ROWS.len() {
-        let Row { opcode, traits, .. } = &ROWS[place];
+    let mut index = 0;
+    while index < ROWS.len() {
+        let Row { opcode, traits, .. } = &ROWS[index];
         table[opcode.0 as usize] = (*traits, extended_bytes(*traits));
-        place += 1;
+        index += 1;
     }
     table
 };
@@ -243,21 +243,21 @@ const fn extended_bytes(traits: Traits) -> u8 {
         (Traits::IMMEDIATE, 4),
         (Traits::INVALIDATE, 4),
     ];
-    let (mut sum, mut place) = (0, 0);
-    while place < SIZES.len() {
-        if traits.contains(SIZES[place].0) {
-            sum += SIZES[place].1;
+    let (mut sum, mut index) = (0, 0);
+    while index < SIZES.len() {
+        if traits.contains(SIZES[index].0) {
+            sum += SIZES[index].1;
         }
-        place += 1;
+        index += 1;
     }
     sum
 }
 
 impl Opcode {
     fn row(self) -> Option<&'static Row> {
-        match PLACES[usize::from(self.0)] {
+        match ROW_NUMBERS[usize::from(self.0)] {
             0 => None,
-            place => Some(&ROWS[usize::from(place) - 1]),
+            number => Some(&ROWS[usize::from(number) - 1]),
         }
     }
 
@@ -406,8 +406,8 @@ mod tests {
     #[test]
     fn each_code_is_first_middle_last_or_only() {
         for opcode in Opcode::ALL {
-            let places = [opcode.is_first(), opcode.is_middle(), opcode.is_last(), opcode.is_only()];
-            assert_eq!(places.into_iter().filter(|place| *place).count(), 1, "{opcode}");
+            let positions = [opcode.is_first(), opcode.is_middle(), opcode.is_last(), opcode.is_only()];
+            assert_eq!(positions.into_iter().filter(|position| *position).count(), 1, "{opcode}");
         }
         assert!(!Opcode(0x15).is_known() && !Opcode(0xb5).is_known() && !Opcode(0x40).is_known());
     }

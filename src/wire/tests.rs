@@ -69,10 +69,10 @@ proptest! {
     }
 
     #[test]
-    fn truncated_packets_do_not_parse((headers, _) in arbitrary_packet(), place: prop::sample::Index) {
+    fn truncated_packets_do_not_parse((headers, _) in arbitrary_packet(), length: prop::sample::Index) {
         let headers = Headers { bth: Bth { pad_count: 0, ..headers.bth }, ..headers };
         let bytes = bytes_of(&headers, &[]);
-        prop_assert!(Packet::parse(&bytes[..place.index(bytes.len())]).is_err());
+        prop_assert!(Packet::parse(&bytes[..length.index(bytes.len())]).is_err());
     }
 }
 
@@ -83,9 +83,9 @@ fn each_defect_has_its_reason() {
     assert!(Packet::parse(&good).is_ok());
     assert_eq!(Packet::parse(&good[..12]), Err(DropReason::Truncated));
     assert_eq!(Packet::parse(&[good.clone(), vec![0]].concat()), Err(DropReason::BadLength));
-    let changed = |place: usize, value: u8| {
+    let changed = |offset: usize, value: u8| {
         let mut bytes = good.clone();
-        bytes[place] = value;
+        bytes[offset] = value;
         bytes
     };
     assert_eq!(Packet::parse(&changed(0, 0x15)), Err(DropReason::UnknownOpcode));

@@ -7,7 +7,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
-use super::{body_length, piece_size};
+use super::{body_length, store_size};
 
 const WORD: usize = size_of::<u64>();
 
@@ -51,7 +51,7 @@ pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
     let mut target = target;
     // SAFETY: head, words and tail are `data` cut in order, and `target` advances by the size of each store, so every
     // access is within the range that the caller guarantees. After the head it is aligned to words; no bytes remain
-    // after the words, because the body ends at an aligned word unless it is empty. `piece_size` aligns the stores of
+    // after the words, because the body ends at an aligned word unless it is empty. `store_size` aligns the stores of
     // the tail.
     unsafe {
         for byte in head {
@@ -64,8 +64,8 @@ pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
         }
         fence(Ordering::Release);
         while !tail.is_empty() {
-            let size = piece_size(target.addr(), tail.len());
-            store_piece(target, tail.as_ptr(), size);
+            let size = store_size(target.addr(), tail.len());
+            store_word(target, tail.as_ptr(), size);
             target = target.add(size);
             tail = &tail[size..];
         }
@@ -74,7 +74,7 @@ pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
 
 /// # Safety
 /// `size`, a power of two up to 8, bytes are readable at `source` and writable at `target`, which is aligned to `size`.
-unsafe fn store_piece(target: *mut u8, source: *const u8, size: usize) {
+unsafe fn store_word(target: *mut u8, source: *const u8, size: usize) {
     // SAFETY: the caller guarantees both ranges and the alignment of `target`; `source` may be unaligned.
     unsafe {
         match size {

@@ -167,9 +167,9 @@ unsafe extern "C-unwind" fn handle(signal: c_int, info: *mut siginfo_t, context:
     let (code, registers) = unsafe { ((*info).si_code, &mut (*context.cast::<ucontext_t>()).uc_mcontext.gregs) };
     // The second case is about memory that the interrupted instruction did not access.
     let was_sent = code <= 0 || (signal == libc::SIGBUS && code == BUS_MCEERR_AO);
-    let place = &mut registers[libc::REG_RIP as usize];
-    if !was_sent && let Some(end) = end_of_access(*place as usize) {
-        *place = end as i64;
+    let instruction = &mut registers[libc::REG_RIP as usize];
+    if !was_sent && let Some(end) = end_of_access(*instruction as usize) {
+        *instruction = end as i64;
         registers[libc::REG_R11 as usize] = 1;
         return;
     }
@@ -218,8 +218,8 @@ fn table() -> &'static [Entry] {
 }
 
 /// Returns the end of the access that contains the instruction at this address.
-fn end_of_access(place: usize) -> Option<usize> {
-    table().iter().map(Entry::bounds).find(|(begin, end)| (*begin..*end).contains(&place)).map(|(_, end)| end)
+fn end_of_access(instruction: usize) -> Option<usize> {
+    table().iter().map(Entry::bounds).find(|(begin, end)| (*begin..*end).contains(&instruction)).map(|(_, end)| end)
 }
 
 /// Does what would have happened without this handler.

@@ -12,7 +12,7 @@
 use std::arch::asm;
 use std::ptr;
 
-use super::{AccessError, body_length, piece_size};
+use super::{AccessError, body_length, store_size};
 
 /// From about this size on, `rep movsb` beats a loop of four 16-byte moves: its start costs 9 ns, and 20 for
 /// some offsets of source and target within their pages. Measured on a Zen 5.
@@ -50,7 +50,7 @@ pub(super) unsafe fn try_copy_out(source: *const u8, out: &mut [u8]) -> Result<(
 #[inline]
 pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
     // SAFETY: the caller upholds the same contract. Nothing faults.
-    let _ = unsafe { place::<false>(target, data) };
+    let _ = unsafe { copy_body_then_tail::<false>(target, data) };
 }
 
 /// [`copy_in`]; after a fault, some of it may have been placed, but nothing past the fault.
@@ -59,13 +59,13 @@ pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
 /// As [`copy_in`], except that pages may be missing or read-only while the handler is in place.
 pub(super) unsafe fn try_copy_in(target: *mut u8, data: &[u8]) -> Result<(), AccessError> {
     // SAFETY: the caller upholds the same contract.
-    unsafe { place::<true>(target, data) }
+    unsafe { copy_body_then_tail::<true>(target, data) }
 }
 
 /// # Safety
 /// As [`copy_in`] or [`try_copy_in`].
 #[inline]
-unsafe fn place<const MAY_FAULT: bool>(target: *mut u8, data: &[u8]) -> Result<(), AccessError> {
+unsafe fn copy_body_then_tail<const MAY_FAULT: bool>(target: *mut u8, data: &[u8]) -> Result<(), AccessError> {
     if data.is_empty() {
         return Ok(());
     }
@@ -83,16 +83,16 @@ unsafe fn place<const MAY_FAULT: bool>(target: *mut u8, data: &[u8]) -> Result<(
 #[inline]
 unsafe fn store_tail<const MAY_FAULT: bool>(mut target: *mut u8, mut tail: &[u8]) -> Result<(), AccessError> {
     while !tail.is_empty() {
-        let size = piece_size(target.addr(), tail.len());
-        let piece = tail.as_ptr();
-        // SAFETY: `size` is 1, 2, 4 or 8 and at most `tail.len()`, so load and store stay in bounds, and `piece_size`
+        let size = store_size(target.addr(), tail.len());
+        let source = tail.as_ptr();
+        // SAFETY: `size` is 1, 2, 4 or 8 and at most `tail.len()`, so load and store stay in bounds, and `store_size`
         // made the store aligned. The pointer moves to the end of the store, at most to the end of the range.
         unsafe {
             match size {
-                8 => put_u64::<MAY_FAULT>(target.cast(), ptr::read_unaligned(piece.cast()))?,
-                4 => put_u32::<MAY_FAULT>(target.cast(), ptr::read_unaligned(piece.cast()))?,
-                2 => put_u16::<MAY_FAULT>(target.cast(), ptr::read_unaligned(piece.cast()))?,
-                _ => put_u8::<MAY_FAULT>(target, *piece)?,
+                8 => put_u64::<MAY_FAULT>(target.cast(), ptr::read_unaligned(source.cast()))?,
+                4 => put_u32::<MAY_FAULT>(target.cast(), ptr::read_unaligned(source.cast()))?,
+                2 => put_u16::<MAY_FAULT>(target.cast(), ptr::read_unaligned(source.cast()))?,
+                _ => put_u8::<MAY_FAULT>(target, *source)?,
             }
         }
         target = target.wrapping_add(size);
@@ -206,8 +206,8 @@ unsafe fn move_by_16<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, 
             "movups {end}, [{source} + {last}]",
             "xor {offset:e}, {offset:e}",
             "2:",
-            "movups {piece}, [{source} + {offset}]",
-            "movups [{target} + {offset}], {piece}",
+            "movups {chunk}, [{source} + {offset}]",
+            "movups [{target} + {offset}], {chunk}",
             "add {offset}, 16",
             "cmp {offset}, {last}",
             "jb 2b",
@@ -218,7 +218,7 @@ unsafe fn move_by_16<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, 
             target = in(reg) target,
             last = in(reg) count - 16,
             offset = out(reg) _,
-            piece = out(xmm_reg) _,
+            chunk = out(xmm_reg) _,
             end = out(xmm_reg) _,
             out("r11") faulted,
             options(nostack),

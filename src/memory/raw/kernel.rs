@@ -15,12 +15,12 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use libc::{c_int, c_void, iovec, pid_t};
 
-use super::{AccessError, body_length, piece_size};
+use super::{AccessError, body_length, store_size};
 
 /// Most bytes of a call. The kernel copies at most 2^31 - 4096; this is the next lower power of two.
 const MAX_CALL_BYTES: usize = 1 << 30;
 /// Most segments of a tail: 1, 2, 2 and 1 bytes.
-const MAX_PIECES: usize = 4;
+const MAX_TAIL_SEGMENTS: usize = 4;
 /// Most attempts of an interrupted `madvise`.
 const MAX_TRIES: usize = 64;
 /// Value at which [`make_writable`] wakes a thread that waits on the word: any 12 bits, as the call has no way to wake
@@ -66,27 +66,27 @@ pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessErr
     // processes the segments in order.
     let ahead = if body > MAX_CALL_BYTES { body } else { 0 };
     let (first, rest) = data.split_at(ahead);
-    let mut place = target;
+    let mut address = target;
     for chunk in first.chunks(MAX_CALL_BYTES) {
         // SAFETY: the caller allows writes to the whole range if it can be written, and this is a part of it.
-        unsafe { write_pieces(&[span(place, chunk.len())], chunk) }?;
-        place = place.wrapping_add(chunk.len());
+        unsafe { write_segments(&[span(address, chunk.len())], chunk) }?;
+        address = address.wrapping_add(chunk.len());
     }
     let body = body - ahead;
     if cfg!(target_arch = "x86_64") {
         // SAFETY: as above.
-        return unsafe { write_pieces(pieces(place, body, rest.len()).as_slice(), rest) };
+        return unsafe { write_segments(segments(address, body, rest.len()).as_slice(), rest) };
     }
     // On other processors the kernel's stores may be reordered; the fence keeps those of the body before the tail's.
     let (body, tail) = rest.split_at(body);
     if !body.is_empty() {
         // SAFETY: as above.
-        unsafe { write_pieces(&[span(place, body.len())], body) }?;
+        unsafe { write_segments(&[span(address, body.len())], body) }?;
         fence(Ordering::SeqCst);
     }
-    let place = place.wrapping_add(body.len());
+    let address = address.wrapping_add(body.len());
     // SAFETY: as above.
-    unsafe { write_pieces(pieces(place, 0, tail.len()).as_slice(), tail) }
+    unsafe { write_segments(segments(address, 0, tail.len()).as_slice(), tail) }
 }
 
 /// Ensures that an aligned word can be written in place at this moment.
@@ -147,33 +147,33 @@ fn probe_by_reading(address: *mut u8, length: usize) -> Result<(), Unusable> {
 }
 
 /// The segments of a write: its body and its tail.
-struct Pieces {
-    spans: [iovec; 1 + MAX_PIECES],
+struct Segments {
+    spans: [iovec; 1 + MAX_TAIL_SEGMENTS],
     count: usize,
 }
 
-impl Pieces {
+impl Segments {
     fn as_slice(&self) -> &[iovec] {
         &self.spans[..self.count]
     }
 }
 
-fn pieces(target: *mut u8, body: usize, length: usize) -> Pieces {
-    let mut pieces = Pieces { spans: [span(target, body); 1 + MAX_PIECES], count: usize::from(body > 0) };
+fn segments(target: *mut u8, body: usize, length: usize) -> Segments {
+    let mut segments = Segments { spans: [span(target, body); 1 + MAX_TAIL_SEGMENTS], count: usize::from(body > 0) };
     let mut offset = body;
     while offset < length {
-        let place = target.wrapping_add(offset);
-        let size = piece_size(place.addr(), length - offset);
-        pieces.spans[pieces.count] = span(place, size);
-        pieces.count += 1;
+        let address = target.wrapping_add(offset);
+        let size = store_size(address.addr(), length - offset);
+        segments.spans[segments.count] = span(address, size);
+        segments.count += 1;
         offset += size;
     }
-    pieces
+    segments
 }
 
 /// # Safety
 /// As [`write`], for the ranges of `targets`, which together are as long as `data`.
-unsafe fn write_pieces(targets: &[iovec], data: &[u8]) -> Result<(), AccessError> {
+unsafe fn write_segments(targets: &[iovec], data: &[u8]) -> Result<(), AccessError> {
     let local = span(data.as_ptr().cast_mut(), data.len());
     let count = targets.len() as libc::c_ulong;
     // SAFETY: the kernel reads `data` and writes to the ranges, which the caller allows, as far as they are mapped.

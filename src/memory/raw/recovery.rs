@@ -20,14 +20,14 @@ const LONGEST: u64 = 1 << 24;
 
 /// The result of a thread's last check.
 #[derive(Clone, Copy)]
-struct Look {
+struct Check {
     at: u64,
     /// Its lifetime.
     ticks: u64,
     ready: bool,
 }
 
-impl Look {
+impl Check {
     /// Returns the state after a check at this time.
     fn next(last: Option<Self>, at: u64, ready: bool) -> Self {
         let unchanged = last.filter(|last| last.ready == ready);
@@ -36,13 +36,13 @@ impl Look {
 }
 
 thread_local! {
-    static LAST_LOOK: Cell<Option<Look>> = const { Cell::new(None) };
+    static LAST_CHECK: Cell<Option<Check>> = const { Cell::new(None) };
 }
 
 /// Installs the handler.
 pub(super) fn install() -> Result<(), RecoverError> {
     let installed = handler::install();
-    LAST_LOOK.set(None);
+    LAST_CHECK.set(None);
     installed
 }
 
@@ -60,19 +60,19 @@ pub(super) fn ready() -> Option<Recovery> {
     // SAFETY: every processor of this architecture has the counter. A program that disables reading it (PR_SET_TSC)
     // gets the signal that it requested.
     let now = unsafe { _rdtsc() };
-    let ready = match LAST_LOOK.get() {
+    let ready = match LAST_CHECK.get() {
         // Counters of different processors may differ: a check in the future counts as expired.
-        Some(look) if now.wrapping_sub(look.at) < look.ticks => look.ready,
-        last => look_again(last, now),
+        Some(check) if now.wrapping_sub(check.at) < check.ticks => check.ready,
+        last => check_now(last, now),
     };
     ready.then_some(Recovery(()))
 }
 
 #[cold]
-fn look_again(last: Option<Look>, now: u64) -> bool {
-    let look = Look::next(last, now, handler::is_ready());
-    LAST_LOOK.set(Some(look));
-    look.ready
+fn check_now(last: Option<Check>, now: u64) -> bool {
+    let check = Check::next(last, now, handler::is_ready());
+    LAST_CHECK.set(Some(check));
+    check.ready
 }
 
 impl Recovery {
@@ -161,15 +161,15 @@ mod tests {
     fn checks_become_rare_while_nothing_changes() {
         let mut last = None;
         let periods = (0..10).map(|at| {
-            let look = Look::next(last, at, true);
-            last = Some(look);
-            look.ticks
+            let check = Check::next(last, at, true);
+            last = Some(check);
+            check.ticks
         });
         assert_eq!(periods.collect::<Vec<_>>()[..7], [18, 19, 20, 21, 22, 23, 24].map(|power| 1 << power));
         let last = last.unwrap();
         assert_eq!(last.ticks, LONGEST, "and never longer");
-        let change = Look::next(Some(last), 10, false);
+        let change = Check::next(Some(last), 10, false);
         assert_eq!(change.ticks, SHORTEST, "what changed once may change again soon");
-        assert_eq!(Look::next(Some(change), 11, true).ticks, SHORTEST);
+        assert_eq!(Check::next(Some(change), 11, true).ticks, SHORTEST);
     }
 }

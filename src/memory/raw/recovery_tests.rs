@@ -11,24 +11,24 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, c_void, siginfo_t};
 
-use super::tests::{Pages, READ_WRITE, block_faults, both_ways, page, pattern, temporary_file};
+use super::tests::{Pages, READ_WRITE, block_faults, page, pattern, temporary_file, with_and_without_handler};
 use super::*;
 
 /// Lengths around the thresholds between the copy methods.
 const LENGTHS: [usize; 24] =
     [2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 100, 256, 512, 1024, 1279, 1280, 1281, 2048, 4000, 4096, 8000];
 /// The exit code of a child whose case passed.
-const WELL: i32 = 42;
+const SUCCESS: i32 = 42;
 const CHILD: &str = "RDMA_VERBS_FAULT_CHILD";
 
 #[test]
 fn copies_end_at_a_missing_page() {
-    both_ways(|| {
+    with_and_without_handler(|| {
         // Present, missing, present.
         let pages = Pages::new(6, READ_WRITE);
         let memory = Memory::new(pages.backing());
         memory.write(0, &vec![0x11; pages.length]).unwrap();
-        pages.take_away(2, 2);
+        pages.make_inaccessible(2, 2);
         let (hole, behind) = (2 * page(), 4 * page());
         for length in LENGTHS {
             for inside in [1, length / 2, length - 1] {
@@ -64,10 +64,10 @@ fn copies_of_guarded_memory_are_summed() {
 
 #[test]
 fn words_and_atomics_end_at_a_missing_page() {
-    both_ways(|| {
+    with_and_without_handler(|| {
         let pages = Pages::new(3, READ_WRITE);
         let memory = Memory::new(pages.backing());
-        pages.take_away(1, 1);
+        pages.make_inaccessible(1, 1);
         let missing = page() + 8;
         assert_eq!(memory.load_acquire_u8(missing), Err(AccessError::Fault));
         assert_eq!(memory.load_acquire_u16(missing), Err(AccessError::Fault));
@@ -88,13 +88,13 @@ fn words_and_atomics_end_at_a_missing_page() {
 /// Half of the numbers are not canonical addresses, which the processor reports differently from a missing page.
 #[test]
 fn access_to_an_invalid_address_faults() {
-    both_ways(|| {
+    with_and_without_handler(|| {
         // SAFETY: only addresses that cannot be memory of a process are named.
         let memory = Memory::new(unsafe { Backing::address_space() });
-        for place in [8, 1 << 63, 0xffff_8000_0000_0000, 1 << 48] {
-            assert_eq!(memory.read(place, &mut [0; 100]), Err(AccessError::Fault), "{place:#x}");
-            assert_eq!(memory.write(place, &[0; 100]), Err(AccessError::Fault), "{place:#x}");
-            assert_eq!(memory.fetch_add_u64(place, 1), Err(AccessError::Fault), "{place:#x}");
+        for address in [8, 1 << 63, 0xffff_8000_0000_0000, 1 << 48] {
+            assert_eq!(memory.read(address, &mut [0; 100]), Err(AccessError::Fault), "{address:#x}");
+            assert_eq!(memory.write(address, &[0; 100]), Err(AccessError::Fault), "{address:#x}");
+            assert_eq!(memory.fetch_add_u64(address, 1), Err(AccessError::Fault), "{address:#x}");
         }
     });
 }
@@ -146,7 +146,7 @@ fn a_thread_that_blocks_the_signals_uses_the_kernel() {
     recover_from_faults().unwrap();
     let pages = Pages::new(1, READ_WRITE);
     let memory = Memory::new(pages.backing());
-    pages.take_away(0, 1);
+    pages.make_inaccessible(0, 1);
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -183,13 +183,13 @@ fn other_faults_go_to_the_previous_handler() {
         "sent and ignored",
         "sent and ignored, twice",
     ] {
-        ends_well_in(case);
+        assert_child_succeeds(case);
     }
 }
 
-fn ends_well_in(case: &str) {
+fn assert_child_succeeds(case: &str) {
     let output = run_child(case);
-    assert_eq!(output.status.code(), Some(WELL), "{case}: {output:?}");
+    assert_eq!(output.status.code(), Some(SUCCESS), "{case}: {output:?}");
 }
 
 /// Rust's own handler reports the overflow. That works only because it runs on another stack, and so does the library's
@@ -204,14 +204,9 @@ fn stack_overflow_is_still_reported() {
 
 #[test]
 fn other_faults_end_a_process_without_a_handler() {
-    for case in [
-        "default",
-        "default, memory of our own",
-        "default, ignored",
-        "sent by default",
-        "previous, twice",
-        "chained, default",
-    ] {
+    for case in
+        ["default", "default, own memory", "default, ignored", "sent by default", "previous, twice", "chained, default"]
+    {
         assert_eq!(run_child(case).status.signal(), Some(libc::SIGSEGV), "{case}");
     }
 }
@@ -219,7 +214,7 @@ fn other_faults_end_a_process_without_a_handler() {
 #[test]
 fn later_handler_ends_recovery() {
     for case in ["replaced", "replaced in part", "chained", "chained after a refusal"] {
-        ends_well_in(case);
+        assert_child_succeeds(case);
     }
 }
 
@@ -230,10 +225,10 @@ fn child() {
     let Ok(case) = std::env::var(CHILD) else { return };
     // SAFETY: only reads its argument, and prevents a core dump.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: 0, rlim_max: 0 }) };
-    let three = ends_well as *const () as usize;
+    let three = exits_with_success as *const () as usize;
     let (handler, flags, then): (usize, c_int, fn()) = match &*case {
         "previous" => (three, libc::SA_SIGINFO, fault),
-        "previous, one argument" => (ends_well_of_one as *const () as usize, 0, fault),
+        "previous, one argument" => (exits_with_success_one_argument as *const () as usize, 0, fault),
         "previous, once" => (three, libc::SA_SIGINFO | libc::SA_RESETHAND, fault),
         // The instruction faults again, when no handler is left.
         "previous, twice" => (returns as *const () as usize, libc::SA_RESETHAND, fault),
@@ -246,7 +241,7 @@ fn child() {
             send_and_end();
         }),
         "default" => (libc::SIG_DFL, 0, fault),
-        "default, memory of our own" => (libc::SIG_DFL, 0, fault_of_our_own),
+        "default, own memory" => (libc::SIG_DFL, 0, fault_in_own_memory),
         "default, ignored" => (libc::SIG_IGN, 0, fault),
         "sent by default" => (libc::SIG_DFL, 0, send),
         "replaced" => (libc::SIG_DFL, 0, || replaced(&[libc::SIGSEGV, libc::SIGBUS])),
@@ -274,7 +269,7 @@ fn recover() {
     recover_from_faults().unwrap();
     let pages = Pages::new(1, READ_WRITE);
     let memory = Memory::new(pages.backing());
-    pages.take_away(0, 1);
+    pages.make_inaccessible(0, 1);
     assert!(recovery::ready().is_some());
     assert_eq!(memory.read(0, &mut [0; 8]), Err(AccessError::Fault));
 }
@@ -282,7 +277,7 @@ fn recover() {
 fn replaced(signals: &[c_int]) {
     let pages = Pages::new(1, READ_WRITE);
     let memory = Memory::new(pages.backing());
-    pages.take_away(0, 1);
+    pages.make_inaccessible(0, 1);
     for signal in signals {
         set_handler(*signal, aborts as *const () as usize, 0);
     }
@@ -292,7 +287,7 @@ fn replaced(signals: &[c_int]) {
     assert_eq!(memory.write(0, &[0; 4096]), Err(AccessError::Fault));
     assert_eq!(memory.fetch_add_u64(0, 1), Err(AccessError::Fault));
     assert_eq!(recover_from_faults(), Err(RecoverError::Replaced { signal: signals[0] }));
-    std::process::exit(WELL);
+    std::process::exit(SUCCESS);
 }
 
 /// A later handler that calls the library's: the kernel makes the copies, and a fault outside the library is passed on
@@ -300,7 +295,7 @@ fn replaced(signals: &[c_int]) {
 fn chained() {
     let pages = Pages::new(1, READ_WRITE);
     let memory = Memory::new(pages.backing());
-    pages.take_away(0, 1);
+    pages.make_inaccessible(0, 1);
     CHAINED_TO.store(set_handler(libc::SIGSEGV, chains as *const () as usize, libc::SA_SIGINFO), Ordering::Relaxed);
     thread::sleep(Duration::from_millis(5));
     assert!(recovery::ready().is_none());
@@ -363,7 +358,7 @@ fn set_handler(signal: c_int, handler: usize, flags: c_int) -> usize {
 fn caught() {
     let fault: fn() = std::hint::black_box(fault);
     if std::panic::catch_unwind(fault).is_err() {
-        std::process::exit(WELL);
+        std::process::exit(SUCCESS);
     }
 }
 
@@ -396,7 +391,7 @@ fn overflow() {
 }
 
 /// An access in the variant for the library's own memory, whose pages are always present.
-fn fault_of_our_own() {
+fn fault_in_own_memory() {
     // SAFETY: the address is not mapped, which ends the process.
     unsafe { direct::copy_out(ptr::without_provenance(8), &mut [0; 100]) };
 }
@@ -409,7 +404,7 @@ fn send() {
 
 fn send_and_end() {
     send();
-    std::process::exit(WELL);
+    std::process::exit(SUCCESS);
 }
 
 /// The handler that [`chains`] calls; [`CHAINED`] counts the calls of `chains`.
@@ -429,16 +424,16 @@ extern "C" fn chains(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     }
 }
 
-extern "C" fn ends_well(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+extern "C" fn exits_with_success(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes the signal's information to a handler with three arguments.
     let well = !context.is_null() && unsafe { (*info).si_signo } == signal;
     // SAFETY: ends the process at once, which is allowed everywhere.
-    unsafe { libc::_exit(if well { WELL } else { 1 }) };
+    unsafe { libc::_exit(if well { SUCCESS } else { 1 }) };
 }
 
-extern "C" fn ends_well_of_one(signal: c_int) {
+extern "C" fn exits_with_success_one_argument(signal: c_int) {
     // SAFETY: as above.
-    unsafe { libc::_exit(if signal == libc::SIGSEGV { WELL } else { 1 }) };
+    unsafe { libc::_exit(if signal == libc::SIGSEGV { SUCCESS } else { 1 }) };
 }
 
 extern "C" fn aborts(_: c_int) {

@@ -35,7 +35,7 @@ impl Pages {
     }
 
     /// Unmaps pages. An inaccessible mapping replaces them, so that no other thread's memory is mapped there.
-    pub(super) fn take_away(&self, first: usize, count: usize) {
+    pub(super) fn make_inaccessible(&self, first: usize, count: usize) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         let address = self.address.wrapping_add(first * page()).cast();
         // SAFETY: replaces pages of this object, to which no reference exists.
@@ -67,7 +67,7 @@ pub(super) fn pattern(length: usize, seed: usize) -> Vec<u8> {
 }
 
 /// Runs a test twice: with the kernel's copies, and with the fault handler where it is supported.
-pub(super) fn both_ways(test: impl Fn() + Sync) {
+pub(super) fn with_and_without_handler(test: impl Fn() + Sync) {
     thread::scope(|scope| {
         scope.spawn(|| {
             block_faults(libc::SIG_BLOCK, &[libc::SIGSEGV, libc::SIGBUS]);
@@ -133,7 +133,7 @@ fn direct_copies_agree_with_slices() {
 #[test]
 #[cfg_attr(miri, ignore = "needs process_vm_readv")]
 fn guarded_copies_agree_with_slices() {
-    both_ways(guarded_copies);
+    with_and_without_handler(guarded_copies);
 }
 
 fn guarded_copies() {
@@ -182,7 +182,7 @@ fn words_are_loaded_and_stored() {
     if !cfg!(miri) {
         let pages = Pages::new(1, READ_WRITE);
         let memory = Memory::new(pages.backing());
-        both_ways(|| {
+        with_and_without_handler(|| {
             memory.store_in_place_u64(0, 0).unwrap();
             check(&memory);
         });
@@ -196,19 +196,19 @@ fn tails_are_naturally_aligned_and_end_the_write() {
             let mut offset = body_length(start, length);
             assert!(offset < length && length - offset <= 8);
             assert!(offset == 0 || (start + offset).is_multiple_of(8));
-            let mut pieces = 0;
+            let mut stores = 0;
             while offset < length {
-                let size = piece_size(start + offset, length - offset);
+                let size = store_size(start + offset, length - offset);
                 assert!((start + offset).is_multiple_of(size) && size.is_power_of_two());
                 offset += size;
-                pieces += 1;
+                stores += 1;
             }
             assert_eq!(offset, length);
-            assert!(pieces <= 4);
+            assert!(stores <= 4);
         }
     }
-    assert_eq!((body_length(64, 8), piece_size(64, 8)), (0, 8));
-    assert_eq!((body_length(64, 16), piece_size(72, 8)), (8, 8));
+    assert_eq!((body_length(64, 8), store_size(64, 8)), (0, 8));
+    assert_eq!((body_length(64, 16), store_size(72, 8)), (8, 8));
 }
 
 /// A plain processor load never sees an aligned word half written.
@@ -239,7 +239,7 @@ fn aligned_tails_do_not_tear() {
     let pages = Pages::new(1, READ_WRITE);
     pages.address.expose_provenance();
     let memory = Memory::new(pages.backing());
-    both_ways(|| words_do_not_tear(&memory, 64, 300_000));
+    with_and_without_handler(|| words_do_not_tear(&memory, 64, 300_000));
 }
 
 fn register(backing: Backing, access: AccessFlags) -> Result<std::sync::Arc<Region>, RegisterError> {
@@ -252,14 +252,14 @@ fn unmapped_memory_is_refused() {
     let pages = Pages::new(4, READ_WRITE);
     let address = pages.address.addr() as u64;
     assert!(register(pages.backing(), ALL).is_ok());
-    pages.take_away(2, 1);
+    pages.make_inaccessible(2, 1);
     let length = pages.length as u64;
     for access in [ALL, AccessFlags::empty()] {
         let error = register(pages.backing(), access).unwrap_err();
         assert_eq!(error, RegisterError::NotMapped { address, length });
         assert_eq!(error.errno(), libc::EFAULT);
     }
-    pages.take_away(0, 4);
+    pages.make_inaccessible(0, 4);
     assert!(register(pages.backing(), ALL).is_err());
     // SAFETY: nothing can be mapped there, which registration must detect.
     let nowhere = unsafe { [Backing::raw(ptr::null_mut(), 8), Backing::raw(ptr::without_provenance_mut(!63), 64)] };
@@ -272,7 +272,7 @@ fn unmapped_memory_is_refused() {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn read_only_memory_takes_no_writes() {
-    both_ways(read_only_memory);
+    with_and_without_handler(read_only_memory);
 }
 
 fn read_only_memory() {
@@ -290,7 +290,7 @@ fn read_only_memory() {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn registration_changes_no_byte() {
-    both_ways(registration);
+    with_and_without_handler(registration);
 }
 
 fn registration() {
@@ -307,14 +307,14 @@ fn registration() {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn access_to_inaccessible_pages_faults() {
-    both_ways(pages_taken_away);
+    with_and_without_handler(pages_taken_away);
 }
 
 fn pages_taken_away() {
     let pages = Pages::new(3, READ_WRITE);
     let (page, table) = (page(), RegionTable::new(1));
     let region = table.register(DOMAIN, pages.backing(), 0u64, ALL).unwrap();
-    pages.take_away(1, 1);
+    pages.make_inaccessible(1, 1);
     let middle = page as u64 + 64;
     assert_eq!(region.read_at(0, &mut vec![0; page]), Ok(()));
     assert_eq!(region.read_at(middle, &mut [0; 8]), Err(AccessError::Fault));
@@ -336,7 +336,7 @@ fn pages_taken_away() {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn access_to_an_unmapped_range_faults() {
-    both_ways(range_unmapped);
+    with_and_without_handler(range_unmapped);
 }
 
 fn range_unmapped() {
@@ -362,7 +362,7 @@ pub(super) fn temporary_file(length: usize) -> File {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn access_beyond_a_truncated_file_faults() {
-    both_ways(truncated_file);
+    with_and_without_handler(truncated_file);
 }
 
 fn truncated_file() {
@@ -385,7 +385,7 @@ fn truncated_file() {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn files_are_checked_at_registration_and_written_through() {
-    both_ways(files);
+    with_and_without_handler(files);
 }
 
 fn files() {

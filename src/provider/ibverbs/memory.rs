@@ -171,7 +171,7 @@ impl ProtectionDomain for IbverbsProtectionDomain {
                 backing: Some(given.backing),
             }),
             None => old
-                .unlisted_again(self.shared.id, &options)
+                .unlisted_copy(self.shared.id, &options)
                 .map_err(|error| RefusedChange { error: refused("rereg_mr", &error), backing: None }),
         };
         let new = made?;

@@ -131,8 +131,8 @@ impl SoftSharedReceiveQueue {
     fn error_of(&self, verb: &'static str, error: &ChangeError) -> Error {
         let message = error.to_string();
         match *error {
-            ChangeError::TooSmall { asked, waiting } => {
-                Error::out_of_range(verb, "max_wr", asked, waiting.into()..=u32::MAX.into(), message)
+            ChangeError::TooSmall { requested, waiting } => {
+                Error::out_of_range(verb, "max_wr", requested, waiting.into()..=u32::MAX.into(), message)
             }
             ChangeError::LimitTooLarge { limit, max_wr } => {
                 Error::out_of_range(verb, "srq_limit", limit, 0..=max_wr.into(), message)

@@ -91,7 +91,7 @@ fn resize_keeps_queued_requests() {
     (0..3).for_each(|wr_id| post(&queue, wr_id).unwrap());
     assert_eq!(take(&queue), Some((0, 0)));
     post(&queue, 3).unwrap();
-    assert_eq!(queue.resize(2, None), Err(ChangeError::TooSmall { asked: 2, waiting: 3 }));
+    assert_eq!(queue.resize(2, None), Err(ChangeError::TooSmall { requested: 2, waiting: 3 }));
     queue.resize(5, Some(2)).unwrap();
     assert_eq!(queue.resize(3, Some(4)), Err(ChangeError::LimitTooLarge { limit: 4, max_wr: 3 }));
     assert_eq!(queue.status(), SharedReceiveQueueStatus { max_wr: 5, max_sge: 1, srq_limit: 2 });

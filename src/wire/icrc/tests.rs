@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 fn bytes(hex: &str) -> Vec<u8> {
     let digits: String = hex.chars().filter(char::is_ascii_hexdigit).collect();
-    (0..digits.len() / 2).map(|place| u8::from_str_radix(&digits[2 * place..2 * place + 2], 16).unwrap()).collect()
+    (0..digits.len() / 2).map(|index| u8::from_str_radix(&digits[2 * index..2 * index + 2], 16).unwrap()).collect()
 }
 
 struct Vector {
@@ -149,7 +149,7 @@ proptest! {
     #[test]
     fn any_identification_is_found(identification: u16, df: bool, words in 3_usize..1_040, seed: u8) {
         let flow = Flow { source: [192, 0, 2, 1].into(), destination: [192, 0, 2, 2].into(), source_port: 50_000 };
-        let packet: Vec<u8> = (0..words * 4).map(|place| (place as u8).wrapping_mul(31).wrapping_add(seed)).collect();
+        let packet: Vec<u8> = (0..words * 4).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed)).collect();
         let mut payload = packet.clone();
         payload.extend(compute(&flow, identification, df, &packet).to_le_bytes());
         let options = Verify { first_identification: 0, solve: true, expected_df: true };
