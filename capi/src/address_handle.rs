@@ -94,7 +94,7 @@ unsafe extern "C" fn ibv_destroy_ah(ah: *mut abi::Ah) -> c_int {
 }
 
 /// Returns the path to the sender of a datagram, from the first 40 bytes of the received message.
-fn way_back(shared: &Shared, port_num: u8, completion: &abi::Wc, header: &[u8; 40]) -> Result<abi::AhAttr> {
+fn reply_path(shared: &Shared, port_num: u8, completion: &abi::Wc, header: &[u8; 40]) -> Result<abi::AhAttr> {
     if completion.wc_flags & WITH_HEADER == 0 {
         return Err(INVALID);
     }
@@ -121,9 +121,9 @@ unsafe extern "C" fn ibv_init_ah_from_wc(
     attributes: *mut abi::AhAttr,
 ) -> c_int {
     // SAFETY: the program's context, and its structures, which may be read.
-    let way = unsafe { way_back(shared_of(context), port_num, &*completion, &*header) };
+    let path = unsafe { reply_path(shared_of(context), port_num, &*completion, &*header) };
     // SAFETY: the program's structure, which may be written.
-    zero_or_minus_one(way.map(|way| unsafe { attributes.write(way) }))
+    zero_or_minus_one(path.map(|path| unsafe { attributes.write(path) }))
 }
 
 #[unsafe(no_mangle)]
@@ -136,8 +136,8 @@ unsafe extern "C" fn ibv_create_ah_from_wc(
     let create_it = || {
         // SAFETY: the program's domain, and its structures, which may be read.
         unsafe {
-            let way = way_back(&domain_of(pd)?.shared, port_num, &*completion, &*header)?;
-            create(pd, &way)
+            let path = reply_path(&domain_of(pd)?.shared, port_num, &*completion, &*header)?;
+            create(pd, &path)
         }
     };
     pointer(create_it())

@@ -10,7 +10,7 @@ use rdma_verbs::types::{AsyncEvent, EventObject};
 use crate::object::{Zeroed, own};
 use crate::shared::{Shared, shared_of};
 use crate::version::exported;
-use crate::waiting::{Look, Uncancelled, may_block, wait_for};
+use crate::waiting::{PollResult, Uncancelled, may_block, wait_for};
 
 /// Values of `ibv_event_type`.
 mod kind {
@@ -52,8 +52,8 @@ impl Shared {
                 EventObject::Port(port) => found.element.port_num = port.into(),
                 EventObject::Device => {}
                 object => match objects.get(&object) {
-                    Some(place) => {
-                        found.element.qp = place.pointer().cast();
+                    Some(pointer) => {
+                        found.element.qp = pointer.as_ptr().cast();
                         return Some(found);
                     }
                     None => {
@@ -97,19 +97,19 @@ fn event_type(event: &AsyncEvent) -> Option<u32> {
 ///
 /// # Safety
 /// `context` is the program's, and `event` may be written.
-unsafe extern "C" fn look(context: *mut abi::Context, event: *mut abi::AsyncEvent) -> Look {
+unsafe extern "C" fn try_event(context: *mut abi::Context, event: *mut abi::AsyncEvent) -> PollResult {
     // SAFETY: the caller's promise.
     let shared = unsafe { shared_of(context) };
-    Look::from(shared.check_process("get_async_event").and_then(|()| match shared.next_event() {
+    PollResult::from(shared.check_process("get_async_event").and_then(|()| match shared.next_event() {
         None => {
             let descriptor = shared.async_fd()?;
             may_block(descriptor)?;
-            Ok(Look::Wait(descriptor.as_raw_fd()))
+            Ok(PollResult::Wait(descriptor.as_raw_fd()))
         }
         Some(found) => {
             // SAFETY: the caller's promise.
             unsafe { event.write(found) };
-            Ok(Look::Found)
+            Ok(PollResult::Found)
         }
     }))
 }
@@ -117,7 +117,7 @@ unsafe extern "C" fn look(context: *mut abi::Context, event: *mut abi::AsyncEven
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut abi::Context, event: *mut abi::AsyncEvent) -> c_int {
     // SAFETY: the program's context and structure.
-    unsafe { wait_for(|| look(context, event)) }
+    unsafe { wait_for(|| try_event(context, event)) }
 }
 
 #[unsafe(no_mangle)]

@@ -13,7 +13,7 @@ use crate::object::{Object, Zeroed, make, own, take};
 use crate::shared::{Shared, shared_of};
 use crate::usage::Users;
 use crate::version::exported;
-use crate::waiting::{Look, Uncancelled, may_block, wait_for};
+use crate::waiting::{PollResult, Uncancelled, may_block, wait_for};
 
 /// The state behind a channel.
 pub(crate) struct Channel {
@@ -34,19 +34,19 @@ pub(crate) struct ChannelEvents {
 
 #[derive(Default)]
 struct Queues {
-    known: HashMap<u64, Announcing>,
+    known: HashMap<u64, NotifyingQueue>,
     next: u64,
 }
 
 /// A completion queue with this channel.
-struct Announcing {
-    place: *mut abi::Cq,
+struct NotifyingQueue {
+    cq: *mut abi::Cq,
     /// Number of the queue's events that the program received.
     reported: u32,
 }
 
 // SAFETY: the queue's address is dereferenced only under the channel's lock, while the queue is registered there.
-unsafe impl Send for Announcing {}
+unsafe impl Send for NotifyingQueue {}
 
 impl ChannelEvents {
     fn queues(&self) -> MutexGuard<'_, Queues> {
@@ -61,8 +61,8 @@ impl ChannelEvents {
     }
 
     /// Registers the queue with this number.
-    pub(crate) fn add(&self, number: u64, place: *mut abi::Cq) {
-        self.queues().known.insert(number, Announcing { place, reported: 0 });
+    pub(crate) fn add(&self, number: u64, cq: *mut abi::Cq) {
+        self.queues().known.insert(number, NotifyingQueue { cq, reported: 0 });
     }
 
     /// Unregisters a queue: its events are no longer delivered. Returns the number delivered so far.
@@ -82,7 +82,7 @@ impl ChannelEvents {
             if let Some(queue) = self.queues().known.get_mut(&number) {
                 queue.reported = queue.reported.wrapping_add(1);
                 // SAFETY: the queue is registered, so it exists; the field never changes.
-                return Ok(Some((queue.place, unsafe { (*queue.place).cq_context })));
+                return Ok(Some((queue.cq, unsafe { (*queue.cq).cq_context })));
             }
         }
     }
@@ -120,7 +120,11 @@ unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut abi::CompChannel) ->
 ///
 /// # Safety
 /// `channel` is the program's; `cq` and `context` may be written.
-unsafe extern "C" fn look(channel: *mut abi::CompChannel, cq: *mut *mut abi::Cq, context: *mut *mut c_void) -> Look {
+unsafe extern "C" fn try_event(
+    channel: *mut abi::CompChannel,
+    cq: *mut *mut abi::Cq,
+    context: *mut *mut c_void,
+) -> PollResult {
     // SAFETY: the caller's promise.
     let Channel { shared, events, .. } = unsafe { own(channel) };
     // The process is checked first: a lock inherited through a fork may be held by a thread that does not exist here.
@@ -128,17 +132,17 @@ unsafe extern "C" fn look(channel: *mut abi::CompChannel, cq: *mut *mut abi::Cq,
     let waits = || {
         may_block(events.inner.fd())?;
         // Not the channel's own descriptor: packets wake a thread on this one directly, and therefore sooner.
-        Ok(Look::Wait(events.inner.waiting_fd().as_raw_fd()))
+        Ok(PollResult::Wait(events.inner.waiting_fd().as_raw_fd()))
     };
-    Look::from(found.and_then(|found| match found {
+    PollResult::from(found.and_then(|found| match found {
         None => waits(),
-        Some((queue, called)) => {
+        Some((queue, cq_context)) => {
             // SAFETY: the caller's promise.
             unsafe {
                 cq.write(queue);
-                context.write(called);
+                context.write(cq_context);
             }
-            Ok(Look::Found)
+            Ok(PollResult::Found)
         }
     }))
 }
@@ -150,7 +154,7 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: the program's channel, and its pointers for both results.
-    unsafe { wait_for(|| look(channel, cq, cq_context)) }
+    unsafe { wait_for(|| try_event(channel, cq, cq_context)) }
 }
 
 #[unsafe(no_mangle)]

@@ -34,7 +34,7 @@ pub(crate) struct CompletionQueue {
     /// The state of extended polling.
     pub(crate) cursor: Cursor,
     /// The channel, and the queue's number in it.
-    announced: Option<(Arc<ChannelEvents>, u64)>,
+    channel: Option<(Arc<ChannelEvents>, u64)>,
     _uses: Vec<Use>,
 }
 
@@ -101,18 +101,18 @@ pub(crate) unsafe fn create(
 ) -> Result<*mut abi::CqEx> {
     // SAFETY: the caller's promise.
     let shared = unsafe { shared_of(context) };
-    let mut announced = None;
+    let mut channel = None;
     if !init.channel.is_null() {
         // SAFETY: the caller's promise.
-        let channel = unsafe { own(init.channel) };
-        channel.shared.check_process("create_cq")?;
-        init.uses.push(channel.users.begin());
-        announced = Some((Arc::clone(&channel.events), channel.events.reserve()));
+        let given = unsafe { own(init.channel) };
+        given.shared.check_process("create_cq")?;
+        init.uses.push(given.users.begin());
+        channel = Some((Arc::clone(&given.events), given.events.reserve()));
     }
     let inner = shared.device.create_cq_with(&CompletionQueueInit {
         cqe: init.cqe,
-        cq_context: announced.as_ref().map_or(0, |(_, number)| *number),
-        channel: announced.as_ref().map(|(channel, _)| &channel.inner),
+        cq_context: channel.as_ref().map_or(0, |(_, number)| *number),
+        channel: channel.as_ref().map(|(channel, _)| &channel.inner),
         comp_vector: init.comp_vector,
         timestamps: init.timestamps,
     })?;
@@ -129,11 +129,11 @@ pub(crate) unsafe fn create(
             users: Users::default(),
             skips: AtomicU32::default(),
             cursor: Cursor::default(),
-            announced: announced.clone(),
+            channel: channel.clone(),
             _uses: init.uses,
         },
     );
-    if let Some((channel, number)) = announced {
+    if let Some((channel, number)) = channel {
         channel.add(number, made.cast());
     }
     shared.event_objects.add(object, made);
@@ -165,7 +165,7 @@ unsafe extern "C" fn ibv_destroy_cq(cq: *mut abi::Cq) -> c_int {
         let queue = unsafe { own(cq) };
         queue.shared.check_process("destroy_cq")?;
         queue.users.check_none()?;
-        if let Some((channel, number)) = &queue.announced {
+        if let Some((channel, number)) = &queue.channel {
             let reported = channel.remove(*number);
             queue.acknowledgements.wait(reported);
         }
@@ -244,8 +244,8 @@ unsafe fn poll_by<const AT_A_TIME: usize>(queue: &CompletionQueue, wanted: usize
     let mut batch = [RawCompletion::default(); AT_A_TIME];
     let mut done = 0;
     while done < wanted {
-        let asked = AT_A_TIME.min(wanted - done);
-        let found = match queue.inner.poll(&mut batch[..asked]) {
+        let requested = AT_A_TIME.min(wanted - done);
+        let found = match queue.inner.poll(&mut batch[..requested]) {
             Ok(found) => found,
             Err(_) if done > 0 => break,
             Err(error) => {
@@ -253,12 +253,12 @@ unsafe fn poll_by<const AT_A_TIME: usize>(queue: &CompletionQueue, wanted: usize
                 return -1;
             }
         };
-        for (place, completion) in batch[..found].iter().enumerate() {
-            // SAFETY: the caller provides room for `wanted` structures, and `done + place` is less.
-            unsafe { to.add(done + place).write(work_completion(completion)) };
+        for (index, completion) in batch[..found].iter().enumerate() {
+            // SAFETY: the caller provides room for `wanted` structures, and `done + index` is less.
+            unsafe { to.add(done + index).write(work_completion(completion)) };
         }
         done += found;
-        if found < asked {
+        if found < requested {
             break;
         }
     }
@@ -269,7 +269,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: 
     let _held = Uncancelled::begin();
     // SAFETY: the program's completion queue.
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
-    if queue.announced.is_none() {
+    if queue.channel.is_none() {
         // Arming a queue without a channel is allowed, and has no effect.
         return 0;
     }

@@ -84,9 +84,9 @@ fn is_appended_to() -> bool {
 
 /// Returns whether a line can be written without blocking, and whether the output still has a reader.
 fn has_room() -> bool {
-    let mut asked = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
+    let mut entry = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
     // SAFETY: one local structure.
-    unsafe { libc::poll(&raw mut asked, 1, 0) == 1 && asked.revents == libc::POLLOUT }
+    unsafe { libc::poll(&raw mut entry, 1, 0) == 1 && entry.revents == libc::POLLOUT }
 }
 
 /// Opens the same terminal or pipe again, with a separate, nonblocking file description: one that is reported as

@@ -130,7 +130,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut abi::Qp, attributes: *mut abi::QpAtt
 }
 
 /// Converts the attributes to their C form; those never set are zero.
-fn answer(status: &QueuePairStatus, path: &Path) -> abi::QpAttr {
+fn c_attributes(status: &QueuePairStatus, path: &Path) -> abi::QpAttr {
     let (from, mut to) = (&status.attributes, abi::QpAttr::zeroed());
     (to.qp_state, to.cur_qp_state) = (status.qp_state as u32, status.qp_state as u32);
     to.sq_draining = status.sq_draining.into();
@@ -164,7 +164,7 @@ unsafe fn query(qp: *mut abi::Qp, attributes: *mut abi::QpAttr, init: *mut abi::
     // SAFETY: the caller's promise.
     let queue_pair = unsafe { queue_pair_of(qp) };
     let status = queue_pair.inner.query()?;
-    let found = answer(&status, &queue_pair.path);
+    let found = c_attributes(&status, &queue_pair.path);
     // SAFETY: the caller's promise; the fields that are read never change.
     unsafe {
         store_state(qp, found.qp_state);

@@ -147,8 +147,8 @@ pub(crate) unsafe extern "C" fn query_port(
     size: usize,
 ) -> c_int {
     // SAFETY: the program's context.
-    let asked = unsafe { shared_of(context) }.device.query_port(port_num);
-    number(asked.map_err(Errno::from).map(|found| {
+    let status = unsafe { shared_of(context) }.device.query_port(port_num);
+    number(status.map_err(Errno::from).map(|found| {
         let found = port(&found);
         // SAFETY: the program's structure of `size` bytes.
         unsafe { copy_out(&found, attributes.cast(), size) };
@@ -239,9 +239,9 @@ unsafe extern "C" fn _ibv_query_gid_table(
     if table.len() > room {
         return -(INVALID.0 as isize);
     }
-    for (place, found) in table.iter().enumerate() {
-        // SAFETY: the program's array of `room` structures of `size` bytes; `place` is less than `room`.
-        unsafe { copy_out(&gid_entry(found, 1), to.byte_add(place * size), size) };
+    for (index, found) in table.iter().enumerate() {
+        // SAFETY: the program's array of `room` structures of `size` bytes; `index` is less than `room`.
+        unsafe { copy_out(&gid_entry(found, 1), to.byte_add(index * size), size) };
     }
     table.len() as isize
 }

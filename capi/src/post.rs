@@ -89,17 +89,17 @@ unsafe fn with_request(
     // SAFETY: the caller's promise.
     let (operation, sges) = unsafe { (operation(request)?, entries(request.sg_list, request.num_sge)?) };
     let flags = SendFlags::from_bits_truncate(request.send_flags);
-    let mut pieces: [&[u8]; MAX_SGE];
+    let mut segments: [&[u8]; MAX_SGE];
     let data = if request.send_flags & INLINE == 0 {
         Data::Sges(sges)
     } else {
-        pieces = [&[]; MAX_SGE];
-        let pieces = pieces.get_mut(..sges.len()).ok_or(INVALID)?;
-        for (piece, sge) in pieces.iter_mut().zip(sges).filter(|(_, sge)| sge.length > 0) {
+        segments = [&[]; MAX_SGE];
+        let segments = segments.get_mut(..sges.len()).ok_or(INVALID)?;
+        for (segment, sge) in segments.iter_mut().zip(sges).filter(|(_, sge)| sge.length > 0) {
             // SAFETY: the program's bytes, which are copied before this function returns.
-            *piece = unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
+            *segment = unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
         }
-        Data::Inline(pieces)
+        Data::Inline(segments)
     };
     Ok(post(&SendRequest { wr_id: request.wr_id, operation, flags, data })?)
 }
@@ -141,12 +141,12 @@ unsafe fn push(queue_pair: &QueuePair, request: &abi::SendWr) -> Result<()> {
 /// Reports which request was refused. Programs that do not need that pass null.
 ///
 /// # Safety
-/// `place` is null or may be written.
+/// `bad_wr` is null or may be written.
 #[inline]
-unsafe fn name_refused<T>(place: *mut *mut T, request: *mut T) {
-    if !place.is_null() {
+unsafe fn set_bad_wr<T>(bad_wr: *mut *mut T, request: *mut T) {
+    if !bad_wr.is_null() {
         // SAFETY: the caller's promise.
-        unsafe { place.write(request) };
+        unsafe { bad_wr.write(request) };
     }
 }
 
@@ -178,7 +178,7 @@ unsafe fn post_sends(
     }
     if outcome.is_err() {
         // SAFETY: the program's pointer for it, or null.
-        unsafe { name_refused(refused, request) };
+        unsafe { set_bad_wr(refused, request) };
     }
     outcome
 }
@@ -197,7 +197,7 @@ pub(crate) unsafe extern "C" fn post_send(
         }
         let posted = with_request(&*request, |lowered| queue_pair.inner.send_one(lowered));
         if posted.is_err() {
-            name_refused(refused, request);
+            set_bad_wr(refused, request);
         }
         number(posted)
     }
@@ -252,7 +252,7 @@ pub(crate) unsafe fn post_receives(
     }
     if outcome.is_err() {
         // SAFETY: the program's pointer for it, or null.
-        unsafe { name_refused(refused, request) };
+        unsafe { set_bad_wr(refused, request) };
     }
     number(outcome)
 }

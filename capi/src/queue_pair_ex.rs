@@ -168,8 +168,8 @@ unsafe extern "C" fn wr_set_sge(qp: *mut abi::QpEx, lkey: u32, addr: u64, length
     // SAFETY: the program calls setters between start and end.
     let Some((_, state)) = (unsafe { parts(qp) }) else { return };
     match state.sges.first_mut() {
-        Some(place) => {
-            *place = Sge { addr, length, lkey: Lkey(lkey) };
+        Some(sge) => {
+            *sge = Sge { addr, length, lkey: Lkey(lkey) };
             state.set_payload(Payload::Sges(1));
         }
         None => state.fail(INVALID),
@@ -181,9 +181,9 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::QpEx, count: usize, list: *co
     let Some((_, state)) = (unsafe { parts(qp) }) else { return };
     match state.sges.get_mut(..count) {
         Some([]) => state.set_payload(Payload::Sges(0)),
-        Some(places) => {
+        Some(sges) => {
             // SAFETY: the program's list of `count` entries.
-            places.copy_from_slice(unsafe { slice::from_raw_parts(list, count) });
+            sges.copy_from_slice(unsafe { slice::from_raw_parts(list, count) });
             state.set_payload(Payload::Sges(count));
         }
         None => state.fail(INVALID),
@@ -215,7 +215,7 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut abi::QpEx, count: usize, l
     // SAFETY: the program calls setters between start and end, with its list of `count` segments, and their bytes.
     unsafe {
         if let Some((_, state)) = parts(qp) {
-            state.set_inline((0..count).map(|place| bytes((*list.add(place)).addr, (*list.add(place)).length)));
+            state.set_inline((0..count).map(|index| bytes((*list.add(index)).addr, (*list.add(index)).length)));
         }
     }
 }

@@ -107,8 +107,8 @@ fn faults_by_signal() -> bool {
 
 /// Starts logging to the standard error output: warnings and errors, or the level of `RDMA_VERBS_LOG`.
 fn start_log() {
-    let asked = value("RDMA_VERBS_LOG");
-    let level = asked.as_deref().map_or(Ok(LevelFilter::WARN), str::parse);
+    let requested = value("RDMA_VERBS_LOG");
+    let level = requested.as_deref().map_or(Ok(LevelFilter::WARN), str::parse);
     let output = ErrorOutput::begin();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(*level.as_ref().unwrap_or(&LevelFilter::WARN))
@@ -121,7 +121,7 @@ fn start_log() {
         .finish();
     // Fails only if a subscriber is set already, which is then used.
     let _ = tracing::subscriber::set_global_default(subscriber);
-    if let (Err(_), Some(asked)) = (level, asked) {
-        ignored("RDMA_VERBS_LOG", &asked, "off, error, warn, info, debug or trace");
+    if let (Err(_), Some(requested)) = (level, requested) {
+        ignored("RDMA_VERBS_LOG", &requested, "off, error, warn, info, debug or trace");
     }
 }

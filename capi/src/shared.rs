@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     /// Identity of the file of `cmd_fd`: device and inode number.
     pub(crate) command_file: (u64, u64),
     /// The same device, opened again in a process that inherited this one.
-    again: OnceLock<Arc<Shared>>,
+    reopened: OnceLock<Arc<Shared>>,
 }
 
 impl Shared {
@@ -47,24 +47,24 @@ impl Shared {
             importable: Mutex::default(),
             next_handle: AtomicU32::new(1),
             command_file,
-            again: OnceLock::new(),
+            reopened: OnceLock::new(),
         })
     }
 
     /// Returns the device in this process. A child that inherited a context can create new objects on it, in a device
     /// of its own. Everything else that it inherited remains the parent's.
-    fn here(self: &Arc<Self>) -> &Arc<Self> {
+    fn in_this_process(self: &Arc<Self>) -> &Arc<Self> {
         if self.device.check_process("open_device").is_ok() {
             return self;
         }
-        if let Some(again) = self.again.get() {
+        if let Some(reopened) = self.reopened.get() {
             // A grandchild inherited the child's device as well.
-            return again.here();
+            return reopened.in_this_process();
         }
         // Two threads may both open the device here, and one result is dropped. No lock prevents that, because a child
         // could inherit it locked. Several open devices of one address are valid in any case.
         match settings().options.clone().open(self.device.name()) {
-            Ok(device) => self.again.get_or_init(|| Self::new(device, self.guid, self.command_file)),
+            Ok(device) => self.reopened.get_or_init(|| Self::new(device, self.guid, self.command_file)),
             // The verb will report that the device is inherited.
             Err(_) => self,
         }
@@ -155,5 +155,5 @@ pub(crate) unsafe fn context_of<'a>(context: *mut abi::Context) -> &'a Context {
 /// As [`context_of`].
 pub(crate) unsafe fn shared_of<'a>(context: *mut abi::Context) -> &'a Arc<Shared> {
     // SAFETY: the caller's promise.
-    unsafe { context_of(context) }.shared.here()
+    unsafe { context_of(context) }.shared.in_this_process()
 }

@@ -77,12 +77,12 @@ impl State {
     }
 
     fn push(&self, inner: &dyn provider::QueuePair, qp_type: QueuePairType, pending: &Pending) -> Result<()> {
-        let piece;
+        let segment;
         let data = match pending.payload {
             Payload::Sges(count) => Data::Sges(&self.sges[..count]),
             Payload::Inline(length) => {
-                piece = [&self.inline[..length]];
-                Data::Inline(&piece)
+                segment = [&self.inline[..length]];
+                Data::Inline(&segment)
             }
         };
         let Pending { wr_id, flags, operation, .. } = *pending;
@@ -121,14 +121,14 @@ impl State {
     }
 
     /// Copies the segments one after another.
-    pub(crate) fn set_inline<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
+    pub(crate) fn set_inline<'a>(&mut self, segments: impl Iterator<Item = &'a [u8]>) {
         let mut used = 0;
-        for piece in pieces {
-            match self.inline.get_mut(used..used + piece.len()) {
-                Some(room) => room.copy_from_slice(piece),
+        for segment in segments {
+            match self.inline.get_mut(used..used + segment.len()) {
+                Some(room) => room.copy_from_slice(segment),
                 None => return self.fail(INVALID),
             }
-            used += piece.len();
+            used += segment.len();
         }
         self.set_payload(Payload::Inline(used));
     }

@@ -13,7 +13,7 @@ use crate::error::{Errno, Result, set_errno};
 /// The result of polling for an event.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) enum Look {
+pub(crate) enum PollResult {
     /// An event was returned to the program.
     Found,
     /// No event; this descriptor becomes readable when polling again is worthwhile.
@@ -22,7 +22,7 @@ pub(crate) enum Look {
     Failed(Errno),
 }
 
-impl From<Result<Look>> for Look {
+impl From<Result<PollResult>> for PollResult {
     fn from(result: Result<Self>) -> Self {
         result.unwrap_or_else(Self::Failed)
     }
@@ -68,31 +68,31 @@ impl Drop for Uncancelled {
 
 /// Polls until there is an event, and waits in between. Returns 0, or -1 and `errno`.
 ///
-/// Neither this function nor its caller may hold a value with a destructor, because threads are cancelled here. `look`
-/// only calls a function with plain arguments, and does not unwind.
+/// Neither this function nor its caller may hold a value with a destructor, because threads are cancelled here.
+/// `try_event` only calls a function with plain arguments, and does not unwind.
 ///
 /// # Safety
-/// The descriptor that `look` returns stays open until the next call.
+/// The descriptor that `try_event` returns stays open until the next call.
 #[inline(always)]
-pub(crate) unsafe extern "C-unwind" fn wait_for(look: impl Fn() -> Look + Copy) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn wait_for(try_event: impl Fn() -> PollResult + Copy) -> c_int {
     loop {
         let before = set_cancel_state(unwinding::CANCEL_DISABLE);
-        let looked = look();
+        let result = try_event();
         set_cancel_state(before);
-        let descriptor = match looked {
-            Look::Found => return 0,
-            Look::Wait(descriptor) => descriptor,
-            Look::Failed(error) => {
+        let descriptor = match result {
+            PollResult::Found => return 0,
+            PollResult::Wait(descriptor) => descriptor,
+            PollResult::Failed(error) => {
                 set_errno(error);
                 return -1;
             }
         };
-        let mut asked = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+        let mut entry = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
         // SAFETY: one local structure, which is not needed any more if the thread ends here.
-        if unsafe { unwinding::poll(&raw mut asked, 1, -1) } < 0 && !goes_on() {
+        if unsafe { unwinding::poll(&raw mut entry, 1, -1) } < 0 && !should_retry() {
             return -1;
         }
-        if asked.revents & libc::POLLNVAL != 0 {
+        if entry.revents & libc::POLLNVAL != 0 {
             // The program has closed it, as daemons close all open descriptors.
             set_errno(Errno(libc::EBADF));
             return -1;
@@ -101,11 +101,11 @@ pub(crate) unsafe extern "C-unwind" fn wait_for(look: impl Fn() -> Look + Copy) 
 }
 
 /// Returns whether to continue a wait that failed. If not, `errno` has the reason.
-fn goes_on() -> bool {
+fn should_retry() -> bool {
     let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-    let goes_on = error == libc::EINTR && !handlers_interrupt();
+    let should_retry = error == libc::EINTR && !handlers_interrupt();
     set_errno(Errno(error));
-    goes_on
+    should_retry
 }
 
 /// Returns whether any signal's handler is installed to interrupt system calls (without `SA_RESTART`). Any handler

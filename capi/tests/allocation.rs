@@ -61,12 +61,12 @@ extern "C" fn aligned_alloc(alignment: usize, size: usize) -> *mut c_void {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn posix_memalign(place: *mut *mut c_void, alignment: usize, size: usize) -> c_int {
+unsafe extern "C" fn posix_memalign(to: *mut *mut c_void, alignment: usize, size: usize) -> c_int {
     count();
     // SAFETY: as above; the pointer is the caller's.
     unsafe {
         let memory = system::__libc_memalign(alignment, size);
-        place.write(memory);
+        to.write(memory);
         if memory.is_null() { libc::ENOMEM } else { 0 }
     }
 }

@@ -76,12 +76,12 @@ fn readable_channel_descriptor_always_has_an_event() {
         ends[0].post_send(0, 0);
         let mut messages = 0;
         while messages < MESSAGES {
-            let mut asked: Vec<libc::pollfd> =
+            let mut poll_fds: Vec<libc::pollfd> =
                 ends.iter().map(|end| libc::pollfd { fd: end.fd(), events: libc::POLLIN, revents: 0 }).collect();
-            // SAFETY: `asked` has eight structures.
-            let ready = unsafe { libc::poll(asked.as_mut_ptr(), 8, PATIENCE.as_millis() as c_int) };
+            // SAFETY: `poll_fds` has eight structures.
+            let ready = unsafe { libc::poll(poll_fds.as_mut_ptr(), 8, PATIENCE.as_millis() as c_int) };
             assert!(ready > 0, "no more events after {messages} messages");
-            for (place, end) in ends.iter().enumerate().filter(|(place, _)| asked[*place].revents != 0) {
+            for (index, end) in ends.iter().enumerate().filter(|(index, _)| poll_fds[*index].revents != 0) {
                 // This would block if the descriptor were readable without an event.
                 assert_eq!(end.get_event(), 0);
                 end.arm();
@@ -89,7 +89,7 @@ fn readable_channel_descriptor_always_has_an_event() {
                     assert_eq!(completion.status, 0);
                     messages += 1;
                     end.post_recv(messages);
-                    ends[(place + 1) % ends.len()].post_send(messages, 0);
+                    ends[(index + 1) % ends.len()].post_send(messages, 0);
                 }
             }
         }

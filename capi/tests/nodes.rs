@@ -21,13 +21,13 @@ fn run() -> Output {
 #[test]
 fn nodes_and_sysfs_files_exist() {
     let output = run();
-    let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("no mount namespace") && std::env::var_os("CI").is_none() {
-        return println!("skipped: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if stderr.contains("no mount namespace") && std::env::var_os("CI").is_none() {
+        return println!("skipped: {stderr}");
     }
     // SAFETY: takes no arguments.
     let user = unsafe { libc::geteuid() };
     let expected = format!("-1\n-1\nsoft_{ADDRESS}\n1\n{user}\n");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{stderr}");
     assert!(!Path::new("/dev/infiniband").join(format!("soft_{ADDRESS}")).exists(), "it is there for all programs");
 }

@@ -32,9 +32,9 @@ fn device_memory_cannot_be_reregistered() {
         let mr = (*table).reg_dm_mr.expect("always there")(pd, dm, 0, 4096, ZERO_BASED | LOCAL_WRITE);
         assert!(!mr.is_null());
         let keys = ((*mr).lkey, (*mr).rkey);
-        let place = memory.as_mut_ptr().cast();
+        let address = memory.as_mut_ptr().cast();
         let changes = [
-            (verbs.rereg_mr)(mr, CHANGE_TRANSLATION, null_mut(), place, 64, 0),
+            (verbs.rereg_mr)(mr, CHANGE_TRANSLATION, null_mut(), address, 64, 0),
             (verbs.rereg_mr)(mr, CHANGE_PD, pd, null_mut(), 0, 0),
             (verbs.rereg_mr)(mr, CHANGE_ACCESS, null_mut(), null_mut(), 0, LOCAL_WRITE as c_int),
         ];

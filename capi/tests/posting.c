@@ -143,9 +143,9 @@ static void datagram(void) {
     NEED(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
     struct ibv_port_attr port;
     NEED(!ibv_query_port(context, 1, &port));
-    struct ibv_ah_attr way = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 64}};
-    NEED(!ibv_query_gid(context, 1, 0, &way.grh.dgid));
-    struct ibv_ah *ah = ibv_create_ah(pd, &way);
+    struct ibv_ah_attr path = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 64}};
+    NEED(!ibv_query_gid(context, 1, 0, &path.grh.dgid));
+    struct ibv_ah *ah = ibv_create_ah(pd, &path);
     NEED(ah);
     struct ibv_sge sge = {.addr = (uintptr_t)memory, .length = (128u << port.active_mtu) + 1, .lkey = mr->lkey};
     struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,

@@ -32,7 +32,7 @@ fn role(name: &str) -> Command {
 }
 
 /// Waits for a process, and kills it if it does not end.
-fn end_of(mut process: Child) -> ExitStatus {
+fn wait_for_end(mut process: Child) -> ExitStatus {
     let end = Instant::now() + 2 * PATIENCE;
     loop {
         if let Some(status) = process.try_wait().unwrap() {
@@ -47,8 +47,8 @@ fn end_of(mut process: Child) -> ExitStatus {
     }
 }
 
-fn assert_ends_well(command: &mut Command) {
-    let status = end_of(command.spawn().unwrap());
+fn assert_succeeds(command: &mut Command) {
+    let status = wait_for_end(command.spawn().unwrap());
     assert!(status.success(), "{command:?}: {status}");
 }
 
@@ -120,16 +120,16 @@ fn loads() {
 
 #[test]
 fn only_open_devices_have_threads_and_descriptors() {
-    assert_ends_well(&mut role("loads"));
+    assert_succeeds(&mut role("loads"));
 }
 
 /// Returns how often each of the library's threads blocked or was preempted.
 fn switches() -> BTreeSet<String> {
     let threads = fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap().path());
     let status = threads.map(|thread| fs::read_to_string(thread.join("status")).unwrap());
-    let is_told = |line: &&str| ["Name:", "Pid:", "ctxt_switches"].iter().any(|word| line.contains(word));
-    let told = status.map(|status| status.lines().filter(is_told).collect::<Vec<_>>().join(" "));
-    told.filter(|told| told.contains("rdma")).collect()
+    let is_relevant = |line: &&str| ["Name:", "Pid:", "ctxt_switches"].iter().any(|word| line.contains(word));
+    let threads = status.map(|status| status.lines().filter(is_relevant).collect::<Vec<_>>().join(" "));
+    threads.filter(|thread| thread.contains("rdma")).collect()
 }
 
 fn sleeps() {
@@ -141,14 +141,14 @@ fn sleeps() {
         assert_eq!(end.get_event(), 0);
         end.arm();
     }
-    let mut asked: Vec<libc::pollfd> =
+    let mut poll_fds: Vec<libc::pollfd> =
         ends.iter().map(|end| libc::pollfd { fd: end.fd(), events: libc::POLLIN, revents: 0 }).collect();
     // SAFETY: the context is open.
-    asked.push(libc::pollfd { fd: unsafe { (*context).async_fd }, events: libc::POLLIN, revents: 0 });
+    poll_fds.push(libc::pollfd { fd: unsafe { (*context).async_fd }, events: libc::POLLIN, revents: 0 });
     let mut sleep = |milliseconds| {
         let before = switches();
-        // SAFETY: the pointer and the length are those of `asked`.
-        let ready = unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds) };
+        // SAFETY: the pointer and the length are those of `poll_fds`.
+        let ready = unsafe { libc::poll(poll_fds.as_mut_ptr(), poll_fds.len() as libc::nfds_t, milliseconds) };
         assert_eq!(ready, 0, "there is no event");
         before == switches()
     };
@@ -163,7 +163,7 @@ fn sleeps() {
 /// arrives.
 #[test]
 fn library_threads_sleep_while_the_program_blocks_on_descriptors() {
-    assert_ends_well(&mut role("sleeps"));
+    assert_succeeds(&mut role("sleeps"));
 }
 
 /// Exchanges messages and provokes refusals, all of which are logged.
@@ -184,8 +184,8 @@ fn logs() {
         end.exchange(number);
         let mut attributes = QpAttr { qp_state: 77, ..QpAttr::default() };
         // SAFETY: the queue pair and the structure are alive.
-        let answer = unsafe { (library().modify_qp)(end.qp, &raw mut attributes, qp_attr::STATE as c_int) };
-        assert_eq!(answer, libc::EINVAL);
+        let result = unsafe { (library().modify_qp)(end.qp, &raw mut attributes, qp_attr::STATE as c_int) };
+        assert_eq!(result, libc::EINVAL);
         // SAFETY: a domain of this library; the memory is not mapped, which is the error to provoke.
         let region = unsafe { (library().reg_mr)(end.pd, std::ptr::without_provenance_mut(4096), 4096, 1) };
         assert!(region.is_null());
@@ -228,7 +228,7 @@ fn unread_log_output_does_not_block() {
             // This error is logged at either level.
             let mut process = role("logs");
             process.env("RDMA_VERBS_MTU", "none").env("RDMA_VERBS_LOG", level);
-            assert_ends_well(process.stderr(error_output));
+            assert_succeeds(process.stderr(error_output));
         }
     }
 }
@@ -238,7 +238,7 @@ fn unread_log_output_does_not_block() {
 fn log_is_not_written_to_other_files() {
     for level in ["warn", "trace"] {
         for when in ["before", "after"] {
-            assert_ends_well(role("logs").env("RDMA_VERBS_LOG", level).env(CLOSES, when));
+            assert_succeeds(role("logs").env("RDMA_VERBS_LOG", level).env(CLOSES, when));
         }
     }
 }
@@ -270,14 +270,14 @@ fn in_child(work: impl FnOnce()) -> c_int {
 fn check_inherited(end: &End) {
     let mut attributes = QpAttr::default();
     // SAFETY: the objects exist, if only as copies.
-    let answers = unsafe {
+    let results = unsafe {
         [
             (library().modify_qp)(end.qp, &raw mut attributes, 0),
             (library().destroy_qp)(end.qp),
             (library().destroy_cq)(end.cq),
         ]
     };
-    assert_eq!(answers, [libc::EINVAL; 3]);
+    assert_eq!(results, [libc::EINVAL; 3]);
     assert_eq!(end.get_event(), libc::EINVAL, "it neither waits nor finds an event");
 }
 
@@ -329,7 +329,7 @@ fn forks() {
 
 #[test]
 fn grandchild_can_create_its_own_objects() {
-    assert_ends_well(&mut role("forks"));
+    assert_succeeds(&mut role("forks"));
 }
 
 /// Works on the shared address until it is killed.

@@ -31,7 +31,7 @@ static struct ibv_mr *pages(int value) {
 }
 
 // Revokes access to the second half of the pages. An inaccessible mapping keeps their addresses in use.
-static void take_away(struct ibv_mr *mr) {
+static void revoke_access(struct ibv_mr *mr) {
     char *half = (char *)mr->addr + LENGTH / 2;
     NEED(mmap(half, LENGTH / 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == half);
 }
@@ -69,13 +69,13 @@ static enum ibv_wc_status write_from(struct ibv_mr *from, struct ibv_mr *to) {
 
 int main(int count, char **arguments) {
     alarm(20);
-    const char *wish = count > 1 ? arguments[1] : "";
+    const char *mode = count > 1 ? arguments[1] : "";
     struct rlimit none = {0, 0};
     NEED(!setrlimit(RLIMIT_CORE, &none));
     open_device();
     struct ibv_mr *from = pages(1), *to = pages(2), *gone = pages(3);
-    take_away(gone);
-    if (!strcmp(wish, "filter")) forbid_copies();
+    revoke_access(gone);
+    if (!strcmp(mode, "filter")) forbid_copies();
     enum ibv_wc_status whole = write_from(from, to);
     NEED(whole != IBV_WC_SUCCESS || !memcmp(from->addr, to->addr, LENGTH));
     enum ibv_wc_status source = write_from(gone, to), target = write_from(from, gone);
@@ -83,6 +83,6 @@ int main(int count, char **arguments) {
     NEED(!sigaction(SIGSEGV, NULL, &action));
     printf("%d %d %d %s\n", whole, source, target, action.sa_handler == SIG_DFL ? "none" : "handler");
     fflush(stdout);
-    if (!strcmp(wish, "fault")) *(volatile int *)8 = 0;
+    if (!strcmp(mode, "fault")) *(volatile int *)8 = 0;
     return 0;
 }

@@ -57,21 +57,21 @@ impl Thread {
 
     /// Waits for the thread and returns whether it was cancelled.
     fn join(self) -> bool {
-        let mut answer = null_mut();
+        let mut result = null_mut();
         let mut end = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: local variables, and a thread that is joined only here.
         let joined = unsafe {
             libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut end);
             end.tv_sec += PATIENCE.as_secs() as libc::time_t;
-            pthread_timedjoin_np(self.0, &raw mut answer, &raw const end)
+            pthread_timedjoin_np(self.0, &raw mut result, &raw const end)
         };
         assert_eq!(joined, 0, "it does not end");
-        answer as isize == -1
+        result as isize == -1
     }
 }
 
 unsafe extern "C" {
-    fn pthread_timedjoin_np(thread: libc::pthread_t, answer: *mut *mut c_void, end: *const libc::timespec) -> c_int;
+    fn pthread_timedjoin_np(thread: libc::pthread_t, result: *mut *mut c_void, end: *const libc::timespec) -> c_int;
 }
 
 /// The threads' shared state; their frames own nothing.
@@ -79,7 +79,7 @@ struct Shared {
     end: End,
     verbs: &'static Verbs,
     /// Result and error number of a verb that has returned.
-    answer: AtomicI32,
+    result: AtomicI32,
     error: AtomicI32,
     begun: AtomicBool,
     exchanges: AtomicU64,
@@ -88,20 +88,20 @@ struct Shared {
 impl Shared {
     fn new() -> Box<Self> {
         let end = End::looped(library(), open(library()));
-        let (answer, error) = (AtomicI32::new(1), AtomicI32::new(0));
+        let (result, error) = (AtomicI32::new(1), AtomicI32::new(0));
         Box::new(Self {
             end,
             verbs: library(),
-            answer,
+            result,
             error,
             begun: AtomicBool::new(false),
             exchanges: AtomicU64::new(0),
         })
     }
 
-    fn answered(&self, answer: c_int) {
+    fn set_result(&self, result: c_int) {
         self.error.store(errno(), Ordering::Relaxed);
-        self.answer.store(answer, Ordering::Release);
+        self.result.store(result, Ordering::Release);
     }
 
     fn wait_for_begin(&self) {
@@ -129,8 +129,8 @@ unsafe extern "C-unwind" fn wait_for_completion(shared: *mut c_void) -> *mut c_v
     let shared: &Shared = unsafe { &*shared.cast() };
     shared.begun.store(true, Ordering::Release);
     // SAFETY: pointers for both results.
-    let answer = unsafe { (shared.verbs.get_cq_event)(shared.end.channel, &raw mut cq, &raw mut context) };
-    shared.answered(answer);
+    let result = unsafe { (shared.verbs.get_cq_event)(shared.end.channel, &raw mut cq, &raw mut context) };
+    shared.set_result(result);
     null_mut()
 }
 
@@ -140,8 +140,8 @@ unsafe extern "C-unwind" fn wait_for_async_event(shared: *mut c_void) -> *mut c_
     let shared: &Shared = unsafe { &*shared.cast() };
     shared.begun.store(true, Ordering::Release);
     // SAFETY: room for the event.
-    let answer = unsafe { (shared.verbs.get_async_event)(shared.end.context, event.as_mut_ptr()) };
-    shared.answered(answer);
+    let result = unsafe { (shared.verbs.get_async_event)(shared.end.context, event.as_mut_ptr()) };
+    shared.set_result(result);
     null_mut()
 }
 
@@ -173,7 +173,7 @@ fn thread_that_waits_can_be_cancelled() {
             let thread = unsafe { Thread::start(start, &*shared) };
             shared.wait_for_begin();
             thread.cancel();
-            assert!(thread.join(), "it returned: {:?}", (&shared.answer, &shared.error));
+            assert!(thread.join(), "it returned: {:?}", (&shared.result, &shared.error));
             shared.check_channel();
         }
         shared.end.destroy();
@@ -229,13 +229,13 @@ fn only_handlers_without_sa_restart_end_a_wait() {
         for _ in 0..3 {
             thread.signal(libc::SIGUSR1);
             std::thread::sleep(Duration::from_millis(10));
-            assert_eq!(shared.answer.load(Ordering::Acquire), 1, "it goes on waiting");
+            assert_eq!(shared.result.load(Ordering::Acquire), 1, "it continues to wait");
         }
         handle(libc::SIGUSR2, 0);
         thread.signal(libc::SIGUSR2);
         assert!(!thread.join());
-        let answered = (shared.answer.load(Ordering::Acquire), shared.error.load(Ordering::Relaxed));
-        assert_eq!(answered, (-1, libc::EINTR));
+        let results = (shared.result.load(Ordering::Acquire), shared.error.load(Ordering::Relaxed));
+        assert_eq!(results, (-1, libc::EINTR));
         shared.check_channel();
         handle(libc::SIGUSR2, libc::SA_RESTART);
         shared.end.destroy();
@@ -250,7 +250,7 @@ fn no_event_is_lost_to_a_signal() {
     let shared = Shared::new();
     for number in 0..200 {
         shared.begun.store(false, Ordering::Release);
-        shared.answer.store(1, Ordering::Release);
+        shared.result.store(1, Ordering::Release);
         shared.end.arm();
         shared.end.post_recv(number);
         // SAFETY: joined before the box is dropped.
@@ -261,7 +261,7 @@ fn no_event_is_lost_to_a_signal() {
         shared.end.post_send(number, SIGNALED);
         thread.signal(libc::SIGUSR1);
         assert!(!thread.join());
-        assert_eq!(shared.answer.load(Ordering::Acquire), 0, "{}", shared.error.load(Ordering::Relaxed));
+        assert_eq!(shared.result.load(Ordering::Acquire), 0, "{}", shared.error.load(Ordering::Relaxed));
         // SAFETY: an event of this queue was given.
         unsafe { (shared.verbs.ack_cq_events)(shared.end.cq, 1) };
         shared.end.complete();

@@ -153,9 +153,9 @@ pub fn errno() -> c_int {
 
 /// Returns whether a descriptor becomes readable within this time.
 pub fn is_readable(fd: c_int, within: Duration) -> bool {
-    let mut asked = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one local structure.
-    unsafe { libc::poll(&raw mut asked, 1, within.as_millis() as c_int) > 0 }
+    unsafe { libc::poll(&raw mut entry, 1, within.as_millis() as c_int) > 0 }
 }
 
 /// Makes reading from a descriptor fail instead of block.
@@ -281,8 +281,8 @@ impl End {
     pub fn modify(&self, attributes: &QpAttr, bits: u32) {
         let mut attributes = *attributes;
         // SAFETY: the queue pair is alive; the structure is a copy.
-        let answer = unsafe { (self.verbs.modify_qp)(self.qp, &raw mut attributes, bits as c_int) };
-        assert_eq!(answer, 0, "modify_qp");
+        let result = unsafe { (self.verbs.modify_qp)(self.qp, &raw mut attributes, bits as c_int) };
+        assert_eq!(result, 0, "modify_qp");
     }
 
     /// Returns an SGE of this length in its memory.
@@ -365,8 +365,8 @@ impl End {
     pub fn get_event(&self) -> c_int {
         let (mut cq, mut context) = (null_mut(), null_mut());
         // SAFETY: the channel is alive, and so are the variables.
-        let answer = unsafe { (self.verbs.get_cq_event)(self.channel, &raw mut cq, &raw mut context) };
-        if answer != 0 {
+        let result = unsafe { (self.verbs.get_cq_event)(self.channel, &raw mut cq, &raw mut context) };
+        if result != 0 {
             return errno();
         }
         assert_eq!(cq, self.cq);
@@ -384,7 +384,7 @@ impl End {
     /// Destroys everything but the device. Must not be called in a child that inherited the objects.
     pub fn destroy(self) {
         // SAFETY: in this order no object is in use any more.
-        let answers = unsafe {
+        let results = unsafe {
             [
                 (self.verbs.destroy_qp)(self.qp),
                 (self.verbs.destroy_cq)(self.cq),
@@ -393,6 +393,6 @@ impl End {
                 (self.verbs.dealloc_pd)(self.pd),
             ]
         };
-        assert_eq!(answers, [0; 5]);
+        assert_eq!(results, [0; 5]);
     }
 }
