@@ -299,11 +299,16 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies out, and sums the bytes if that is nearly free. `goes_on`: the bytes that follow are read soon.
+    /// Copies out, and sums the bytes if that is nearly free. `more_follow`: the bytes that follow are read soon.
     #[inline]
-    pub(super) fn read_summed(&self, offset: usize, out: &mut [u8], goes_on: bool) -> Result<Option<Sum>, AccessError> {
+    pub(super) fn read_summed(
+        &self,
+        offset: usize,
+        out: &mut [u8],
+        more_follow: bool,
+    ) -> Result<Option<Sum>, AccessError> {
         let source = self.at(offset, out.len())?;
-        let ahead = if goes_on { FETCHED_AHEAD_BYTES.min(self.length - offset - out.len()) } else { 0 };
+        let ahead = if more_follow { FETCHED_AHEAD_BYTES.min(self.length - offset - out.len()) } else { 0 };
         let sum = if self.guarded {
             // SAFETY: as in `read`.
             unsafe { guarded::read_summed(self.exposed(source)?, out, ahead) }?

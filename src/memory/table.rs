@@ -339,7 +339,7 @@ impl MemoryView<'_> {
         found.region.memory().read(found.offset, out)
     }
 
-    /// Fills `out`, a packet's payload, and sums it if that is nearly free. `goes_on`: more payloads follow.
+    /// Fills `out`, a packet's payload, and sums it if that is nearly free. `more_follow`: more payloads follow.
     ///
     /// # Errors
     /// As [`MemoryView::read`].
@@ -351,10 +351,10 @@ impl MemoryView<'_> {
         addr: u64,
         need: AccessFlags,
         out: &mut [u8],
-        goes_on: bool,
+        more_follow: bool,
     ) -> Result<Option<Sum>, AccessError> {
         let found = self.resolve(key, accessor.into(), addr, out.len() as u64, need)?;
-        found.region.memory().read_summed(found.offset, out, goes_on)
+        found.region.memory().read_summed(found.offset, out, more_follow)
     }
 
     /// As [`MemoryView::read_payload`], for the consecutive payloads of several packets from `addr` on. `None`: the

@@ -346,9 +346,9 @@ fn a_receive_is_not_forgotten_when_flushing_begins() {
         queue.begin();
         queue.push(&ReceiveRequest { wr_id: 1, sges: &[] }).unwrap();
         assert_eq!(queue.end(BatchEnd::Publish), Ok(1));
-        let told = queue.flushes();
+        let flushes = queue.flushes();
         let taken = endpoint.join().unwrap();
-        assert!(told || taken);
+        assert!(flushes || taken);
     });
 }
 

@@ -117,9 +117,9 @@ fn accesses_race_with_changes_of_protection() {
                 }
             }
         });
-        let (mut well, mut failed) = ([0u32; 4], [0u32; 4]);
+        let (mut succeeded, mut failed) = ([0u32; 4], [0u32; 4]);
         let mut out = vec![0; 4096];
-        while [well, failed].iter().flatten().any(|count| *count < 10) && start.elapsed() < PATIENCE {
+        while [succeeded, failed].iter().flatten().any(|count| *count < 10) && start.elapsed() < PATIENCE {
             let results = [
                 memory.read(100, &mut out),
                 memory.read_summed(100, &mut out, true).map(drop),
@@ -128,7 +128,7 @@ fn accesses_race_with_changes_of_protection() {
             ];
             for (index, result) in results.into_iter().enumerate() {
                 match result {
-                    Ok(()) => well[index] += 1,
+                    Ok(()) => succeeded[index] += 1,
                     Err(error) => {
                         assert_eq!(error, AccessError::Fault);
                         failed[index] += 1;
@@ -137,7 +137,7 @@ fn accesses_race_with_changes_of_protection() {
             }
         }
         stop.store(true, Ordering::Relaxed);
-        assert!([well, failed].iter().flatten().all(|count| *count >= 10), "{well:?} {failed:?}");
+        assert!([succeeded, failed].iter().flatten().all(|count| *count >= 10), "{succeeded:?} {failed:?}");
     });
 }
 
@@ -225,16 +225,16 @@ fn child() {
     let Ok(case) = std::env::var(CHILD) else { return };
     // SAFETY: only reads its argument, and prevents a core dump.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: 0, rlim_max: 0 }) };
-    let three = exits_with_success as *const () as usize;
+    let expects_success = exits_with_success as *const () as usize;
     let (handler, flags, then): (usize, c_int, fn()) = match &*case {
-        "previous" => (three, libc::SA_SIGINFO, fault),
+        "previous" => (expects_success, libc::SA_SIGINFO, fault),
         "previous, one argument" => (exits_with_success_one_argument as *const () as usize, 0, fault),
-        "previous, once" => (three, libc::SA_SIGINFO | libc::SA_RESETHAND, fault),
+        "previous, once" => (expects_success, libc::SA_SIGINFO | libc::SA_RESETHAND, fault),
         // The instruction faults again, when no handler is left.
         "previous, twice" => (returns as *const () as usize, libc::SA_RESETHAND, fault),
-        "sent to previous" => (three, libc::SA_SIGINFO, send),
+        "sent to previous" => (expects_success, libc::SA_SIGINFO, send),
         "previous, unwinds" => (unwinds as *const () as usize, 0, caught),
-        "previous, of a file" => (three, libc::SA_SIGINFO, fault_of_a_file),
+        "previous, of a file" => (expects_success, libc::SA_SIGINFO, fault_of_a_file),
         "sent and ignored" => (libc::SIG_IGN, 0, send_and_end),
         "sent and ignored, twice" => (libc::SIG_IGN, libc::SA_RESETHAND, || {
             send();
@@ -246,9 +246,9 @@ fn child() {
         "sent by default" => (libc::SIG_DFL, 0, send),
         "replaced" => (libc::SIG_DFL, 0, || replaced(&[libc::SIGSEGV, libc::SIGBUS])),
         "replaced in part" => (libc::SIG_DFL, 0, || replaced(&[libc::SIGBUS])),
-        "chained" => (three, libc::SA_SIGINFO, chained),
+        "chained" => (expects_success, libc::SA_SIGINFO, chained),
         "chained, default" => (libc::SIG_DFL, 0, chained),
-        "chained after a refusal" => (three, libc::SA_SIGINFO, refused_and_chained),
+        "chained after a refusal" => (expects_success, libc::SA_SIGINFO, refused_and_chained),
         "overflow" => (0, 0, overflow),
         other => panic!("no case {other}"),
     };
@@ -426,9 +426,9 @@ extern "C" fn chains(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
 
 extern "C" fn exits_with_success(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes the signal's information to a handler with three arguments.
-    let well = !context.is_null() && unsafe { (*info).si_signo } == signal;
+    let is_as_expected = !context.is_null() && unsafe { (*info).si_signo } == signal;
     // SAFETY: ends the process at once, which is allowed everywhere.
-    unsafe { libc::_exit(if well { SUCCESS } else { 1 }) };
+    unsafe { libc::_exit(if is_as_expected { SUCCESS } else { 1 }) };
 }
 
 extern "C" fn exits_with_success_one_argument(signal: c_int) {

@@ -307,10 +307,10 @@ fn registration() {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn access_to_inaccessible_pages_faults() {
-    with_and_without_handler(pages_taken_away);
+    with_and_without_handler(inaccessible_pages);
 }
 
-fn pages_taken_away() {
+fn inaccessible_pages() {
     let pages = Pages::new(3, READ_WRITE);
     let (page, table) = (page(), RegionTable::new(1));
     let region = table.register(DOMAIN, pages.backing(), 0u64, ALL).unwrap();
