@@ -15,6 +15,7 @@ use super::{Attack, Form};
 
 pub(super) const ATTACKS: &[Attack] = &[("inbox/messages_of_another_user_are_refused", messages)];
 
+/// A user that even 16 bits represent: `SYS_setresuid` is a call with 16-bit numbers on i386 and arm.
 const OTHER_USER: libc::uid_t = 65_534;
 const HEADER_BYTES: usize = 40;
 const VERSION: u8 = 1;
