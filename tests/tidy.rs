@@ -10,7 +10,15 @@ use std::path::{Path, PathBuf};
 
 use imports::{cycles, imports, module_of};
 
-const FILE_LINES_LIMIT: usize = 800;
+const FILE_LINES_LIMIT: usize = 600;
+/// Files that are longer than [`FILE_LINES_LIMIT`], and their limit.
+const LONG_FILES: &[&str] = &[
+    "src/provider/abi/mod.rs",
+    "src/queue/completion.rs",
+    "src/transport/responder/response_queue.rs",
+    "src/transport/tests.rs",
+];
+const LONG_FILE_LINES_LIMIT: usize = 800;
 const FUNCTION_LINES_LIMIT: usize = 70;
 const LINE_WIDTH_LIMIT: usize = 120;
 
@@ -40,7 +48,6 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// Layers that the library for C programs may use: the provider tier and its parameter types. It is a sibling of
 /// `verbs`.
 const USED_BY_CAPI: &[&str] = &["types", "memory", "provider"];
-const CAPI_FILE_LINES_LIMIT: usize = 600;
 
 /// The only places below `src` in which `unsafe` blocks may occur. They may occur in all of `capi`, which handles
 /// pointers of C programs.
@@ -85,7 +92,7 @@ fn relative(path: &Path) -> String {
 }
 
 fn all_files() -> Vec<(String, String)> {
-    ["src", "tests", "examples", "benches", "capi", "tools"].into_iter().flat_map(rust_files).collect()
+    ["src", "tests", "examples", "benches", "capi", "tools", "fuzz"].into_iter().flat_map(rust_files).collect()
 }
 
 /// Returns the line without its comment and without the text of string literals.
@@ -247,10 +254,6 @@ fn the_library_for_c_stands_on_the_provider_tier_alone() {
                 }
             }
         }
-        let lines = text.lines().count();
-        if lines > CAPI_FILE_LINES_LIMIT {
-            problems.push(format!("{file}: {lines} lines; at most {CAPI_FILE_LINES_LIMIT}"));
-        }
     }
     report(problems);
 }
@@ -300,9 +303,13 @@ fn unsafe_stands_only_in_its_islands() {
 fn files_and_lines_are_short() {
     let mut problems = Vec::new();
     for (file, text) in all_files() {
-        let lines = text.lines().count();
-        if lines > FILE_LINES_LIMIT {
-            problems.push(format!("{file}: {lines} lines; at most {FILE_LINES_LIMIT}"));
+        let (lines, is_listed) = (text.lines().count(), LONG_FILES.contains(&file.as_str()));
+        let limit = if is_listed { LONG_FILE_LINES_LIMIT } else { FILE_LINES_LIMIT };
+        if lines > limit {
+            problems.push(format!("{file}: {lines} lines; at most {limit}"));
+        }
+        if is_listed && lines <= FILE_LINES_LIMIT {
+            problems.push(format!("{file}: {lines} lines; remove it from LONG_FILES"));
         }
         for (number, line) in text.lines().enumerate() {
             if line.chars().count() > LINE_WIDTH_LIMIT {
@@ -376,7 +383,7 @@ const BANNED_BEGINNINGS: &[&str] = &["What ", "Who ", "Whose "];
 #[test]
 fn prose_is_plain() {
     let mut problems = Vec::new();
-    let files = all_files().into_iter().chain(rust_files("fuzz")).filter(|(file, _)| file != "tests/tidy.rs");
+    let files = all_files().into_iter().filter(|(file, _)| file != "tests/tidy.rs");
     let comments = files.flat_map(|(file, text)| paragraphs(&file, text.lines().map(comment_of)));
     let documents = documents().into_iter().flat_map(|(file, text)| {
         let mut is_code = false;
