@@ -70,7 +70,7 @@ END {
   } else {
     printf "%s, %d core(s), Linux %s, load %s; guests: Linux %s on %s, rmem_max %d\n", processor, cores, kernel, load, \
       guest, accelerator, receive_buffer
-    printf "Medians of %d repetitions in turns; in brackets the ratios of single repetitions; noise: how far the " \
+    printf "Medians of %d alternating repetitions; in brackets the ratios of single repetitions; noise: how far the " \
       "repetitions lie apart, ours and the other's, in percent of the median. The other is rxe.\n", repetitions
     printf "%-58s %10s %10s %-5s %6s  %-15s %9s  %s\n", "", "ours", "rxe", "", "ratio", "", "noise", "target"
   }

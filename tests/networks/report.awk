@@ -141,7 +141,7 @@ END {
     printf "  \"repetitions\": %d, \"bytes\": %d, \"seconds\": %d,\n  \"rows\": [\n", repetitions, bytes, seconds
   } else {
     printf "%s, %d core(s), Linux %s, load %s\n", processor, cores, kernel, load
-    printf "Medians of %d repetitions in turns. Lost and again: packets of data, of all repetitions; again/need: in percent.\n", \
+    printf "Medians of %d alternating repetitions. Lost and again: packets of data, of all repetitions; again/need: in percent.\n", \
       repetitions
     printf "%-8s %-5s %-6s %7s %6s %9s %9s %10s %6s %6s  %s\n", "case", "", "stream", "GB/s", "kept %", "lost", "again", \
       "again/lost", "/need", "failed", "target"

@@ -245,7 +245,7 @@ fn path_report() -> Result<(), Failed> {
     ensure(number(counters, "sent_pkts")? > 0.0 && counters["lost_pkts"].is_null(), || format!("{counters}"))?;
     let without = json(&both("write bw -n 50"))?;
     let is_silent = without["paths"].is_null() && without["counters"].is_null();
-    ensure(is_silent, || format!("not asked for: {without}"))
+    ensure(is_silent, || format!("not requested: {without}"))
 }
 
 /// Starts a server and returns it with its port, once it listens.
@@ -281,9 +281,9 @@ fn two_processes_that_differ() -> Result<(), Failed> {
     let [near, far] = devices();
     let (server, port) = server(&format!("send lat -s 64 -d {far}"))?;
     let client = run(&format!("send lat -s 8 -d {near} -p {port} 127.0.0.1"))?;
-    let said = text_of(&client.stderr);
+    let printed = text_of(&client.stderr);
     ensure(client.status.code() == Some(2), || format!("{}", client.status))?;
-    ensure(said.contains("sizes is [64] at the server and [8] at the client"), || said.clone())?;
+    ensure(printed.contains("sizes is [64] at the server and [8] at the client"), || printed.clone())?;
     let status = finish(server, "server")?.status;
     ensure(status.code() == Some(2), || format!("the server ends with {status}"))
 }
@@ -318,9 +318,9 @@ fn wrong_usage() -> Result<(), Failed> {
     ];
     for (arguments, hint) in wrong {
         let ended = run(arguments)?;
-        let said = text_of(&ended.stderr);
-        ensure(ended.status.code() == Some(2), || format!("perf {arguments}: {}: {said}", ended.status))?;
-        ensure(said.contains(hint), || format!("perf {arguments}: {said}"))?;
+        let printed = text_of(&ended.stderr);
+        ensure(ended.status.code() == Some(2), || format!("perf {arguments}: {}: {printed}", ended.status))?;
+        ensure(printed.contains(hint), || format!("perf {arguments}: {printed}"))?;
     }
     Ok(())
 }
@@ -336,9 +336,9 @@ fn failures() -> Result<(), Failed> {
     ];
     for (arguments, hint) in wrong {
         let ended = run(&arguments)?;
-        let said = text_of(&ended.stderr);
-        ensure(ended.status.code() == Some(1), || format!("perf {arguments}: {}: {said}", ended.status))?;
-        ensure(said.contains(hint), || format!("perf {arguments}: {said}"))?;
+        let printed = text_of(&ended.stderr);
+        ensure(ended.status.code() == Some(1), || format!("perf {arguments}: {}: {printed}", ended.status))?;
+        ensure(printed.contains(hint), || format!("perf {arguments}: {printed}"))?;
     }
     Ok(())
 }
@@ -374,7 +374,7 @@ fn check_table(document: &Value) -> Result<usize, Failed> {
     ensure(document["failed"].as_array().is_some_and(Vec::is_empty), || document["failed"].to_string())?;
     for row in rows {
         let verdicts = row["verdicts"].as_array().ok_or("no verdicts")?;
-        ensure(!verdicts.is_empty(), || format!("nothing is said of {}", row["row"]))?;
+        ensure(!verdicts.is_empty(), || format!("no verdict for {}", row["row"]))?;
         for verdict in verdicts {
             let ratio = number(verdict, "ratio")?;
             ensure(ratio > 0.0 && ratio.is_finite(), || format!("{}: {verdict}", row["row"]))?;
@@ -414,9 +414,9 @@ fn table_without_what_it_needs() -> Result<(), Failed> {
     };
     for (only, hint) in [("veth 1500", "util-linux"), ("UCX", "ucx-utils"), ("libfabric", "libfabric-bin")] {
         let Output { status, stderr, .. } = ended(&format!("table --brief --repetitions 1 --only \"{only}\""))?;
-        let said = text_of(&stderr);
+        let printed = text_of(&stderr);
         ensure(status.code() == Some(1), || format!("{only}: nothing was measured, and it ends with {status}"))?;
-        ensure(said.contains("not measured") && said.contains(hint), || format!("{only}: {said}"))?;
+        ensure(printed.contains("not measured") && printed.contains(hint), || format!("{only}: {printed}"))?;
     }
     // Some rows can be measured, some not.
     let arguments = "table --brief --repetitions 1 --json --only \"1 MiB beside\"";
@@ -424,7 +424,7 @@ fn table_without_what_it_needs() -> Result<(), Failed> {
     let document: Value = serde_json::from_slice(&stdout)?;
     ensure(status.success(), || format!("it ends with {status}"))?;
     ensure(check_table(&document)? == 1, || document.to_string())?;
-    let missing = document["not_measured"].as_array().ok_or("nothing is said of the others")?;
+    let missing = document["not_measured"].as_array().ok_or("not_measured is missing")?;
     ensure(missing.len() == 5, || format!("{missing:?}"))?;
     // Whether the measured row meets its target depends on the machine.
     let strict = ended(&format!("{arguments} --strict"))?.status;
@@ -453,10 +453,10 @@ fn interrupt_over_veth() -> Result<(), Failed> {
     Ok(())
 }
 
-fn await_that<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, Failed> {
+fn await_that<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> Result<T, Failed> {
     let start = Instant::now();
     loop {
-        if let Some(seen) = look() {
+        if let Some(seen) = poll() {
             return Ok(seen);
         }
         ensure(start.elapsed() < PATIENCE / 10, || format!("never seen: {what}"))?;

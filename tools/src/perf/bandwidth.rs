@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rdma_verbs::verbs::{Completion, CompletionOpcode};
 
 use super::channel::{Channel, check_interrupted};
-use super::end::{End, Watch};
+use super::end::{End, WaitGuard};
 use super::outcome::Outcome;
 use super::progress::Progress;
 use super::reference::{Measured, Role, Span};
@@ -28,11 +28,11 @@ pub(crate) fn run(
 ) -> Outcome<Measured> {
     let mut flow = Flow::new(end, role, phase);
     flow.post_receives()?;
-    channel.meet()?;
+    channel.synchronize()?;
     let span = Span::start()?;
     flow.play(channel, progress)?;
     let (seconds, cpu_seconds) = span.end()?;
-    let sends = end.job.asks(role);
+    let sends = end.job.posts_requests(role);
     let messages = if sends { flow.completed() } else { flow.received() };
     // At an end that only receives, the time begins with the first message.
     let seconds = if sends { seconds } else { flow.receiving_seconds() };
@@ -66,7 +66,7 @@ struct Flow<'a> {
 impl<'a> Flow<'a> {
     fn new(end: &'a End, role: Role, phase: Phase) -> Self {
         let count = end.queue_pairs.len();
-        let (sends, receives) = (end.job.asks(role), end.job.receives(role));
+        let (sends, receives) = (end.job.posts_requests(role), end.job.receives(role));
         Self {
             end,
             phase,
@@ -86,20 +86,20 @@ impl<'a> Flow<'a> {
         if self.sends {
             (0..self.lanes.len()).try_for_each(|pair| self.fill(pair))?;
         }
-        let mut watch = Watch::default();
+        let mut guard = WaitGuard::default();
         let mut completions = [Completion::default(); POLLED];
         while self.sending > 0 || self.receiving > 0 {
             let polled = self.end.poll(&mut completions)?;
             if polled.is_empty() {
-                let is_told = watch.nothing_came(self.end, channel)?;
+                let has_message = guard.note_empty_poll(self.end, channel)?;
                 // With a time limit, nothing marks the other end's last message.
-                let is_silent = self.sends && self.phase.iterations.is_none() && watch.waited() > SILENCE;
-                if self.sending == 0 && (is_told || is_silent) && !self.is_more_there()? {
+                let is_silent = self.sends && self.phase.iterations.is_none() && guard.waited() > SILENCE;
+                if self.sending == 0 && (has_message || is_silent) && !self.is_more_there()? {
                     break;
                 }
                 continue;
             }
-            watch = Watch::default();
+            guard = WaitGuard::default();
             for completion in polled {
                 self.take(completion)?;
             }

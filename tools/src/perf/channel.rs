@@ -19,7 +19,7 @@ const MOST_BYTES: usize = 16 << 20;
 /// How long a client tries to reach a server that does not listen yet.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// How long a process may report an error or exit by itself after its peer is gone.
-const LAST_WORDS: Duration = Duration::from_millis(300);
+const EXIT_GRACE: Duration = Duration::from_millis(300);
 /// Interval of checks for Ctrl-C while nothing happens.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -58,14 +58,14 @@ impl Channel {
         Self::over(TcpStream::connect(address)?)
     }
 
-    /// Waits for another process to connect, until `is_worth_it` fails.
-    pub(crate) fn accept(listener: &TcpListener, mut is_worth_it: impl FnMut() -> Outcome) -> Outcome<Self> {
+    /// Waits for another process to connect, until `may_wait` fails.
+    pub(crate) fn accept(listener: &TcpListener, mut may_wait: impl FnMut() -> Outcome) -> Outcome<Self> {
         listener.set_nonblocking(true)?;
         loop {
             match listener.accept() {
                 Ok((stream, _)) => return Self::over(stream),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    is_worth_it()?;
+                    may_wait()?;
                     pause()?;
                 }
                 Err(error) => return Err(error.into()),
@@ -78,10 +78,10 @@ impl Channel {
         let stream = self.stream.try_clone()?;
         std::thread::spawn(move || {
             let hang_up = PollFlags::from_bits_retain(POLLRDHUP);
-            let mut looked = [PollFd::new(stream.as_fd(), hang_up)];
+            let mut polled = [PollFd::new(stream.as_fd(), hang_up)];
             // A signal does not mean that the peer is gone.
-            while poll(&mut looked, PollTimeout::NONE).is_err() {}
-            std::thread::sleep(LAST_WORDS);
+            while poll(&mut polled, PollTimeout::NONE).is_err() {}
+            std::thread::sleep(EXIT_GRACE);
             std::process::exit(1);
         });
         Ok(())
@@ -91,39 +91,39 @@ impl Channel {
         Ok(self.stream.peer_addr()?)
     }
 
-    pub(crate) fn say<T: Serialize>(&mut self, value: &T) -> Outcome {
-        let text = serde_json::to_vec(value).map_err(|error| format!("cannot be said: {error}"))?;
+    pub(crate) fn send<T: Serialize>(&mut self, value: &T) -> Outcome {
+        let text = serde_json::to_vec(value).map_err(|error| format!("cannot be serialized: {error}"))?;
         let mut message = (text.len() as u32).to_be_bytes().to_vec();
         message.extend(text);
         self.stream.write_all(&message).map_err(|_| Failure::PeerLeft)
     }
 
-    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Outcome<T> {
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> Outcome<T> {
         let mut length = [0; 4];
         self.read(&mut length)?;
         let length = u32::from_be_bytes(length) as usize;
         if length > MOST_BYTES {
-            return Err(format!("the other process says {length} bytes at once: it is no perf").into());
+            return Err(format!("the peer sent a message of {length} bytes; is it rdma-verbs perf?").into());
         }
         let mut text = vec![0; length];
         self.read(&mut text)?;
         serde_json::from_slice(&text)
-            .map_err(|error| format!("the other process says something else: {error}; is it the same version?").into())
+            .map_err(|error| format!("the peer sent an unexpected message: {error}; is it the same version?").into())
     }
 
     /// Sends a value to the other process and receives one.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&mut self, value: &T) -> Outcome<T> {
-        self.say(value)?;
-        self.hear()
+        self.send(value)?;
+        self.receive()
     }
 
     /// Waits until the other process calls this function, too.
-    pub(crate) fn meet(&mut self) -> Outcome {
+    pub(crate) fn synchronize(&mut self) -> Outcome {
         self.exchange(&()).map(drop)
     }
 
     /// Returns whether a value from the other process is waiting; an error if the process is gone.
-    pub(crate) fn has_word(&self) -> Outcome<bool> {
+    pub(crate) fn has_message(&self) -> Outcome<bool> {
         self.stream.set_nonblocking(true)?;
         let seen = self.stream.peek(&mut [0]);
         self.stream.set_nonblocking(false)?;

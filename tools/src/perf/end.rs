@@ -26,7 +26,7 @@ const WALK_BYTES: usize = 8 << 20;
 const ALIGNMENT: usize = 8;
 const EVENT_WITHIN: Duration = Duration::from_millis(100);
 /// Number of empty polls between two checks for Ctrl-C and for the other process.
-const LOOKS: u32 = 1 << 14;
+const POLLS_PER_CHECK: u32 = 1 << 14;
 /// Minimum interval of checks for the other process.
 const PEER_EVERY: Duration = Duration::from_millis(20);
 /// Silence after which an unreliable service is presumed to have lost a message.
@@ -115,7 +115,7 @@ pub(crate) struct End {
     outgoing: Vec<u8>,
     remote: Option<RemoteMemory>,
     /// Destinations of datagrams.
-    ways: Vec<(AddressHandle, Qpn)>,
+    destinations: Vec<(AddressHandle, Qpn)>,
     channel: Option<CompletionChannel>,
     cq: CompletionQueue,
     /// Registered and never used.
@@ -149,7 +149,7 @@ impl End {
             layout,
             outgoing,
             remote: None,
-            ways: Vec::new(),
+            destinations: Vec::new(),
             channel: events,
             cq,
             _idle_regions: idle_regions(job, &pd)?,
@@ -180,7 +180,7 @@ impl End {
                 qp.bring_up_ud()?;
                 let mut vector = AddressVector::new(info.gid, device.gid_index);
                 (vector.port_num, vector.sl) = (device.port_num, self.job.service_level);
-                self.ways.push((qp.protection_domain().create_ah(&vector)?, info.qpn));
+                self.destinations.push((qp.protection_domain().create_ah(&vector)?, info.qpn));
             } else {
                 qp.connect_with(&info, &self.connect_options())?;
             }
@@ -188,7 +188,7 @@ impl End {
         if self.channel.is_some() {
             self.cq.req_notify(Notify::Any)?;
         }
-        channel.meet()
+        channel.synchronize()
     }
 
     fn connect_options(&self) -> ConnectOptions {
@@ -242,8 +242,8 @@ impl End {
 
     /// Returns a SEND of a payload.
     pub(crate) fn send_request<'a>(&'a self, pair: usize, payload: Payload<'a>) -> SendRequest<'a> {
-        match self.ways.get(pair) {
-            Some((way, qpn)) => SendRequest::send_to(payload, way, *qpn, QKEY),
+        match self.destinations.get(pair) {
+            Some((handle, qpn)) => SendRequest::send_to(payload, handle, *qpn, QKEY),
             None => SendRequest::send(payload),
         }
     }
@@ -334,18 +334,18 @@ impl End {
 
 /// Checks now and then whether an end should continue to wait.
 #[derive(Default)]
-pub(crate) struct Watch {
-    looks: u32,
+pub(crate) struct WaitGuard {
+    polls: u32,
     since: Option<Instant>,
     peer_seen: Option<Instant>,
 }
 
-impl Watch {
+impl WaitGuard {
     /// Counts an empty poll. Returns whether the other process has sent a value meanwhile.
     #[inline]
-    pub(crate) fn nothing_came(&mut self, end: &End, channel: &Channel) -> Outcome<bool> {
-        self.looks += 1;
-        if self.looks < LOOKS && end.channel.is_none() { Ok(false) } else { self.look(end, channel) }
+    pub(crate) fn note_empty_poll(&mut self, end: &End, channel: &Channel) -> Outcome<bool> {
+        self.polls += 1;
+        if self.polls < POLLS_PER_CHECK && end.channel.is_none() { Ok(false) } else { self.check(end, channel) }
     }
 
     /// Returns the duration of the silence, since it was first checked.
@@ -354,8 +354,8 @@ impl Watch {
     }
 
     #[cold]
-    fn look(&mut self, end: &End, channel: &Channel) -> Outcome<bool> {
-        self.looks = 0;
+    fn check(&mut self, end: &End, channel: &Channel) -> Outcome<bool> {
+        self.polls = 0;
         check_interrupted()?;
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
         if end.job.service != Service::Reliable && waited > LOST_AFTER {
@@ -366,7 +366,7 @@ impl Watch {
             return Ok(false);
         }
         self.peer_seen = Some(Instant::now());
-        channel.has_word()
+        channel.has_message()
     }
 }
 

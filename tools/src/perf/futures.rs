@@ -24,7 +24,7 @@ pub(crate) fn run(job: &Job, size: usize, device: &Device, role: Role, channel: 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let measured = runtime.block_on(play(job, size, device, role, channel))?;
     // An end must not leave while the other one waits for an acknowledgement.
-    channel.meet()?;
+    channel.synchronize()?;
     Ok(measured)
 }
 
@@ -41,7 +41,7 @@ async fn play(job: &Job, size: usize, device: &Device, role: Role, channel: &mut
     }
     qp.connect_with(&ConnectionInfo::from_bytes(&remote)?, &options)?;
     let messages = qp.messages(&pool, size, RECEIVES)?;
-    channel.meet()?;
+    channel.synchronize()?;
 
     let buffer = pool.copy_from(&pattern::bytes(job.seed, size))?;
     let mut player = Player { job, qp, messages, buffer: Some(buffer) };

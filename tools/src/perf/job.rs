@@ -26,7 +26,7 @@ impl Operation {
     }
 
     /// Returns whether the device responds without the other program.
-    pub(crate) fn is_answered_by_device(self) -> bool {
+    pub(crate) fn has_device_response(self) -> bool {
         matches!(self, Self::Read | Self::Atomic)
     }
 }
@@ -153,7 +153,7 @@ impl Job {
     }
 
     /// Returns whether this end posts requests.
-    pub(crate) fn asks(&self, role: Role) -> bool {
+    pub(crate) fn posts_requests(&self, role: Role) -> bool {
         role == Role::Client || self.bidirectional || self.is_ping_pong()
     }
 
@@ -164,7 +164,7 @@ impl Job {
 
     /// Returns whether the two programs respond to each other.
     fn is_ping_pong(&self) -> bool {
-        self.measure == Measure::Latency && !self.operation.is_answered_by_device()
+        self.measure == Measure::Latency && !self.operation.has_device_response()
     }
 
     /// Returns the maximum number of completions queued at an end.
@@ -192,7 +192,7 @@ impl Job {
             tx_depth: 128,
             rx_depth: 512,
             mtu: None,
-            inline_size: if operation.is_answered_by_device() { 0 } else { 64 },
+            inline_size: if operation.has_device_response() { 0 } else { 64 },
             waiting: Waiting::Polling,
             bidirectional: false,
             signal_every: if is_latency { 32 } else { 16 },

@@ -3,7 +3,7 @@
 use rdma_verbs::verbs::{Completion, CompletionOpcode, Payload, SendRequest};
 
 use super::channel::{Channel, check_interrupted};
-use super::end::{End, Watch};
+use super::end::{End, WaitGuard};
 use super::job::{Operation, Waiting};
 use super::outcome::Outcome;
 use super::pattern;
@@ -19,10 +19,10 @@ pub(crate) fn run(
     channel: &mut Channel,
     progress: &Progress,
 ) -> Outcome<Measured> {
-    let is_ping_pong = !end.job.operation.is_answered_by_device();
+    let is_ping_pong = !end.job.operation.has_device_response();
     let mut player = Player::new(end, role, phase);
     player.fill()?;
-    channel.meet()?;
+    channel.synchronize()?;
     let span = Span::start()?;
     let mut stopwatch = Stopwatch::start(if is_ping_pong { 2 } else { 1 });
     let mut number = 0;
@@ -111,9 +111,9 @@ impl<'a> Player<'a> {
     /// Waits for a message. Returns false if the other end will send none.
     #[inline]
     fn receive(&mut self, number: u64, channel: &Channel) -> Outcome<bool> {
-        let mut watch = Watch::default();
+        let mut guard = WaitGuard::default();
         while self.arrived == self.received {
-            if !self.look()? && watch.nothing_came(self.end, channel)? && !self.look()? {
+            if !self.poll_one()? && guard.note_empty_poll(self.end, channel)? && !self.poll_one()? {
                 return Ok(false);
             }
         }
@@ -130,7 +130,7 @@ impl<'a> Player<'a> {
 
     /// Polls one completion. Returns whether there was one.
     #[inline]
-    fn look(&mut self) -> Outcome<bool> {
+    fn poll_one(&mut self) -> Outcome<bool> {
         let mut completions = [Completion::default()];
         let [done] = self.end.poll(&mut completions)? else { return Ok(false) };
         if done.result().is_ok_and(|done| done.opcode == CompletionOpcode::Receive) {
@@ -151,10 +151,10 @@ impl<'a> Player<'a> {
 
     #[inline]
     fn wait_for(&mut self, is_done: impl Fn(&Self) -> bool, channel: &Channel) -> Outcome {
-        let mut watch = Watch::default();
+        let mut guard = WaitGuard::default();
         while !is_done(self) {
-            if !self.look()? {
-                watch.nothing_came(self.end, channel)?;
+            if !self.poll_one()? {
+                guard.note_empty_poll(self.end, channel)?;
             }
         }
         Ok(())
@@ -199,14 +199,14 @@ impl<'a> Player<'a> {
     #[inline]
     fn see(&mut self, number: u64, channel: &Channel) -> Outcome<bool> {
         let (memory, last) = (&self.end.memory, self.end.inbox() + self.end.size - 1);
-        let mut watch = Watch::default();
+        let mut guard = WaitGuard::default();
         while memory.load_acquire_u8(last)? != mark(number) {
             if self.end.job.waiting == Waiting::Memory {
                 std::hint::spin_loop();
-            } else if self.look()? {
+            } else if self.poll_one()? {
                 continue;
             }
-            if watch.nothing_came(self.end, channel)? && memory.load_acquire_u8(last)? != mark(number) {
+            if guard.note_empty_poll(self.end, channel)? && memory.load_acquire_u8(last)? != mark(number) {
                 return Ok(false);
             }
         }

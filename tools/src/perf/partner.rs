@@ -15,7 +15,7 @@ use super::run::{measure_all, refer};
 /// How long it may take to connect, and to exit.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long it may take to exit by itself after a failure.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const EXIT_GRACE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The first process's handle of the second.
@@ -64,7 +64,7 @@ impl Partner {
 impl Drop for Partner {
     fn drop(&mut self) {
         self.channel.close();
-        put_down(&mut self.child);
+        terminate(&mut self.child);
     }
 }
 
@@ -83,9 +83,9 @@ pub(crate) fn wait_for(child: &mut Child) -> Outcome {
 
 /// Ends a process whose channel is closed. It has exited already, unless something failed; then it may still report
 /// why.
-pub(crate) fn put_down(child: &mut Child) {
+pub(crate) fn terminate(child: &mut Child) {
     let start = Instant::now();
-    while start.elapsed() < LAST_WORDS && matches!(child.try_wait(), Ok(None)) {
+    while start.elapsed() < EXIT_GRACE && matches!(child.try_wait(), Ok(None)) {
         std::thread::sleep(PAUSE);
     }
     // Both fail only if the process is gone.
@@ -98,7 +98,7 @@ pub(crate) fn serve(address: SocketAddr) -> Outcome {
     let mut channel = Channel::join(address)?;
     channel.end_with_peer()?;
     loop {
-        match channel.hear()? {
+        match channel.receive()? {
             Assignment::Verbs { job, placement, device } => {
                 machine::place(Role::Server, placement)?;
                 let device = Device::open(Some(&device), 1, None)?;

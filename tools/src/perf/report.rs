@@ -116,7 +116,7 @@ impl Latency {
         }
     }
 
-    fn told(median: Option<f64>, mean: Option<f64>) -> Self {
+    fn partial(median: Option<f64>, mean: Option<f64>) -> Self {
         let unknown = f64::NAN;
         Self {
             min: unknown,
@@ -132,7 +132,7 @@ impl Latency {
 
 /// The results that another project's program prints.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Told {
+pub(crate) struct ExternalResults {
     pub(crate) bytes: usize,
     pub(crate) messages: u64,
     pub(crate) seconds: f64,
@@ -197,8 +197,8 @@ impl Line {
     }
 
     /// Creates a line from the results of another project's program.
-    pub(crate) fn of_external(told: Told) -> Self {
-        let Told { bytes, messages, seconds, median, mean } = told;
+    pub(crate) fn of_external(results: ExternalResults) -> Self {
+        let ExternalResults { bytes, messages, seconds, median, mean } = results;
         let line = Self::of(Totals {
             bytes,
             iterations: messages,
@@ -208,7 +208,7 @@ impl Line {
             cpu_seconds: f64::NAN,
             times: None,
         });
-        Self { latency: (median.is_some() || mean.is_some()).then(|| Latency::told(median, mean)), ..line }
+        Self { latency: (median.is_some() || mean.is_some()).then(|| Latency::partial(median, mean)), ..line }
     }
 
     /// Returns the line as the figure for messages of this size.
@@ -291,7 +291,7 @@ impl<'a> Report<'a> {
         let Job { operation, measure, queue_pairs, tx_depth, .. } = self.test;
         let service = self.test.service.name();
         let what = match measure {
-            Measure::Latency if operation.is_answered_by_device() => "latency, whole round trip",
+            Measure::Latency if operation.has_device_response() => "latency, whole round trip",
             Measure::Latency => "latency, half round trip",
             Measure::Bandwidth => "bandwidth",
             Measure::Rate => "message rate",
@@ -361,7 +361,7 @@ impl<'a> Report<'a> {
 
     pub(crate) fn draw_into(&self, picture: &mut Picture) {
         let own = format!("{}, {}", self.test.operation.name(), self.test.service.name());
-        picture.is_whole_round_trip |= self.test.operation.is_answered_by_device();
+        picture.is_whole_round_trip |= self.test.operation.has_device_response();
         self.draw_lines(picture, &own, &self.results.iter().collect::<Vec<_>>());
         let mut names: Vec<&str> = Vec::new();
         self.references.iter().for_each(|reference| {

@@ -82,7 +82,7 @@ pub(crate) fn run(wanted: &Wanted) -> Outcome {
             let device = open(wanted)?;
             let mut channel = Channel::connect(host, wanted.port)?;
             agree_as_client(&wanted.job, &mut channel)?;
-            ask(wanted, &device, &mut channel)
+            run_client(wanted, &device, &mut channel)
         }
         (None, true) => {
             let mut partner = Partner::start()?;
@@ -93,8 +93,8 @@ pub(crate) fn run(wanted: &Wanted) -> Outcome {
                 placement: wanted.placement,
                 device: wanted.partner_device.clone().unwrap_or_default(),
             };
-            partner.channel.say(&assignment)?;
-            ask(wanted, &device, &mut partner.channel)?;
+            partner.channel.send(&assignment)?;
+            run_client(wanted, &device, &mut partner.channel)?;
             partner.end()
         }
     }
@@ -105,7 +105,7 @@ fn open(wanted: &Wanted) -> Outcome<Device> {
 }
 
 /// Runs the client: measures, and prints the results.
-fn ask(wanted: &Wanted, device: &Device, channel: &mut Channel) -> Outcome {
+fn run_client(wanted: &Wanted, device: &Device, channel: &mut Channel) -> Outcome {
     let mut report = Report::new(&wanted.job, wanted.json)?;
     report.shows_paths = wanted.report;
     report.begin();
@@ -117,12 +117,12 @@ fn ask(wanted: &Wanted, device: &Device, channel: &mut Channel) -> Outcome {
     if wanted.references {
         for (name, reference, size) in compare::references(&wanted.job) {
             let assignment = Assignment::Reference { reference, placement: wanted.placement };
-            channel.say(&assignment)?;
+            channel.send(&assignment)?;
             let line = refer(&reference, Some(size), Role::Client, channel)?;
             progress.suspend(|| report.add_reference(name, line));
         }
     }
-    channel.say(&Assignment::End)?;
+    channel.send(&Assignment::End)?;
     drop(progress);
     report.counters = wanted.report.then(|| counted(device).collect());
     report.end()?;
@@ -143,7 +143,7 @@ fn serve(wanted: &Wanted) -> Outcome {
     eprintln!("perf: serving {}", channel.peer()?.ip());
     measure_all(&job, &device, &mut channel)?;
     loop {
-        match channel.hear()? {
+        match channel.receive()? {
             Assignment::Reference { reference, .. } => {
                 refer(&reference, None, Role::Server, &mut channel)?;
             }
@@ -173,22 +173,22 @@ pub(crate) fn measure_all(job: &Job, device: &Device, channel: &mut Channel) -> 
 
 /// Sends the client's job; the server returns the difference to its own, if any.
 fn agree_as_client(job: &Job, channel: &mut Channel) -> Outcome {
-    channel.say(job)?;
-    match channel.hear::<Option<String>>()? {
+    channel.send(job)?;
+    match channel.receive::<Option<String>>()? {
         None => Ok(()),
-        Some(difference) => Err(Failure::Usage(format!("the server was started otherwise: {difference}"))),
+        Some(difference) => Err(Failure::Usage(format!("the server was started with different options: {difference}"))),
     }
 }
 
 /// Agrees on a job: the client's seed of patterns is used; everything else must be the same.
 fn agree_as_server(job: &Job, channel: &mut Channel) -> Outcome<Job> {
-    let theirs: Job = channel.hear()?;
+    let theirs: Job = channel.receive()?;
     let ours = Job { seed: theirs.seed, ..job.clone() };
     let difference = (ours != theirs).then(|| differences(&ours, &theirs));
-    channel.say(&difference)?;
+    channel.send(&difference)?;
     match difference {
         None => Ok(ours),
-        Some(difference) => Err(Failure::Usage(format!("the client was started otherwise: {difference}"))),
+        Some(difference) => Err(Failure::Usage(format!("the client was started with different options: {difference}"))),
     }
 }
 
@@ -235,13 +235,13 @@ pub(crate) fn perform(
         Role::Server => other.messages,
     };
     // A ping-pong checks each message on arrival.
-    if job.check && (job.measure != Measure::Latency || job.operation.is_answered_by_device()) {
+    if job.check && (job.measure != Measure::Latency || job.operation.has_device_response()) {
         let came = if job.operation == Operation::Send && role == Role::Server { own.messages } else { sent };
         check(&end, role, first + sent / job.queue_pairs as u64, came)?;
     }
     let paths = device.context.path_reports();
     // An end must not leave while the other one still polls.
-    channel.meet()?;
+    channel.synchronize()?;
     let mut line = Line::new(job, size, own, other);
     line.paths = paths;
     Ok(line)
@@ -268,7 +268,7 @@ fn phase(
     progress: &Progress,
 ) -> Outcome<(Measured, Numbers)> {
     let job = &end.job;
-    let own = if !job.asks(role) && !job.receives(role) {
+    let own = if !job.posts_requests(role) && !job.receives(role) {
         stand_by(channel)?
     } else {
         let own = match job.measure {
@@ -276,8 +276,8 @@ fn phase(
             Measure::Bandwidth | Measure::Rate => bandwidth::run(end, role, phase, channel, progress)?,
         };
         match role {
-            Role::Client => channel.say(&())?,
-            Role::Server => channel.hear::<()>()?,
+            Role::Client => channel.send(&())?,
+            Role::Server => channel.receive::<()>()?,
         }
         own
     };
@@ -287,9 +287,9 @@ fn phase(
 
 /// Waits at an end whose device does all the work.
 fn stand_by(channel: &mut Channel) -> Outcome<Measured> {
-    channel.meet()?;
+    channel.synchronize()?;
     let span = Span::start()?;
-    channel.hear::<()>()?;
+    channel.receive::<()>()?;
     let (seconds, cpu_seconds) = span.end()?;
     Ok(Measured { seconds, cpu_seconds, ..Measured::default() })
 }

@@ -36,13 +36,13 @@ impl Task {
         match self {
             Self::Verbs(job) => {
                 let device = other.to_owned();
-                partner.channel.say(&Assignment::Verbs { job: (**job).clone(), placement, device })?;
+                partner.channel.send(&Assignment::Verbs { job: (**job).clone(), placement, device })?;
                 // Opened for each task, so that its threads run on the task's cores.
                 let device = Device::open(Some(own), 1, None)?;
                 perform(job, job.largest(), &device, Role::Client, &mut partner.channel, &Progress::none())
             }
             Self::Reference(reference) => {
-                partner.channel.say(&Assignment::Reference { reference: *reference, placement })?;
+                partner.channel.send(&Assignment::Reference { reference: *reference, placement })?;
                 refer(reference, None, Role::Client, &mut partner.channel)
             }
             Self::External(external) => external.run(placement),

@@ -82,7 +82,7 @@ impl TestFlags {
     /// Checks for conflicts that do not depend on the sizes.
     fn check(&self, operation: Operation, both: bool) -> Outcome {
         let name = operation.name();
-        let needs_reliable = operation.is_answered_by_device();
+        let needs_reliable = operation.has_device_response();
         let (is_latency, is_datagram) = (self.measure == Measure::Latency, self.connection == Service::Datagram);
         if is_latency {
             self.check_latency(operation)?;
@@ -116,10 +116,10 @@ impl TestFlags {
             (self.post_list.is_some_and(|list| list > 1), "-l: for bw and rate"),
             (
                 self.events && operation == Operation::Write,
-                "-e: a WRITE makes no event at the receiver; write lat looks at memory",
+                "-e: a WRITE makes no event at the receiver; write lat polls memory",
             ),
             (
-                self.references && operation.is_answered_by_device(),
+                self.references && operation.has_device_response(),
                 &format!("--references: raw sockets have nothing like the latency of {name}"),
             ),
         ])

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::External;
-use crate::perf::report::Told;
+use crate::perf::report::ExternalResults;
 
 pub(super) const PROGRAM: &str = "fi_pingpong";
 /// The provider of reliable datagrams on top of that of plain ones.
@@ -33,7 +33,7 @@ pub(super) fn client(external: &External, port: u16) -> Command {
 }
 
 /// Parses the last line. A transfer is one-way, so its time is half a round trip; one is in flight at a time.
-pub(super) fn read(output: &str, size: usize) -> Option<Told> {
+pub(super) fn read(output: &str, size: usize) -> Option<ExternalResults> {
     let columns: Vec<&str> = output.lines().rev().find(|line| !line.trim().is_empty())?.split_whitespace().collect();
     if columns.len() != COLUMNS {
         return None;
@@ -42,6 +42,6 @@ pub(super) fn read(output: &str, size: usize) -> Option<Told> {
     let mean: f64 = columns[TIME_PER_TRANSFER].parse().ok()?;
     let messages = 2 * rounds;
     let seconds = messages as f64 * mean / 1e6;
-    let told = Told { bytes: size, messages, seconds, median: None, mean: Some(mean) };
-    (messages > 0 && seconds.is_finite() && seconds > 0.0).then_some(told)
+    let results = ExternalResults { bytes: size, messages, seconds, median: None, mean: Some(mean) };
+    (messages > 0 && seconds.is_finite() && seconds > 0.0).then_some(results)
 }

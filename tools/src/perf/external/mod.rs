@@ -16,7 +16,7 @@ use super::channel::check_interrupted;
 use super::machine::{Placement, is_installed, place};
 use super::outcome::{Failure, Outcome};
 use super::reference::Role;
-use super::report::{Line, Told};
+use super::report::{ExternalResults, Line};
 
 /// How long the server may take to listen, and both ends to finish.
 const LISTENS_WITHIN: Duration = Duration::from_secs(10);
@@ -73,15 +73,15 @@ impl External {
         place(Role::Client, placement)?;
         let client = Running::start(self.client(port), self.program)?;
         let output = client.end()?;
-        let said = String::from_utf8_lossy(&output.stdout);
+        let printed = String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
             let errors = String::from_utf8_lossy(&output.stderr);
-            return Err(format!("{}: {}: {said}{errors}", self.program.name(), output.status).into());
+            return Err(format!("{}: {}: {printed}{errors}", self.program.name(), output.status).into());
         }
         server.end()?;
-        let told =
-            self.read(&said).ok_or_else(|| format!("{} says what is not understood: {said}", self.program.name()));
-        Ok(Line::of_external(told?))
+        let results =
+            self.read(&printed).ok_or_else(|| format!("{} printed unexpected output: {printed}", self.program.name()));
+        Ok(Line::of_external(results?))
     }
 
     fn server(&self, port: u16) -> Command {
@@ -99,7 +99,7 @@ impl External {
     }
 
     /// Parses the client's output.
-    pub(crate) fn read(&self, output: &str) -> Option<Told> {
+    pub(crate) fn read(&self, output: &str) -> Option<ExternalResults> {
         match self.program {
             Program::Ucx(test) => ucx::read(output, self.size, test),
             Program::LibfabricPingPong => libfabric::read(output, self.size),

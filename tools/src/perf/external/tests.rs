@@ -23,7 +23,7 @@ fn is_near(found: f64, wanted: f64) -> bool {
     (found / wanted - 1.0).abs() < 1e-3
 }
 
-fn read(program: Program, size: usize, text: &str) -> Option<Told> {
+fn read(program: Program, size: usize, text: &str) -> Option<ExternalResults> {
     External { program, size, iterations: 1, warm_up: 1 }.read(text)
 }
 
@@ -54,7 +54,7 @@ fn broken_output_gives_no_figures() {
             [Program::Ucx(UcxTest::TagLatency), Program::Ucx(UcxTest::TagBandwidth), Program::LibfabricPingPong]
         {
             let read = read(program, 8, text);
-            assert!(read.as_ref().is_none_or(|told| told.seconds > 0.0), "{text:?} is read as {read:?}");
+            assert!(read.as_ref().is_none_or(|results| results.seconds > 0.0), "{text:?} is read as {read:?}");
         }
     }
 }

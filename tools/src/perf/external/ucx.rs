@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::{External, UcxTest};
-use crate::perf::report::Told;
+use crate::perf::report::ExternalResults;
 
 pub(super) const PROGRAM: &str = "ucx_perftest";
 const MEBIBYTE: f64 = (1 << 20) as f64;
@@ -47,22 +47,22 @@ pub(super) fn client(external: &External, test: UcxTest, port: u16) -> Command {
 }
 
 /// Parses the last line of the table. Latencies are half round trips already; a megabyte has 2^20 bytes.
-pub(super) fn read(output: &str, size: usize, test: UcxTest) -> Option<Told> {
+pub(super) fn read(output: &str, size: usize, test: UcxTest) -> Option<ExternalResults> {
     let columns: Vec<f64> = output.lines().rev().find_map(|line| {
         let columns: Option<Vec<f64>> = line.split_whitespace().map(|word| word.parse().ok()).collect();
         columns.filter(|columns| columns.len() == COLUMNS && columns.iter().all(|value| value.is_finite()))
     })?;
     let messages = columns[0] as u64;
-    let told = match test {
+    let results = match test {
         UcxTest::TagLatency | UcxTest::PutLatency => {
             let mean = columns[OVERALL_LATENCY];
             let seconds = 2.0 * mean / 1e6 * messages as f64;
-            Told { bytes: size, messages, seconds, median: Some(columns[MEDIAN]), mean: Some(mean) }
+            ExternalResults { bytes: size, messages, seconds, median: Some(columns[MEDIAN]), mean: Some(mean) }
         }
         UcxTest::TagBandwidth | UcxTest::PutBandwidth | UcxTest::TunedTagBandwidth | UcxTest::TunedPutBandwidth => {
             let seconds = messages as f64 * size as f64 / (columns[OVERALL_BANDWIDTH] * MEBIBYTE);
-            Told { bytes: size, messages, seconds, median: None, mean: None }
+            ExternalResults { bytes: size, messages, seconds, median: None, mean: None }
         }
     };
-    (told.messages > 0 && told.seconds.is_finite() && told.seconds > 0.0).then_some(told)
+    (results.messages > 0 && results.seconds.is_finite() && results.seconds > 0.0).then_some(results)
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Impatience, Measured, PATIENCE, Role, Rounds, Wait, any_port, exchange_port, meet};
+use super::{Measured, PATIENCE, Role, Rounds, Wait, WaitGuard, any_port, exchange_port, synchronize};
 
 /// Length of the largest IPv4 datagram.
 pub(crate) const MOST_BYTES: usize = 65_507;
@@ -42,7 +42,7 @@ impl DatagramLatency {
 
     fn play(&self, end: &mut impl End, peer: SocketAddr, role: Role, stream: &mut TcpStream) -> io::Result<Measured> {
         let message = vec![7; self.size];
-        meet(stream)?;
+        synchronize(stream)?;
         let rounds = Rounds { size: self.size, iterations: self.iterations, warm_up: self.warm_up };
         rounds.play(role, || match role {
             Role::Client => end.send(&message, peer).and_then(|()| end.receive()),
@@ -98,12 +98,12 @@ impl<P: Fn()> End for Polling<P> {
 
     #[inline]
     fn receive(&mut self) -> io::Result<()> {
-        let mut impatience = Impatience::default();
+        let mut guard = WaitGuard::default();
         loop {
             match self.socket.recv(&mut self.buffer) {
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    impatience.nothing_came()?;
+                    guard.note_empty_poll()?;
                     (self.pause)();
                 }
                 Err(error) => return Err(error),
@@ -149,9 +149,9 @@ impl End for Spinning<'_> {
 
     fn receive(&mut self) -> io::Result<()> {
         self.taken += 1;
-        let mut impatience = Impatience::default();
+        let mut guard = WaitGuard::default();
         while self.arrived.load(Ordering::Acquire) < self.taken {
-            impatience.nothing_seen()?;
+            guard.note_unchanged()?;
             std::hint::spin_loop();
         }
         Ok(())

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use socket2::{SockAddr, SockRef};
 
 use super::frame::{self, CRC_BYTES, HEADER_BYTES, OVERHEAD_BYTES};
-use super::{Impatience, Measured, Role, Span, WALK_BYTES, WARM_UP_PART, any_port, exchange, exchange_port, meet};
+use super::{
+    Measured, Role, Span, WALK_BYTES, WARM_UP_PART, WaitGuard, any_port, exchange, exchange_port, synchronize,
+};
 
 /// Maximum length of a send, including all segments.
 const SEND_BYTES: usize = 65_507;
@@ -66,9 +68,9 @@ impl DatagramStream {
         };
         let warm_up = self.whole_sends(self.bytes / WARM_UP_PART);
         let bytes = self.whole_sends(self.bytes);
-        meet(stream)?;
+        synchronize(stream)?;
         end.run_to(warm_up)?;
-        meet(stream)?;
+        synchronize(stream)?;
         let span = Span::start()?;
         end.run_to(warm_up + bytes)?;
         let (seconds, cpu_seconds) = span.end()?;
@@ -259,11 +261,11 @@ impl<'a> Receiver<'a> {
 
 /// Polls until the call no longer reports that it would block.
 fn look_until(mut receive: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
-    let mut impatience = Impatience::default();
+    let mut guard = WaitGuard::default();
     loop {
         match receive() {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                impatience.nothing_came()?;
+                guard.note_empty_poll()?;
                 std::hint::spin_loop();
             }
             result => return result,

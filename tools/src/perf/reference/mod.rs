@@ -26,7 +26,7 @@ pub(crate) use tcp::{TcpLatency, TcpRate};
 /// How long an end waits for the other one before it gives up: a datagram was lost, or the other end is gone.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Number of empty polls between two reads of the clock.
-const LOOKS: u32 = 1 << 16;
+const POLLS_PER_CHECK: u32 = 1 << 16;
 /// Number of empty polls of a socket, some 20 µs, after which an end yields between polls: on an idle machine yielding
 /// costs nothing after such a wait, and on a busy one the other end may need this core.
 const SPINS: u32 = 200;
@@ -186,31 +186,31 @@ fn cpu_seconds() -> io::Result<f64> {
 
 /// Ends a wait with an error after [`PATIENCE`].
 #[derive(Default)]
-struct Impatience {
-    looks: u32,
+struct WaitGuard {
+    polls: u32,
     since: Option<Instant>,
 }
 
-impl Impatience {
+impl WaitGuard {
     /// Counts an empty poll of a socket.
     #[inline]
-    fn nothing_came(&mut self) -> io::Result<()> {
-        if self.looks >= SPINS || self.since.is_some() {
+    fn note_empty_poll(&mut self) -> io::Result<()> {
+        if self.polls >= SPINS || self.since.is_some() {
             std::thread::yield_now();
         }
-        self.nothing_seen()
+        self.note_unchanged()
     }
 
     /// Counts an empty poll of memory. Never yields the core.
     #[inline]
-    fn nothing_seen(&mut self) -> io::Result<()> {
-        self.looks += 1;
-        if self.looks < LOOKS { Ok(()) } else { self.look_at_clock() }
+    fn note_unchanged(&mut self) -> io::Result<()> {
+        self.polls += 1;
+        if self.polls < POLLS_PER_CHECK { Ok(()) } else { self.check_clock() }
     }
 
     #[cold]
-    fn look_at_clock(&mut self) -> io::Result<()> {
-        self.looks = 0;
+    fn check_clock(&mut self) -> io::Result<()> {
+        self.polls = 0;
         if self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
             return Ok(());
         }
@@ -220,7 +220,7 @@ impl Impatience {
 }
 
 /// Waits until the other end calls this function, too.
-fn meet(stream: &mut TcpStream) -> io::Result<()> {
+fn synchronize(stream: &mut TcpStream) -> io::Result<()> {
     stream.write_all(b"m")?;
     stream.read_exact(&mut [0])
 }
@@ -228,17 +228,17 @@ fn meet(stream: &mut TcpStream) -> io::Result<()> {
 /// Sends a number to the other end and receives one.
 fn exchange(stream: &mut TcpStream, number: u64) -> io::Result<u64> {
     stream.write_all(&number.to_be_bytes())?;
-    let mut heard = [0; 8];
-    stream.read_exact(&mut heard)?;
-    Ok(u64::from_be_bytes(heard))
+    let mut received = [0; 8];
+    stream.read_exact(&mut received)?;
+    Ok(u64::from_be_bytes(received))
 }
 
 /// Sends the port of a socket on this end's address. Returns the address of the other end's socket. A stream of a
 /// dual-stack listener has IPv4-mapped IPv6 addresses, which sockets for IPv4 cannot send to.
 fn exchange_port(stream: &mut TcpStream, port: u16) -> io::Result<SocketAddr> {
     let peer = stream.peer_addr()?.ip().to_canonical();
-    let heard = exchange(stream, port.into())?;
-    let port = u16::try_from(heard).map_err(|_| io::Error::other(format!("{heard} is no port")))?;
+    let received = exchange(stream, port.into())?;
+    let port = u16::try_from(received).map_err(|_| io::Error::other(format!("{received} is not a port")))?;
     Ok(SocketAddr::new(peer, port))
 }
 

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use serde::{Deserialize, Serialize};
 use tokio::net::UdpSocket;
 
-use super::{Measured, PATIENCE, Role, Span, Stopwatch, any_port, exchange_port, meet};
+use super::{Measured, PATIENCE, Role, Span, Stopwatch, any_port, exchange_port, synchronize};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct RuntimeLatency {
@@ -30,7 +30,7 @@ impl RuntimeLatency {
         let socket = UdpSocket::bind(any_port(stream)?).await?;
         let peer = exchange_port(stream, socket.local_addr()?.port())?;
         let (message, mut answer) = (vec![7; self.size], vec![0; self.size.max(1)]);
-        meet(stream)?;
+        synchronize(stream)?;
         let mut span = Span::start()?;
         let mut stopwatch = Stopwatch::start(2);
         for number in 0..self.warm_up + self.iterations {

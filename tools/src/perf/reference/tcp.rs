@@ -6,7 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Impatience, Measured, PATIENCE, Role, Rounds, Span, WALK_BYTES, WARM_UP_PART, Wait, any_port, exchange_port, meet,
+    Measured, PATIENCE, Role, Rounds, Span, WALK_BYTES, WARM_UP_PART, Wait, WaitGuard, any_port, exchange_port,
+    synchronize,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -31,7 +32,7 @@ impl TcpLatency {
     pub(super) fn run(&self, role: Role, stream: &mut TcpStream) -> io::Result<Measured> {
         let mut line = Line::open(role, self.wait, stream)?;
         let (message, mut answer) = (vec![7; self.size], vec![0; self.size]);
-        meet(stream)?;
+        synchronize(stream)?;
         let rounds = Rounds { size: self.size, iterations: self.iterations, warm_up: self.warm_up };
         rounds.play(role, || match role {
             Role::Client => line.write(&message).and_then(|()| line.read(&mut answer)),
@@ -61,9 +62,9 @@ impl TcpRate {
                 Role::Server => line.write(b"!"),
             }
         };
-        meet(stream)?;
+        synchronize(stream)?;
         move_messages((self.messages / WARM_UP_PART).max(1))?;
-        meet(stream)?;
+        synchronize(stream)?;
         let span = Span::start()?;
         move_messages(self.messages)?;
         let (seconds, cpu_seconds) = span.end()?;
@@ -96,12 +97,12 @@ impl Line {
     }
 
     fn write(&mut self, mut message: &[u8]) -> io::Result<()> {
-        let mut impatience = Impatience::default();
+        let mut guard = WaitGuard::default();
         while !message.is_empty() {
             match self.stream.write(message) {
                 Ok(count) => message = &message[count..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    impatience.nothing_came()?;
+                    guard.note_empty_poll()?;
                     std::hint::spin_loop();
                 }
                 Err(error) => return Err(error),
@@ -111,13 +112,13 @@ impl Line {
     }
 
     fn read(&mut self, mut message: &mut [u8]) -> io::Result<()> {
-        let mut impatience = Impatience::default();
+        let mut guard = WaitGuard::default();
         while !message.is_empty() {
             match self.stream.read(message) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => message = &mut message[count..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    impatience.nothing_came()?;
+                    guard.note_empty_poll()?;
                     std::hint::spin_loop();
                 }
                 Err(error) => return Err(error),

@@ -108,7 +108,7 @@ impl Pair {
     fn end(self) -> Outcome {
         match self {
             Self::Here(mut partner) => {
-                partner.channel.say(&Assignment::End)?;
+                partner.channel.send(&Assignment::End)?;
                 partner.end()
             }
             Self::Linked(link) => link.end(),
@@ -259,7 +259,7 @@ fn picture(is_brief: bool) -> Outcome<Picture> {
             let line = Task::Reference(reference).perform(Placement::Apart, DEVICES, &mut partner)?;
             report.add_reference(name, line.of_size(size));
         }
-        partner.channel.say(&Assignment::End)?;
+        partner.channel.send(&Assignment::End)?;
         partner.end()?;
         report.draw_into(&mut picture);
     }

@@ -7,7 +7,7 @@ pub(super) fn head(machine: &Description, repetitions: u32) {
     let Description { processor, cores, kernel, receive_buffer_limit, load, .. } = machine;
     println!("{processor}, {cores} core(s), Linux {kernel}, rmem_max {receive_buffer_limit}, load {load}");
     println!(
-        "Medians of {repetitions} repetitions in turns; in brackets the ratios of single repetitions; noise: the \
+        "Medians of {repetitions} alternating repetitions; in brackets the ratios of single repetitions; noise: the \
          spread of the repetitions, ours and the other's, in percent of the median."
     );
     if !machine.optimised {

@@ -72,6 +72,6 @@ fn run(program: &str, arguments: &[&str]) -> Outcome {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("{program} {}: {}: {}", arguments.join(" "), output.status, said.trim()).into())
+    let printed = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{program} {}: {}: {}", arguments.join(" "), output.status, printed.trim()).into())
 }

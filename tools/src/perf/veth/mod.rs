@@ -67,19 +67,19 @@ impl Link {
             .spawn()
             .map_err(|error| format!("cannot start the process in a network namespace: {error}"))?;
         let mut link = Self { child, channel };
-        link.channel.say(&veth)?;
-        link.channel.hear::<Result<(), String>>()??;
+        link.channel.send(&veth)?;
+        link.channel.receive::<Result<(), String>>()??;
         Ok(link)
     }
 
     pub(crate) fn perform(&mut self, task: &Task, placement: Placement) -> Outcome<Line> {
-        self.channel.say(&Order::Measure { task: task.clone(), placement })?;
-        Ok(self.channel.hear::<Result<Line, String>>()??)
+        self.channel.send(&Order::Measure { task: task.clone(), placement })?;
+        Ok(self.channel.receive::<Result<Line, String>>()??)
     }
 
     /// Waits until both processes have exited successfully.
     pub(crate) fn end(mut self) -> Outcome {
-        self.channel.say(&Order::End)?;
+        self.channel.send(&Order::End)?;
         partner::wait_for(&mut self.child)
     }
 }
@@ -87,7 +87,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.channel.close();
-        partner::put_down(&mut self.child);
+        partner::terminate(&mut self.child);
     }
 }
 
@@ -108,9 +108,9 @@ fn check(veth: Veth) -> Outcome {
     match tried {
         Err(error) => return missing(format!("cannot run unshare: {error}; apt-get install util-linux")),
         Ok(output) if !output.status.success() => {
-            let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+            let printed = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
             return missing(format!(
-                "no network namespace with a veth pair: {said}; it needs iproute2 (apt-get install iproute2), and root \
+                "no network namespace with a veth pair: {printed}; it needs iproute2 (apt-get install iproute2), and root \
                  or user namespaces for everybody (sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces)"
             ));
         }

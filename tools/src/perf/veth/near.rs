@@ -15,20 +15,20 @@ pub(crate) fn serve() -> Outcome {
     let stream = TcpStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     let mut channel = Channel::over(stream)?;
     channel.end_with_peer()?;
-    let veth: Veth = channel.hear()?;
+    let veth: Veth = channel.receive()?;
     let started = start(veth);
-    channel.say(&started.as_ref().map(drop).map_err(ToString::to_string))?;
+    channel.send(&started.as_ref().map(drop).map_err(ToString::to_string))?;
     // The table reports what went wrong.
     let Ok(mut partner) = started else { return Ok(()) };
     let devices = [NEAR, FAR].map(|address| format!("soft:{address}"));
     loop {
-        match channel.hear()? {
+        match channel.receive()? {
             Order::Measure { task, placement } => {
                 let line = task.perform(placement, [&devices[0], &devices[1]], &mut partner);
-                channel.say(&line.map_err(|failure| failure.to_string()))?;
+                channel.send(&line.map_err(|failure| failure.to_string()))?;
             }
             Order::End => {
-                partner.channel.say(&Assignment::End)?;
+                partner.channel.send(&Assignment::End)?;
                 return partner.end();
             }
         }
