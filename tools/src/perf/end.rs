@@ -89,13 +89,13 @@ impl Layout {
     }
 
     /// Returns the offset of a message within an area.
-    fn place(&self, number: u64) -> usize {
+    fn offset_of(&self, number: u64) -> usize {
         (number % self.slots as u64) as usize * self.stride
     }
 
     /// Returns the offset of a queue pair's outgoing message.
     fn outgoing(&self, pair: usize, number: u64) -> usize {
-        2 * (pair % self.areas) * self.area() + self.place(number)
+        2 * (pair % self.areas) * self.area() + self.offset_of(number)
     }
 
     /// Returns the offset of a queue pair's incoming message, without its route header.
@@ -234,7 +234,7 @@ impl End {
 
     fn payload(&self, pair: usize, number: u64) -> Outcome<Payload<'_>> {
         if self.is_inline() {
-            let start = self.layout.place(number);
+            let start = self.layout.offset_of(number);
             return Ok(Payload::inline(&self.outgoing[start..start + self.size]));
         }
         Ok(self.range(self.layout.outgoing(pair, number), self.size)?.into())
@@ -309,9 +309,9 @@ impl End {
     pub(crate) fn check_stream(&self, messages: u64) -> Outcome {
         for pair in 0..self.queue_pairs.len() {
             for number in 0..messages.min(self.layout.slots as u64) {
-                let (start, place) = (self.layout.incoming(pair, number), self.layout.place(number));
+                let (start, offset) = (self.layout.incoming(pair, number), self.layout.offset_of(number));
                 let found = self.memory.to_vec(start..start + self.size)?;
-                if found != self.outgoing[place..place + self.size] {
+                if found != self.outgoing[offset..offset + self.size] {
                     let message = format!("queue pair {pair} received wrong bytes at {start}");
                     return Err(message.into());
                 }

@@ -60,7 +60,7 @@ pub(crate) fn cores() -> Outcome<&'static [usize]> {
 }
 
 /// Pins this thread and the threads that it starts from now on.
-pub(crate) fn place(role: Role, placement: Placement) -> Outcome {
+pub(crate) fn pin(role: Role, placement: Placement) -> Outcome {
     let all = cores()?;
     let one = |core: Option<&usize>| core.copied().map(|core| vec![core]);
     let chosen = match (placement, role) {

@@ -32,7 +32,7 @@ impl Partner {
 
     /// Starts it like `start`, but it connects to this process at the given address.
     pub(crate) fn start_at(address: IpAddr, spawn: impl FnOnce(&mut Command) -> Outcome<Child>) -> Outcome<Self> {
-        machine::place(Role::Client, Placement::Anywhere)?;
+        machine::pin(Role::Client, Placement::Anywhere)?;
         let listener = TcpListener::bind((address, 0))?;
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["perf".to_owned(), "partner".to_owned(), listener.local_addr()?.to_string()]);
@@ -100,12 +100,12 @@ pub(crate) fn serve(address: SocketAddr) -> Outcome {
     loop {
         match channel.receive()? {
             Assignment::Verbs { job, placement, device } => {
-                machine::place(Role::Server, placement)?;
+                machine::pin(Role::Server, placement)?;
                 let device = Device::open(Some(&device), 1, None)?;
                 measure_all(&job, &device, &mut channel)?;
             }
             Assignment::Reference { reference, placement } => {
-                machine::place(Role::Server, placement)?;
+                machine::pin(Role::Server, placement)?;
                 refer(&reference, None, Role::Server, &mut channel)?;
             }
             Assignment::End => return Ok(()),

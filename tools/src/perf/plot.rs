@@ -59,13 +59,13 @@ enum Scale {
 
 impl Scale {
     /// Returns the position of a value; `None` if it has none.
-    fn place(self, value: f64) -> Option<f64> {
-        let place = match self {
+    fn position(self, value: f64) -> Option<f64> {
+        let position = match self {
             Self::Bytes => value.log2(),
             Self::Number => value.log10(),
             Self::Nines => value,
         };
-        place.is_finite().then_some(place)
+        position.is_finite().then_some(position)
     }
 
     /// Returns the labeled positions within these bounds.
@@ -88,11 +88,11 @@ impl Scale {
     }
 
     /// Returns the label of a position.
-    fn label(self, place: f64) -> String {
+    fn label(self, position: f64) -> String {
         match self {
-            Self::Bytes => bytes(place.exp2()),
-            Self::Number => number(10f64.powf(place)),
-            Self::Nines => share(place),
+            Self::Bytes => bytes(position.exp2()),
+            Self::Number => number(10f64.powf(position)),
+            Self::Nines => share(position),
         }
     }
 }
@@ -107,14 +107,14 @@ impl Ranged for Axis {
     type FormatOption = NoDefaultFormatting;
     type ValueType = f64;
 
-    fn map(&self, place: &f64, (from, to): (i32, i32)) -> i32 {
-        let share = (place - self.bounds.start) / (self.bounds.end - self.bounds.start);
+    fn map(&self, position: &f64, (from, to): (i32, i32)) -> i32 {
+        let share = (position - self.bounds.start) / (self.bounds.end - self.bounds.start);
         from + (share * f64::from(to - from)).round() as i32
     }
 
     fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
         let ticks = self.scale.ticks(&self.bounds);
-        ticks.into_iter().filter(|place| self.bounds.contains(place)).collect()
+        ticks.into_iter().filter(|position| self.bounds.contains(position)).collect()
     }
 
     fn range(&self) -> Range<f64> {
@@ -123,8 +123,8 @@ impl Ranged for Axis {
 }
 
 impl ValueFormatter<f64> for Axis {
-    fn format_ext(&self, place: &f64) -> String {
-        self.scale.label(*place)
+    fn format_ext(&self, position: &f64) -> String {
+        self.scale.label(*position)
     }
 }
 
@@ -187,8 +187,9 @@ fn draw_panels(canvas: &Canvas<'_>, panels: &[&Panel<'_>]) -> Drawn {
 }
 
 fn draw_panel(area: &Canvas<'_>, panel: &Panel<'_>) -> Drawn {
-    let placed: Vec<(&str, Vec<(f64, f64)>)> = panel.series.iter().map(|series| placed(series, panel)).collect();
-    let all = || placed.iter().flat_map(|(_, points)| points);
+    let positioned: Vec<(&str, Vec<(f64, f64)>)> =
+        panel.series.iter().map(|series| positioned(series, panel)).collect();
+    let all = || positioned.iter().flat_map(|(_, points)| points);
     let (x, y) = (bounds(all().map(|point| point.0)), bounds(all().map(|point| point.1)));
     let mut builder = ChartBuilder::on(area);
     builder.caption(panel.title, (FONT, 20)).margin(14).x_label_area_size(44).y_label_area_size(66);
@@ -197,7 +198,7 @@ fn draw_panel(area: &Canvas<'_>, panel: &Panel<'_>) -> Drawn {
     let mut mesh = chart.configure_mesh();
     mesh.x_desc(panel.x_title).y_desc(panel.y_title).light_line_style(WHITE);
     mesh.label_style((FONT, 13)).axis_desc_style((FONT, 15)).draw()?;
-    for ((name, points), color) in placed.into_iter().zip(COLORS.into_iter().cycle()) {
+    for ((name, points), color) in positioned.into_iter().zip(COLORS.into_iter().cycle()) {
         let line = LineSeries::new(points, color.stroke_width(2));
         let legend = move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2));
         chart.draw_series(line)?.label(name).legend(legend);
@@ -209,15 +210,15 @@ fn draw_panel(area: &Canvas<'_>, panel: &Panel<'_>) -> Drawn {
 }
 
 /// Returns the points of a series as positions in a panel.
-fn placed<'a>(series: &'a Series, panel: &Panel<'_>) -> (&'a str, Vec<(f64, f64)>) {
-    let place = |(x, y): &(f64, f64)| Some((panel.x_scale.place(*x)?, panel.y_scale.place(*y)?));
-    (&series.name, series.points.iter().filter_map(place).collect())
+fn positioned<'a>(series: &'a Series, panel: &Panel<'_>) -> (&'a str, Vec<(f64, f64)>) {
+    let position = |(x, y): &(f64, f64)| Some((panel.x_scale.position(*x)?, panel.y_scale.position(*y)?));
+    (&series.name, series.points.iter().filter_map(position).collect())
 }
 
 /// Returns the bounds of the positions, with a margin.
-fn bounds(places: impl Iterator<Item = f64>) -> Range<f64> {
-    let (least, most) =
-        places.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), place| (least.min(place), most.max(place)));
+fn bounds(positions: impl Iterator<Item = f64>) -> Range<f64> {
+    let (least, most) = positions
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), position| (least.min(position), most.max(position)));
     if least > most {
         return 0.0..1.0;
     }

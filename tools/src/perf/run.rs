@@ -78,7 +78,7 @@ pub(crate) fn run(wanted: &Wanted) -> Outcome {
     match (&wanted.host, wanted.loopback) {
         (None, false) => serve(wanted),
         (Some(host), _) => {
-            machine::place(Role::Client, wanted.placement)?;
+            machine::pin(Role::Client, wanted.placement)?;
             let device = open(wanted)?;
             let mut channel = Channel::connect(host, wanted.port)?;
             agree_as_client(&wanted.job, &mut channel)?;
@@ -86,7 +86,7 @@ pub(crate) fn run(wanted: &Wanted) -> Outcome {
         }
         (None, true) => {
             let mut partner = Partner::start()?;
-            machine::place(Role::Client, wanted.placement)?;
+            machine::pin(Role::Client, wanted.placement)?;
             let device = open(wanted)?;
             let assignment = Assignment::Verbs {
                 job: wanted.job.clone(),
@@ -134,7 +134,7 @@ fn run_client(wanted: &Wanted, device: &Device, channel: &mut Channel) -> Outcom
 
 /// Runs the server for one client.
 fn serve(wanted: &Wanted) -> Outcome {
-    machine::place(Role::Server, wanted.placement)?;
+    machine::pin(Role::Server, wanted.placement)?;
     let device = open(wanted)?;
     let listener = listen(wanted.port)?;
     eprintln!("perf: waiting for a client on port {}", wanted.port);

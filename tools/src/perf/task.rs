@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::end::Device;
 use super::external::External;
 use super::job::{Assignment, Job};
-use super::machine::{Placement, place};
+use super::machine::{Placement, pin};
 use super::outcome::Outcome;
 use super::partner::Partner;
 use super::progress::Progress;
@@ -31,7 +31,7 @@ impl Task {
 
     /// Runs the task as the client. `devices`: this process's and the other one's.
     pub(crate) fn perform(&self, placement: Placement, devices: [&str; 2], partner: &mut Partner) -> Outcome<Line> {
-        place(Role::Client, placement)?;
+        pin(Role::Client, placement)?;
         let [own, other] = devices;
         match self {
             Self::Verbs(job) => {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::channel::check_interrupted;
-use super::machine::{Placement, is_installed, place};
+use super::machine::{Placement, is_installed, pin};
 use super::outcome::{Failure, Outcome};
 use super::reference::Role;
 use super::report::{ExternalResults, Line};
@@ -67,10 +67,10 @@ impl External {
     /// Runs both ends.
     pub(crate) fn run(&self, placement: Placement) -> Outcome<Line> {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        place(Role::Server, placement)?;
+        pin(Role::Server, placement)?;
         let mut server = Running::start(self.server(port), self.program)?;
         server.await_listening(port)?;
-        place(Role::Client, placement)?;
+        pin(Role::Client, placement)?;
         let client = Running::start(self.client(port), self.program)?;
         let output = client.end()?;
         let printed = String::from_utf8_lossy(&output.stdout);

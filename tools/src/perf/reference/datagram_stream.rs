@@ -178,9 +178,9 @@ impl<'a> Sender<'a> {
 
     fn send_copied(&mut self, first: u64, start: usize) -> io::Result<()> {
         let payload = self.test.payload;
-        let places = (start..).step_by(payload);
+        let offsets = (start..).step_by(payload);
         for ((number, offset), out) in
-            (first..).zip(places).zip(self.staging.chunks_exact_mut(payload + OVERHEAD_BYTES))
+            (first..).zip(offsets).zip(self.staging.chunks_exact_mut(payload + OVERHEAD_BYTES))
         {
             frame::write(out, number, offset, &self.source[offset..offset + payload]);
         }
@@ -192,13 +192,13 @@ impl<'a> Sender<'a> {
         let count = self.test.send_payload() / payload;
         let mut around = [([0; HEADER_BYTES], [0; CRC_BYTES]); SEGMENTS];
         let mut pieces = [IoSlice::new(&[]); 3 * SEGMENTS];
-        let place = |segment: usize| start + segment * payload;
+        let offset_of = |segment: usize| start + segment * payload;
         for (segment, around) in around[..count].iter_mut().enumerate() {
-            let offset = place(segment);
+            let offset = offset_of(segment);
             *around = frame::around(first + segment as u64, offset, &self.source[offset..offset + payload]);
         }
         for (segment, (header, crc)) in around[..count].iter().enumerate() {
-            let offset = place(segment);
+            let offset = offset_of(segment);
             pieces[3 * segment] = IoSlice::new(header);
             pieces[3 * segment + 1] = IoSlice::new(&self.source[offset..offset + payload]);
             pieces[3 * segment + 2] = IoSlice::new(crc);

@@ -54,7 +54,7 @@ impl Link {
     /// Starts both processes.
     pub(crate) fn start(veth: Veth) -> Outcome<Self> {
         check(veth)?;
-        machine::place(Role::Client, Placement::Anywhere)?;
+        machine::pin(Role::Client, Placement::Anywhere)?;
         // A socket belongs to the namespace in which it was created, even if a process in another one uses it.
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let theirs = TcpStream::connect(listener.local_addr()?)?;
@@ -110,8 +110,9 @@ fn check(veth: Veth) -> Outcome {
         Ok(output) if !output.status.success() => {
             let printed = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
             return missing(format!(
-                "no network namespace with a veth pair: {printed}; it needs iproute2 (apt-get install iproute2), and root \
-                 or user namespaces for everybody (sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces)"
+                "no network namespace with a veth pair: {printed}; it needs iproute2 (apt-get install iproute2), and \
+                 root or unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, \
+                 user.max_user_namespaces)"
             ));
         }
         Ok(_) => {}
