@@ -1,5 +1,6 @@
 //! Pages of this process that are mapped, protected and unmapped under registered memory.
 
+use std::io;
 use std::ptr::{self, NonNull};
 
 use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_NONE, PROT_READ, PROT_WRITE, c_int};
@@ -59,21 +60,32 @@ impl Pages {
         found.iter().map(|page| page & 1 == 1).collect()
     }
 
-    /// Writes bytes; no request may access them meanwhile.
+    /// Writes bytes. The kernel copies them, so a request may access them meanwhile.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.len());
-        // SAFETY: in bounds, and `bytes` is no part of the pages.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(offset), bytes.len()) };
+        let (from, into) = (range(bytes.as_ptr().cast_mut(), bytes.len()), self.range(offset, bytes.len()));
+        // SAFETY: `from` is readable for its length, and only the kernel accesses the pages: it reports missing access.
+        let written = unsafe { libc::process_vm_writev(libc::getpid(), &from, 1, &into, 1, 0) };
+        assert_eq!(usize::try_from(written), Ok(bytes.len()), "{}", io::Error::last_os_error());
     }
 
-    /// Reads bytes; no request may change them meanwhile.
+    /// Reads bytes. The kernel copies them, so a request may access them meanwhile.
     pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
-        assert!(offset + len <= self.len());
         let mut bytes = vec![0; len];
-        // SAFETY: as for `write`.
-        unsafe { ptr::copy_nonoverlapping(self.at(offset), bytes.as_mut_ptr(), len) };
+        let (from, into) = (self.range(offset, len), range(bytes.as_mut_ptr(), len));
+        // SAFETY: as for `write`; `into` is writable for its length.
+        let read = unsafe { libc::process_vm_readv(libc::getpid(), &into, 1, &from, 1, 0) };
+        assert_eq!(usize::try_from(read), Ok(len), "{}", io::Error::last_os_error());
         bytes
     }
+
+    fn range(&self, offset: usize, len: usize) -> libc::iovec {
+        assert!(offset + len <= self.len());
+        range(self.at(offset), len)
+    }
+}
+
+fn range(first: *mut u8, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: first.cast(), iov_len: len }
 }
 
 impl Drop for Pages {
