@@ -5,7 +5,7 @@ use rdma_verbs::verbs::{
     AccessFlags, ErrorKind, Mtu, PeerCapabilities, Psn, QueuePair, QueuePairAttributes, QueuePairState,
 };
 
-use super::end::{End, refused, way_to};
+use super::end::{End, address_vector, refused};
 
 /// An attribute: its name, how to compare it between two sets, how to copy it from one set to another.
 pub(crate) struct Attribute {
@@ -37,7 +37,7 @@ pub(crate) fn everything(end: &End) -> QueuePairAttributes {
         .port_num(1)
         .qp_access_flags(AccessFlags::REMOTE_WRITE)
         .qkey(Qkey(0x1234))
-        .ah_attr(way_to(&end.context, own.gid))
+        .ah_attr(address_vector(&end.context, own.gid))
         .path_mtu(Mtu::Mtu512)
         .dest_qp_num(own.qpn)
         .rq_psn(Psn::new(0x111))
@@ -63,10 +63,10 @@ pub(crate) fn set(to: QueuePairState, from: &QueuePairAttributes, names: &[&str]
 
 /// Checks that the queue pair's named attributes equal those of `expected`.
 #[track_caller]
-pub(crate) fn tells(qp: &QueuePair, expected: &QueuePairAttributes, names: &[&str]) {
-    let told = qp.query().expect("query_qp").attributes;
+pub(crate) fn assert_reported(qp: &QueuePair, expected: &QueuePairAttributes, names: &[&str]) {
+    let found = qp.query().expect("query_qp").attributes;
     for attribute in ATTRIBUTES.iter().filter(|attribute| names.contains(&attribute.name)) {
-        assert!((attribute.alike)(&told, expected), "{}: {told:?} instead of {expected:?}", attribute.name);
+        assert!((attribute.alike)(&found, expected), "{}: {found:?} instead of {expected:?}", attribute.name);
     }
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn transition(end: &End, to: QueuePairState, required: &[&str], optio
     let whole: Vec<&str> = required.iter().chain(optional).copied().collect();
     end.qp.modify(&set(to, &all, &whole)).expect("all that the table has");
     end.is_in(to);
-    tells(&end.qp, &all, &whole);
+    assert_reported(&end.qp, &all, &whole);
 }
 
 /// Brings a fresh queue pair to a state with the required attributes only.

@@ -10,7 +10,7 @@ use rdma_verbs::verbs::{
 };
 use tokio::io::unix::AsyncFd;
 
-use super::cq::{settle, write_each};
+use super::cq::{wait_finished, write_each};
 use super::deviations::FLUSH_UNSOLICITED;
 use super::end::{End, SILENCE, Shape, create_qp, next, patience, refused};
 use super::suite::{Capability, MODERATION, Scenario};
@@ -40,8 +40,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "IBTA, completion results: error completions",
         fires_for_failures,
     ),
-    Scenario::new("channel/solicited/any_outranks_it", "IBTA, completion results", any_outranks_it),
-    Scenario::new("channel/many/context_tells_which", "ibv_get_cq_event(3) cq_context", context_tells_which),
+    Scenario::new("channel/solicited/any_takes_precedence", "IBTA, completion results", any_takes_precedence),
+    Scenario::new(
+        "channel/many/context_identifies_the_queue",
+        "ibv_get_cq_event(3) cq_context",
+        context_identifies_the_queue,
+    ),
     Scenario::new("channel/many/a_loop_over_all", "ibv_get_cq_event(3)", a_loop_over_all),
     Scenario::new("channel/many/each_event_goes_to_one", "ibv_get_cq_event(3) threads", each_event_goes_to_one),
     Scenario::new("channel/many/two_channels_keep_apart", "ibv_create_comp_channel(3)", two_channels_keep_apart),
@@ -55,10 +59,10 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("channel/moderate/failures_do_not_wait", "ibv_modify_cq(3)", failures_do_not_wait)
         .needs(&[MODERATION]),
     Scenario::new("channel/moderate/limits", "ibv_modify_cq(3) 16 bits", moderation_limits).needs(&[MODERATION]),
-    Scenario::new("channel/destroy/queue_takes_its_events_along", "abi-and-suites 4.4 discard", takes_its_events_along),
+    Scenario::new("channel/destroy/queue_discards_its_events", "abi-and-suites 4.4 discard", discards_its_events),
     Scenario::new("channel/destroy/outlives_its_handle", "abi-and-suites 4.3 dependencies", outlives_its_handle),
-    Scenario::new("cq/timestamp/only_if_asked_for", "ibv_create_cq_ex(3) wc_flags", only_if_asked_for),
-    Scenario::new("cq/timestamp/between_looks_at_the_clock", "ibv_wc_read_completion_ts(3)", between_looks)
+    Scenario::new("cq/timestamp/only_if_requested", "ibv_create_cq_ex(3) wc_flags", only_if_requested),
+    Scenario::new("cq/timestamp/between_clock_reads", "ibv_wc_read_completion_ts(3)", between_clock_reads)
         .needs(&[COMPLETION_TIMESTAMPS]),
     Scenario::new("cq/timestamp/failures_too", "ibv_wc_read_completion_ts(3)", failures_too)
         .needs(&[COMPLETION_TIMESTAMPS]),
@@ -100,7 +104,7 @@ impl Announced {
     #[track_caller]
     fn quiet(&self) {
         let event = self.channel.wait_event(SILENCE).map_err(|error| error.kind());
-        assert_eq!(event, Err(ErrorKind::TimedOut), "an event that should not be there");
+        assert_eq!(event, Err(ErrorKind::TimedOut), "unexpected event");
     }
 }
 
@@ -125,7 +129,7 @@ fn none_unless_armed(world: &World) {
 fn earlier_ones_do_not_count(world: &World) {
     let it = announced(world, 5);
     it.write(1);
-    settle(&it.qp);
+    wait_finished(&it.qp);
     it.cq.req_notify(Notify::Any).unwrap();
     it.quiet();
     assert_eq!(next(&it.cq).wr_id(), 1, "so one polls after arming");
@@ -140,7 +144,7 @@ fn armed_twice_is_once(world: &World) {
     it.write(1);
     it.write(2);
     it.announces(5);
-    settle(&it.qp);
+    wait_finished(&it.qp);
     it.quiet();
 }
 
@@ -192,7 +196,7 @@ fn fires_for_failures(world: &World) {
     assert!(!next(&it.cq).is_success());
 }
 
-fn any_outranks_it(world: &World) {
+fn any_takes_precedence(world: &World) {
     let (left, it) = receiving(world);
     it.cq.req_notify(Notify::Any).unwrap();
     it.cq.req_notify(Notify::SolicitedOnly).unwrap();
@@ -204,7 +208,7 @@ fn any_outranks_it(world: &World) {
     it.announces(7);
 }
 
-fn context_tells_which(world: &World) {
+fn context_identifies_the_queue(world: &World) {
     let it = announced(world, 1);
     let others = [(2, queue_on(&it.end, &it.channel, 2)), (u64::MAX, queue_on(&it.end, &it.channel, u64::MAX))];
     for (cq_context, (cq, qp)) in &others {
@@ -312,7 +316,7 @@ fn never_blocks(world: &World) {
     it.cq.req_notify(Notify::Any).unwrap();
     (0..100).for_each(|_| assert_eq!(it.channel.poll_event(), None));
     it.write(1);
-    settle(&it.qp);
+    wait_finished(&it.qp);
     let start = Instant::now();
     while it.channel.poll_event() != Some(4) {
         assert!(start.elapsed() < patience());
@@ -383,7 +387,7 @@ fn by_count(world: &World) {
     it.cq.req_notify(Notify::Any).unwrap();
     let start = Instant::now();
     (0..3).for_each(|number| it.write(number));
-    settle(&it.qp);
+    wait_finished(&it.qp);
     let early = it.channel.poll_event();
     assert!(early.is_none() || start.elapsed() >= Duration::from_millis(60), "three are too few");
     it.write(3);
@@ -426,7 +430,7 @@ fn moderation_limits(world: &World) {
     assert_eq!(next(&it.cq).wr_id(), 1);
 }
 
-fn takes_its_events_along(world: &World) {
+fn discards_its_events(world: &World) {
     let it = announced(world, 1);
     let (cq, qp) = queue_on(&it.end, &it.channel, 2);
     cq.req_notify(Notify::Any).unwrap();
@@ -434,7 +438,7 @@ fn takes_its_events_along(world: &World) {
     assert_eq!(next(&cq).wr_id(), 1);
     it.cq.req_notify(Notify::Any).unwrap();
     it.write(1);
-    settle(&it.qp);
+    wait_finished(&it.qp);
     drop((qp, cq));
     it.announces(1);
     it.quiet();
@@ -451,13 +455,13 @@ fn outlives_its_handle(world: &World) {
     assert_eq!(channel.wait_event(patience()).unwrap(), 8);
 }
 
-fn only_if_asked_for(world: &World) {
+fn only_if_requested(world: &World) {
     let end = world.loopback(&Shape::default());
     write_each(&end.qp, &end, [1]);
     assert_eq!(end.next().timestamp(), None);
 }
 
-fn between_looks(world: &World) {
+fn between_clock_reads(world: &World) {
     let end = world.end(0, &Shape::default());
     let cq = end.context.create_cq_with(64, &CompletionQueueOptions::default().timestamps()).unwrap();
     let qp = create_qp(&end.pd, &cq, &cq, &Shape::default());
@@ -466,14 +470,14 @@ fn between_looks(world: &World) {
     let mut last = before;
     for wr_id in 0..20 {
         write_each(&qp, &end, [wr_id]);
-        let timestamp = next(&cq).timestamp().expect("it was asked for");
+        let timestamp = next(&cq).timestamp().expect("it was requested");
         assert!(timestamp >= last, "{timestamp} after {last}");
         last = timestamp;
     }
     assert!(last <= end.context.query_clock().unwrap());
     // The timestamp is taken at completion, not at the poll.
     write_each(&qp, &end, [1]);
-    settle(&qp);
+    wait_finished(&qp);
     let between = end.context.query_clock().unwrap();
     assert!(next(&cq).timestamp().unwrap() <= between);
 }
@@ -488,5 +492,5 @@ fn failures_too(world: &World) {
     left.to_error();
     let flushed = left.next();
     assert!(!flushed.is_success());
-    assert!(flushed.timestamp().expect("it was asked for") >= before);
+    assert!(flushed.timestamp().expect("it was requested") >= before);
 }

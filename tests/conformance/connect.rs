@@ -8,7 +8,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::deviations::{NO_ERROR_EVENTS, RD_ATOMIC_ROUNDED};
-use super::end::{End, Shape, refused, way_to};
+use super::end::{End, Shape, address_vector, refused};
 use super::suite::{FAILURE_CAUSES, Scenario};
 use super::world::{World, connect};
 
@@ -59,7 +59,7 @@ pub(crate) fn ready_to_receive(own: &End, peer: &End) -> QueuePairAttributes {
     let mtu = own.context.query_port(1).unwrap().active_mtu.min(info.path_mtu);
     QueuePairAttributes::default()
         .qp_state(QueuePairState::ReadyToReceive)
-        .ah_attr(way_to(&own.context, info.gid))
+        .ah_attr(address_vector(&own.context, info.gid))
         .path_mtu(mtu)
         .dest_qp_num(info.qpn)
         .rq_psn(Psn::new(0xff_fff0))
@@ -183,14 +183,14 @@ fn info_exchange(world: &World) {
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     let (mut near, mut far) = UnixStream::pair().unwrap();
     let own = right.qp.connection_info().unwrap();
-    let told = std::thread::scope(|scope| {
+    let received = std::thread::scope(|scope| {
         let other = scope.spawn(|| own.exchange(&mut far).unwrap());
         let heard = left.qp.connection_info().unwrap().exchange(&mut near).unwrap();
         assert_eq!(heard, own);
         left.qp.connect(&heard).unwrap();
         other.join().unwrap()
     });
-    right.qp.connect(&told).unwrap();
+    right.qp.connect(&received).unwrap();
     right.receive(1, 0..8);
     left.post(&[SendRequest::send(Payload::inline(b"met"))]);
     right.received(1, 3);
@@ -271,7 +271,7 @@ fn established(world: &World) {
     left.qp.modify(&ready_to_send()).unwrap();
     left.post(&[SendRequest::write(Payload::inline(b"first"), right.far(0..5)).wr_id(2).signaled()]);
     left.written(2);
-    right.is_told_of_the_connection();
+    right.expect_established();
     left.post(&[SendRequest::write(Payload::inline(b"again"), right.far(0..5)).wr_id(3).signaled()]);
     left.written(3);
     right.no_event();

@@ -15,7 +15,7 @@ use super::suite::Scenario;
 use super::world::World;
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    Scenario::new("cq/create/at_least_as_asked", "ibv_create_cq(3) cqe", at_least_as_asked),
+    Scenario::new("cq/create/at_least_as_requested", "ibv_create_cq(3) cqe", at_least_as_requested),
     Scenario::new("cq/create/sizes_out_of_range", "ibv_create_cq(3) EINVAL", sizes_out_of_range),
     Scenario::new("cq/create/every_vector_works", "ibv_create_cq(3) comp_vector", every_vector_works),
     Scenario::new(
@@ -29,7 +29,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("cq/poll/oldest_first", "IBTA, completion results: order of completions", oldest_first),
     Scenario::new("cq/poll/as_many_as_fit", "ibv_poll_cq(3) num_entries", as_many_as_fit),
     Scenario::new("cq/poll/no_room", "ibv_poll_cq(3) num_entries 0", no_room),
-    Scenario::new("cq/poll/tells_whose", "ibv_poll_cq(3) qp_num", tells_whose),
+    Scenario::new("cq/poll/reports_qp_num", "ibv_poll_cq(3) qp_num", reports_qp_num),
     Scenario::new("cq/poll/separate_queues", "ibv_create_qp(3) send_cq, recv_cq", separate_queues),
     Scenario::new("cq/poll/each_goes_to_one_thread", "abi-and-suites 4.2 threads", each_goes_to_one_thread),
     Scenario::new("cq/poll/outlives_its_handle", "abi-and-suites 4.3 dependencies", outlives_its_handle),
@@ -51,7 +51,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("cq/overflow/just_full_is_none", "IBTA, asynchronous events: CQ overrun", just_full_is_none),
     Scenario::new("cq/resize/grows_in_order", "ibv_resize_cq(3)", grows_in_order),
     Scenario::new("cq/resize/shrinks_in_order", "ibv_resize_cq(3)", shrinks_in_order),
-    Scenario::new("cq/resize/not_below_what_waits", "abi-and-suites 4.4 EINVAL", not_below_what_waits),
+    Scenario::new("cq/resize/not_below_the_queued_entries", "abi-and-suites 4.4 EINVAL", not_below_the_queued_entries),
     Scenario::new("cq/resize/sizes_out_of_range", "ibv_resize_cq(3) EINVAL", resize_out_of_range),
     Scenario::new("cq/resize/larger_holds_more", "ibv_resize_cq(3)", larger_holds_more),
     Scenario::new("cq/resize/while_in_use", "ibv_resize_cq(3) outstanding completions", resized_while_in_use),
@@ -76,7 +76,7 @@ pub(crate) const A_WHILE: std::time::Duration = std::time::Duration::from_millis
 /// Waits until all posted requests have finished, without polling a completion. Sleeps for [`A_WHILE`] if the device
 /// does not report this.
 #[track_caller]
-pub(crate) fn settle(qp: &QueuePair) {
+pub(crate) fn wait_finished(qp: &QueuePair) {
     if !qp.context().query_device().failure_causes {
         return std::thread::sleep(A_WHILE);
     }
@@ -99,7 +99,7 @@ fn another(end: &End, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Q
     qp
 }
 
-fn at_least_as_asked(world: &World) {
+fn at_least_as_requested(world: &World) {
     let context = world.device(0);
     for cqe in [1, 7, 100, 4096] {
         assert!(context.create_cq(cqe).unwrap().cqe() >= cqe);
@@ -172,7 +172,7 @@ fn oldest_first(world: &World) {
 fn as_many_as_fit(world: &World) {
     let end = world.loopback(&Shape::default());
     write_each(&end.qp, &end, 0..10);
-    settle(&end.qp);
+    wait_finished(&end.qp);
     let mut out = [Completion::default(); 4];
     let mut counts = Vec::new();
     let mut seen = Vec::new();
@@ -192,12 +192,12 @@ fn as_many_as_fit(world: &World) {
 fn no_room(world: &World) {
     let end = world.loopback(&Shape::default());
     write_each(&end.qp, &end, [7]);
-    settle(&end.qp);
+    wait_finished(&end.qp);
     assert_eq!(end.cq.poll(&mut []).unwrap(), 0);
     end.written(7);
 }
 
-fn tells_whose(world: &World) {
+fn reports_qp_num(world: &World) {
     let end = world.loopback(&Shape::default());
     let others = [another(&end, &end.cq, &end.cq), another(&end, &end.cq, &end.cq)];
     for (wr_id, qp) in (0..).zip([&end.qp, &others[0], &others[1]]) {
@@ -268,8 +268,8 @@ fn destroyed_leaves_nothing(world: &World) {
     let doomed = another(&end, &end.cq, &end.cq);
     write_each(&doomed, &end, 0..5);
     write_each(&end.qp, &end, [100]);
-    settle(&doomed);
-    settle(&end.qp);
+    wait_finished(&doomed);
+    wait_finished(&end.qp);
     drop(doomed);
     assert_eq!(next(&end.cq).wr_id(), 100);
     end.silent();
@@ -286,7 +286,7 @@ fn slots_come_back(world: &World) {
             end.qp.post_send(&[request(wr_id)]).unwrap();
         }
         end.qp.post_send(&[request(round).signaled()]).unwrap();
-        settle(&end.qp);
+        wait_finished(&end.qp);
         let full = end.qp.post_send(&[request(99)]);
         refused(full, ErrorKind::QueueFull, &["post_send", &slots.to_string()]);
         end.written(round);
@@ -297,7 +297,7 @@ fn slots_come_back(world: &World) {
 fn rest_stays(world: &World) {
     let end = world.loopback(&Shape::default());
     write_each(&end.qp, &end, 0..5);
-    settle(&end.qp);
+    wait_finished(&end.qp);
     let mut polling = end.cq.polling();
     for wr_id in 0..3 {
         let completion = polling.next().unwrap().expect("a completion");
@@ -312,7 +312,7 @@ fn rest_stays(world: &World) {
 fn breaks_off(world: &World) {
     let end = world.loopback(&Shape::default());
     write_each(&end.qp, &end, 0..5);
-    settle(&end.qp);
+    wait_finished(&end.qp);
     let mut seen = Vec::new();
     let count = end.cq.poll_with(|completion| {
         seen.push(completion.wr_id());
@@ -326,7 +326,7 @@ fn breaks_off(world: &World) {
 fn mixes_with_poll(world: &World) {
     let end = world.loopback(&Shape::default());
     write_each(&end.qp, &end, 0..4);
-    settle(&end.qp);
+    wait_finished(&end.qp);
     let mut polling = end.cq.polling();
     assert_eq!(polling.next().unwrap().map(Completion::wr_id), Some(0));
     assert_eq!(numbers(&end.cq, 1), [1]);
@@ -339,13 +339,13 @@ fn mixes_with_poll(world: &World) {
 fn may_post(world: &World) {
     let end = world.loopback(&small(16));
     write_each(&end.qp, &end, [0]);
-    settle(&end.qp);
+    wait_finished(&end.qp);
     let mut posted = 0;
     // Each completion posts the next request, but the call must still return.
     let count = end.cq.poll_with(|completion| {
         posted += 1;
         write_each(&end.qp, &end, [completion.wr_id() + 1]);
-        settle(&end.qp);
+        wait_finished(&end.qp);
         ControlFlow::Continue(())
     });
     let count = count.unwrap();
@@ -431,7 +431,7 @@ fn wakes_the_sleeper(world: &World) {
     let entries = u64::from(cq.cqe());
     let qp = another(&end, &cq, &cq);
     write_each(&qp, &end, 0..entries);
-    settle(&qp);
+    wait_finished(&qp);
     cq.req_notify(rdma_verbs::verbs::Notify::SolicitedOnly).unwrap();
     write_each(&qp, &end, [entries]);
     match OVERFLOW_IGNORED.holds() {
@@ -462,7 +462,7 @@ fn just_full_is_none(world: &World) {
     let entries = u64::from(end.cq.cqe());
     for _ in 0..3 {
         write_each(&end.qp, &end, 0..entries);
-        settle(&end.qp);
+        wait_finished(&end.qp);
         assert_eq!(numbers(&end.cq, entries as usize), (0..entries).collect::<Vec<u64>>());
     }
     end.is_in(QueuePairState::ReadyToSend);
@@ -472,7 +472,7 @@ fn just_full_is_none(world: &World) {
 fn grows_in_order(world: &World) {
     let end = world.loopback(&small(8));
     write_each(&end.qp, &end, 0..8);
-    settle(&end.qp);
+    wait_finished(&end.qp);
     end.cq.resize(300).unwrap();
     assert!(end.cq.cqe() >= 300);
     write_each(&end.qp, &end, 8..50);
@@ -482,17 +482,17 @@ fn grows_in_order(world: &World) {
 fn shrinks_in_order(world: &World) {
     let end = world.loopback(&small(300));
     write_each(&end.qp, &end, 0..10);
-    settle(&end.qp);
+    wait_finished(&end.qp);
     assert_eq!(numbers(&end.cq, 4), [0, 1, 2, 3]);
     end.cq.resize(6).unwrap();
     assert!(end.cq.cqe() >= 6);
     assert_eq!(numbers(&end.cq, 6), (4..10).collect::<Vec<u64>>());
 }
 
-fn not_below_what_waits(world: &World) {
+fn not_below_the_queued_entries(world: &World) {
     let end = world.loopback(&small(64));
     write_each(&end.qp, &end, 0..10);
-    settle(&end.qp);
+    wait_finished(&end.qp);
     refused(end.cq.resize(9), ErrorKind::InvalidArgument, &["resize_cq", "9"]);
     assert!(end.cq.cqe() >= 64, "nothing changed");
     end.cq.resize(10).unwrap();
@@ -512,7 +512,7 @@ fn larger_holds_more(world: &World) {
     let end = world.loopback(&small(4));
     end.cq.resize(40).unwrap();
     write_each(&end.qp, &end, 0..40);
-    settle(&end.qp);
+    wait_finished(&end.qp);
     end.is_in(QueuePairState::ReadyToSend);
     assert_eq!(numbers(&end.cq, 40), (0..40).collect::<Vec<u64>>());
 }

@@ -36,7 +36,7 @@ facts! {
     /// QP_LAST_WQE_REACHED is raised more than once.
     LAST_EVENT_AGAIN = "event of the last receive repeated";
     /// SQ_DRAINED is raised even if it was not requested.
-    DRAINED_UNASKED = "event of draining unasked";
+    DRAINED_UNREQUESTED = "event of draining not requested";
     /// The send queue counts as drained while a request waits for a receive of the peer.
     WAITING_IS_DRAINED = "requests that wait for a receive do not drain";
     /// Requests posted in SQD start only with the next post after RTS.
@@ -68,7 +68,7 @@ facts! {
     /// max_rd_atomic and max_dest_rd_atomic become powers of two.
     RD_ATOMIC_ROUNDED = "numbers of READs rounded up";
     /// The receive of a SEND with invalidate does not report the invalidated key.
-    INVALIDATED_UNTOLD = "invalidated key not told";
+    INVALIDATED_UNREPORTED = "invalidated key not reported";
     /// The bounds of windows are not checked, only those of their region.
     WINDOW_BOUNDS = "bounds of windows unchecked";
     /// A receive of a shared queue that a message has started to fill is lost when its queue pair ends.
@@ -82,7 +82,7 @@ facts! {
     /// The path's hop limit is the system's.
     HOP_LIMIT_OF_ROUTE = "hop limit of the route";
     /// Arming above the number of waiting receives raises no event before the next receive is taken.
-    LIMIT_LATE = "limit is looked at by receives only";
+    LIMIT_LATE = "limit is checked by receives only";
 }
 
 impl Fact {

@@ -16,7 +16,7 @@ const CREATE_QP: &str = "IBTA, queue pair verbs: create queue pair; ibv_create_q
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("device/query/limits_are_there", QUERY_DEVICE, limits),
     Scenario::new("device/query/guids", QUERY_DEVICE, guids),
-    Scenario::new("device/query/same_answer_twice", QUERY_DEVICE, same_twice),
+    Scenario::new("device/query/same_result_twice", QUERY_DEVICE, same_twice),
     Scenario::new("device/open/twice", "ibv_open_device(3)", opened_twice),
     Scenario::new("device/open/unknown_name", "ibv_open_device(3)", unknown_name),
     Scenario::new("device/list/names_can_be_opened", "ibv_get_device_list(3)", list),
@@ -32,14 +32,14 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("device/counters/count_packets", "API: Context::counters", counters).needs(&[PACKET_COUNTERS]),
     Scenario::new("qp/create/in_reset", CREATE_QP, in_reset),
     Scenario::new("qp/create/numbers_differ", CREATE_QP, numbers_differ),
-    Scenario::new("qp/create/capabilities_at_least_as_asked", CREATE_QP, at_least),
+    Scenario::new("qp/create/capabilities_at_least_as_requested", CREATE_QP, at_least),
     Scenario::new("qp/create/smallest", CREATE_QP, smallest),
     Scenario::new("qp/create/too_many_send_requests", CREATE_QP, too_many_sends),
     Scenario::new("qp/create/too_many_receives", CREATE_QP, too_many_receives),
-    Scenario::new("qp/create/too_many_pieces", CREATE_QP, too_many_pieces),
+    Scenario::new("qp/create/too_many_sges", CREATE_QP, too_many_sges),
     Scenario::new("qp/create/too_much_inline", "ibv_create_qp(3): refused, not clamped", too_much_inline),
     Scenario::new("qp/create/at_the_limits", CREATE_QP, at_the_limits),
-    Scenario::new("qp/create/query_tells_capabilities", "ibv_query_qp(3) init_attr.cap", query_cap),
+    Scenario::new("qp/create/query_returns_capabilities", "ibv_query_qp(3) init_attr.cap", query_cap),
     Scenario::new("qp/create/accessors", CREATE_QP, accessors),
 ];
 
@@ -226,20 +226,22 @@ fn caps(change: impl Fn(&mut QueuePairCapabilities)) -> Shape {
 }
 
 fn at_least(world: &World) {
-    for asked in [1, 3, 7, 100] {
+    for requested in [1, 3, 7, 100] {
         let end = world.end(
             0,
             &caps(|cap| {
-                cap.max_send_wr = asked;
-                cap.max_recv_wr = asked * 2;
-                cap.max_send_sge = 1 + asked % 5;
-                cap.max_recv_sge = 1 + asked % 3;
-                cap.max_inline_data = asked * 2;
+                cap.max_send_wr = requested;
+                cap.max_recv_wr = requested * 2;
+                cap.max_send_sge = 1 + requested % 5;
+                cap.max_recv_sge = 1 + requested % 3;
+                cap.max_inline_data = requested * 2;
             }),
         );
         let cap = end.qp.cap();
-        assert!(cap.max_send_wr >= asked && cap.max_recv_wr >= asked * 2 && cap.max_inline_data >= asked * 2);
-        assert!(cap.max_send_sge > asked % 5 && cap.max_recv_sge > asked % 3, "{cap:?}");
+        assert!(
+            cap.max_send_wr >= requested && cap.max_recv_wr >= requested * 2 && cap.max_inline_data >= requested * 2
+        );
+        assert!(cap.max_send_sge > requested % 5 && cap.max_recv_sge > requested % 3, "{cap:?}");
     }
 }
 
@@ -286,7 +288,7 @@ fn too_many_receives(world: &World) {
     refuses(world, "max_recv_wr", limit, |cap| cap.max_recv_wr = limit + 1);
 }
 
-fn too_many_pieces(world: &World) {
+fn too_many_sges(world: &World) {
     let limit = world.device(0).query_device().max_sge;
     refuses(world, "max_send_sge", limit, |cap| cap.max_send_sge = limit + 1);
     refuses(world, "max_recv_sge", limit, |cap| cap.max_recv_sge = limit + 1);

@@ -33,7 +33,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mr/dmabuf/truncated_under_an_atomic", FAULT, truncated_atomic),
     scenario("mr/dmabuf/truncated_under_own_request", FAULT, truncated_here),
     scenario("mr/dmabuf/mapping_goes_with_the_region", "ibv_dereg_mr(3); mmap(2)", mapping_goes),
-    scenario("mr/dmabuf/what_cannot_be_mapped", "ibv_reg_mr(3) EOPNOTSUPP; mmap(2) ENODEV", not_mappable),
+    scenario("mr/dmabuf/unmappable_descriptors", "ibv_reg_mr(3) EOPNOTSUPP; mmap(2) ENODEV", not_mappable),
     scenario("mr/dmabuf/descriptor_without_the_right", "mmap(2) EACCES", read_only),
     scenario("mr/dmabuf/beyond_the_descriptor", "ibv_reg_mr(3) EINVAL", beyond),
 ];

@@ -236,7 +236,7 @@ impl End {
 
     /// Checks that the first message in RTR raises an event.
     #[track_caller]
-    pub(crate) fn is_told_of_the_connection(&self) {
+    pub(crate) fn expect_established(&self) {
         match NO_ESTABLISHED_EVENT.holds() {
             true => self.no_event(),
             false => assert_eq!(self.event(), AsyncEvent::CommunicationEstablished(self.qp.qpn())),
@@ -247,7 +247,7 @@ impl End {
     #[track_caller]
     pub(crate) fn no_event(&self) {
         let event = self.context.wait_async_event(SILENCE).map_err(|error| error.kind());
-        assert_eq!(event, Err(ErrorKind::TimedOut), "an event that should not be there");
+        assert_eq!(event, Err(ErrorKind::TimedOut), "unexpected event");
     }
 
     /// Checks that the queue pair is in this state now.
@@ -335,7 +335,7 @@ pub(crate) fn caused_by(end: &End, error: &CompletionError, cause: Cause) {
 
 /// Returns the address vector from a device's own address to this one.
 #[track_caller]
-pub(crate) fn way_to(context: &Context, to: Gid) -> AddressVector {
+pub(crate) fn address_vector(context: &Context, to: Gid) -> AddressVector {
     AddressVector::new(to, context.default_gid_index(1).expect("the port has a GID"))
 }
 
@@ -384,7 +384,7 @@ pub(crate) fn next(cq: &CompletionQueue) -> Completion {
 #[track_caller]
 pub(crate) fn silent(cq: &CompletionQueue) {
     match cq.wait(SILENCE) {
-        Ok(completion) => panic!("a completion that should not be there: {completion:?}"),
+        Ok(completion) => panic!("unexpected completion: {completion:?}"),
         Err(error) => assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}"),
     }
 }

@@ -11,9 +11,9 @@ use rdma_verbs::verbs::{
 };
 
 use super::channel::is_readable;
-use super::cq::{settle, write_each};
-use super::deviations::{DRAINED_UNASKED, OVERFLOW_IGNORED};
-use super::end::{End, SILENCE, Shape, patience, receive_without_memory, too_long_for_peer, too_short, way_to};
+use super::cq::{wait_finished, write_each};
+use super::deviations::{DRAINED_UNREQUESTED, OVERFLOW_IGNORED};
+use super::end::{End, SILENCE, Shape, address_vector, patience, receive_without_memory, too_long_for_peer, too_short};
 use super::suite::Scenario;
 use super::world::World;
 
@@ -24,8 +24,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         comm_est,
     ),
     Scenario::new("event/comm_est/not_when_ready_to_send", "IBTA, asynchronous events", no_comm_est),
-    Scenario::new("event/sq_drained/when_asked_for", "ibv_modify_qp(3) en_sqd_async_notify", sq_drained),
-    Scenario::new("event/sq_drained/not_unasked", "ibv_modify_qp(3) en_sqd_async_notify", sq_drained_unasked),
+    Scenario::new("event/sq_drained/when_requested", "ibv_modify_qp(3) en_sqd_async_notify", sq_drained),
+    Scenario::new(
+        "event/sq_drained/only_if_requested",
+        "ibv_modify_qp(3) en_sqd_async_notify",
+        sq_drained_only_if_requested,
+    ),
     Scenario::new("event/access_err/wrong_key", "IBTA, asynchronous events: local access violation", access_err),
     Scenario::new("event/req_err/message_too_long", "IBTA, asynchronous events: invalid request", req_err),
     Scenario::new("event/qp_fatal/receive_memory_gone", "IBTA, asynchronous events: local work queue error", qp_fatal),
@@ -34,11 +38,11 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("event/taker/each_goes_to_one", "ibv_get_async_event(3) threads", each_goes_to_one),
     Scenario::new("event/fd/readable_while_it_waits", "ibv_get_async_event(3) polling", readable_while_it_waits),
     Scenario::new("event/destroy/undelivered_is_discarded", "abi-and-suites 4.4 discard", undelivered_is_discarded),
-    Scenario::new("event/destroy/queue_takes_its_events_along", "abi-and-suites 4.4 discard", queue_takes_events_along),
+    Scenario::new("event/destroy/queue_discards_its_events", "abi-and-suites 4.4 discard", queue_discards_events),
     Scenario::new("event/destroy/while_unacknowledged", "ibv_ack_async_event(3)", destroy_while_unacknowledged),
     Scenario::new("event/ack/counted_for_each_object", "ibv_ack_async_event(3)", counted_for_each_object),
     Scenario::new("event/ack/polled_is_acknowledged", "ibv_ack_async_event(3)", polled_is_acknowledged),
-    Scenario::new("event/ack/wakes_who_waits", "ibv_ack_async_event(3)", ack_wakes),
+    Scenario::new("event/ack/wakes_the_waiting_thread", "ibv_ack_async_event(3)", ack_wakes),
 ];
 
 /// A zero timeout, to check a condition without waiting.
@@ -71,7 +75,7 @@ fn half_connected(world: &World) -> (End, End) {
     let near = left.qp.connection_info().unwrap();
     left.qp.connect(&right.qp.connection_info().unwrap()).unwrap();
     right.qp.init().unwrap();
-    let mut vector = way_to(&right.context, near.gid);
+    let mut vector = address_vector(&right.context, near.gid);
     vector.hop_limit = 64;
     let device = right.context.query_device();
     let mut to_rtr = QueuePairAttributes::default()
@@ -94,7 +98,7 @@ fn comm_est(world: &World) {
     right.no_event();
     left.qp.post_send(&[SendRequest::send(Payload::EMPTY).wr_id(1).signaled()]).unwrap();
     left.sent(1);
-    right.is_told_of_the_connection();
+    right.expect_established();
     right.received(5, 0);
     write_each(&left.qp, &right, [2]);
     left.written(2);
@@ -128,12 +132,12 @@ fn sq_drained(world: &World) {
     (0..4).for_each(|wr_id| left.written(wr_id));
 }
 
-fn sq_drained_unasked(world: &World) {
+fn sq_drained_only_if_requested(world: &World) {
     let (left, right) = world.pair();
     write_each(&left.qp, &right, 0..3);
-    settle(&left.qp);
+    wait_finished(&left.qp);
     drain(&left, None);
-    if DRAINED_UNASKED.holds() {
+    if DRAINED_UNREQUESTED.holds() {
         assert_eq!(left.event(), AsyncEvent::SendQueueDrained(left.qp.qpn()));
     }
     left.no_event();
@@ -247,7 +251,7 @@ fn drained(end: &End) {
     assert!(is_readable(end.context.as_fd(), patience()));
 }
 
-fn queue_takes_events_along(world: &World) {
+fn queue_discards_events(world: &World) {
     let end = world.loopback(&Shape { cqe: 2, ..Shape::default() });
     let entries = u64::from(end.cq.cqe());
     write_each(&end.qp, &end, 0..=entries);

@@ -18,15 +18,19 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario(
-        "invalidate/remote/key_is_dead_and_told",
+        "invalidate/remote/key_is_invalid_and_reported",
         "IBTA, transport functions; ibv_poll_cq(3) WITH_INV",
-        told_and_dead,
+        reported_and_invalid,
     ),
     scenario("invalidate/remote/long_message", "IBTA, transport functions: SEND_LAST with invalidate", long_message),
     scenario("invalidate/remote/region_not_offered", "IBTA, memory management", not_offered),
     scenario("invalidate/remote/unknown_key", "IBTA, transport functions", unknown_key),
     scenario("invalidate/remote/other_domain", "IBTA, memory management: protection domain", other_domain),
-    scenario("invalidate/local/key_is_dead", "IBTA, memory management; ibv_post_send(3) LOCAL_INV", local_key_is_dead),
+    scenario(
+        "invalidate/local/key_is_invalid",
+        "IBTA, memory management; ibv_post_send(3) LOCAL_INV",
+        local_key_is_invalid,
+    ),
     scenario("invalidate/local/unsignaled", "ibv_post_send(3) IBV_SEND_SIGNALED", local_unsignaled),
     scenario("invalidate/local/after_earlier_requests", "IBTA, work request processing: ordering", after_earlier),
     scenario("invalidate/local/twice", "IBTA, memory management: key not valid", twice),
@@ -47,7 +51,7 @@ fn closed(peer: &End, remote: RemoteMemory) {
     peer.fails(79, CompletionStatus::RemoteAccessError);
 }
 
-fn told_and_dead(world: &World) {
+fn reported_and_invalid(world: &World) {
     let (left, right) = world.pair();
     let region = offered(&right);
     right.qp.post_recv(&[ReceiveRequest::new(&right.region).wr_id(1)]).unwrap();
@@ -110,7 +114,7 @@ fn other_domain(world: &World) {
     refused_remotely(&left, &right, region.rkey());
 }
 
-fn local_key_is_dead(world: &World) {
+fn local_key_is_invalid(world: &World) {
     let (left, right) = world.pair();
     let region = offered(&right);
     right.qp.post_send(&[SendRequest::local_invalidate(region.rkey()).wr_id(1).signaled()]).unwrap();

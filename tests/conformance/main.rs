@@ -120,7 +120,7 @@ pub(crate) fn main() -> ! {
 
 /// Runs the suite with this limit for each scenario; `failed` is called at once with the message of each failure.
 pub(crate) fn run(limit: Duration, failed: fn(&str)) -> ! {
-    if std::env::var("RDMA_VERBS_FAULTS").is_ok_and(|way| way == "signal") {
+    if std::env::var("RDMA_VERBS_FAULTS").is_ok_and(|mode| mode == "signal") {
         rdma_verbs::verbs::recover_from_faults().expect("handlers of faults");
     }
     suite::run(FAMILIES, limit, failed)

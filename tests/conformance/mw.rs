@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill};
-use super::deviations::{FAILED_IS_FLUSHED, INVALIDATED_UNTOLD, WINDOW_BOUNDS};
+use super::deviations::{FAILED_IS_FLUSHED, INVALIDATED_UNREPORTED, WINDOW_BOUNDS};
 use super::end::{ALL_RIGHTS, End, Shape, caused_by, create_qp, failed_here, refused};
 use super::suite::{Capability, MEM_WINDOW, MEM_WINDOW_TYPE_2B, Scenario};
 use super::world::{World, connect};
@@ -19,7 +19,7 @@ const fn scenario(name: &'static str, clause: &'static str, needs: &'static [Cap
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("mw/type1/leads_to_its_range", "IBTA, memory windows: type 1; ibv_bind_mw(3)", TYPE_1, leads_to_its_range),
+    scenario("mw/type1/reaches_its_range", "IBTA, memory windows: type 1; ibv_bind_mw(3)", TYPE_1, reaches_its_range),
     scenario(
         "mw/type1/each_bind_has_a_new_key",
         "IBTA, memory windows; ibv_bind_mw(3) rkey",
@@ -50,7 +50,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mw/type2/only_through_its_queue_pair", "IBTA, memory windows: type 2B", TYPE_2, only_its_queue_pair),
     scenario("mw/type2/bound_twice", "IBTA, memory windows: bind of a valid window", TYPE_2, bound_twice),
     scenario("mw/type2/bound_again_after_invalidation", "IBTA, memory windows: free again", TYPE_2, bound_again),
-    scenario("mw/type2/old_tag_is_dead", "IBTA, memory windows: key portion", TYPE_2, old_tag_is_dead),
+    scenario("mw/type2/old_tag_is_invalid", "IBTA, memory windows: key portion", TYPE_2, old_tag_is_invalid),
     scenario(
         "mw/type2/remote_invalidation",
         "IBTA, transport functions: SEND with invalidate",
@@ -103,7 +103,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mw/access/beyond_the_window", "IBTA, reliable service: R_Key check", TYPE_2, beyond_the_window),
     scenario("mw/access/atomic", "IBTA, reliable service; IBTA, atomics", TYPE_2, atomic),
     scenario("mw/access/never_bound", "IBTA, memory windows: free state", TYPE_2, never_bound),
-    scenario("mw/dealloc/key_is_dead", "ibv_dealloc_mw(3)", TYPE_2, dealloc_key_is_dead),
+    scenario("mw/dealloc/key_is_invalid", "ibv_dealloc_mw(3)", TYPE_2, dealloc_key_is_invalid),
     scenario("mw/region/deregistered_under_it", "IBTA, memory windows", TYPE_2, region_deregistered),
 ];
 
@@ -160,7 +160,7 @@ fn open(peer: &End, remote: RemoteMemory) {
     peer.written(80);
 }
 
-fn leads_to_its_range(world: &World) {
+fn reaches_its_range(world: &World) {
     let (left, right) = world.pair();
     let region = bindable(&right);
     let window = right.pd.alloc_mw(MemoryWindowType::Type1).unwrap();
@@ -264,7 +264,7 @@ fn bound_in_order(world: &World) {
     let (left, right) = world.pair();
     let (region, window) = (bindable(&right), window(&right));
     let range = MemoryWindowBind::new(region.slice(64..128).unwrap(), AccessFlags::REMOTE_WRITE);
-    let told = range.remote(window.rkey_with(9)).to_bytes();
+    let description = range.remote(window.rkey_with(9)).to_bytes();
     fill(&right.region, 0, 32 << 10, 5);
     left.qp
         .post_recv(&[ReceiveRequest::new(&left.region).wr_id(1), ReceiveRequest::new(&left.region).wr_id(2)])
@@ -274,11 +274,11 @@ fn bound_in_order(world: &World) {
         .post_send(&[
             SendRequest::send(right.region.slice(..32 << 10).unwrap()),
             SendRequest::bind_mw(&window, 9, &range).unwrap(),
-            SendRequest::send(Payload::inline(&told)).wr_id(3).signaled(),
+            SendRequest::send(Payload::inline(&description)).wr_id(3).signaled(),
         ])
         .unwrap();
     left.received(1, 32 << 10);
-    left.received(2, told.len() as u32);
+    left.received(2, description.len() as u32);
     right.sent(3);
     let mut heard = [0; RemoteMemory::ENCODED_BYTES];
     left.region.read_at(0, &mut heard).unwrap();
@@ -323,7 +323,7 @@ fn bound_again(world: &World) {
     closed(&left, first);
 }
 
-fn old_tag_is_dead(world: &World) {
+fn old_tag_is_invalid(world: &World) {
     let (left, right) = world.pair();
     let (region, window) = (bindable(&right), window(&right));
     let remote = bind(&right, &window, 7, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE));
@@ -341,8 +341,8 @@ fn remote_invalidation(world: &World) {
         .unwrap();
     left.sent(1);
     let success = right.done(5, CompletionOpcode::Receive);
-    let told = INVALIDATED_UNTOLD.or(None, Some(remote.rkey()));
-    assert_eq!((success.byte_len, success.immediate, success.invalidated), (3, None, told));
+    let expected = INVALIDATED_UNREPORTED.or(None, Some(remote.rkey()));
+    assert_eq!((success.byte_len, success.immediate, success.invalidated), (3, None, expected));
     closed(&left, remote);
     check_all(&region, 0, 64, 0);
 }
@@ -550,7 +550,7 @@ fn never_bound(world: &World) {
     check_all(&region, 0, 64, 0);
 }
 
-fn dealloc_key_is_dead(world: &World) {
+fn dealloc_key_is_invalid(world: &World) {
     let (left, right) = world.pair();
     let (region, window) = (bindable(&right), window(&right));
     let remote = bind(&right, &window, 1, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE));

@@ -16,8 +16,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("post/recv/from_init_on", "IBTA, queue pair states: receives from INIT on", recv_from_init),
     Scenario::new("post/send/full_queue", "ibv_post_send(3) ENOMEM", full_send_queue),
     Scenario::new("post/recv/full_queue", "ibv_post_recv(3) ENOMEM", full_receive_queue),
-    Scenario::new("post/send/too_many_pieces", "ibv_post_send(3) num_sge; max_send_sge", too_many_send_pieces),
-    Scenario::new("post/recv/too_many_pieces", "ibv_post_recv(3) num_sge; max_recv_sge", too_many_receive_pieces),
+    Scenario::new("post/send/too_many_sges", "ibv_post_send(3) num_sge; max_send_sge", too_many_send_sges),
+    Scenario::new("post/recv/too_many_sges", "ibv_post_recv(3) num_sge; max_recv_sge", too_many_receive_sges),
     Scenario::new("post/send/inline_too_long", "ibv_post_send(3) IBV_SEND_INLINE; max_inline_data", inline_too_long),
     Scenario::new("post/send/more_than_the_peer_has", "API: RemoteMemory has a length", more_than_the_peer_has),
     Scenario::new(
@@ -112,7 +112,7 @@ fn full_receive_queue(world: &World) {
     right.qp.post_recv(&[more]).unwrap();
 }
 
-fn too_many_send_pieces(world: &World) {
+fn too_many_send_sges(world: &World) {
     let (left, right) = small_pair(world);
     let limit = left.qp.cap().max_send_sge as usize;
     let pieces = vec![left.at(0..1); limit + 1];
@@ -124,7 +124,7 @@ fn too_many_send_pieces(world: &World) {
     left.silent();
 }
 
-fn too_many_receive_pieces(world: &World) {
+fn too_many_receive_sges(world: &World) {
     let (_left, right) = small_pair(world);
     let limit = right.qp.cap().max_recv_sge as usize;
     let pieces = vec![right.at(0..1); limit + 1];

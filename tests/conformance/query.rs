@@ -8,9 +8,9 @@ use rdma_verbs::verbs::{
     QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
 };
 
-use super::attributes::{everything, set, tells, walk};
+use super::attributes::{assert_reported, everything, set, walk};
 use super::deviations::RD_ATOMIC_ROUNDED;
-use super::end::{End, Shape, create_qp, own_gid, patience, refused, silent, way_to};
+use super::end::{End, Shape, address_vector, create_qp, own_gid, patience, refused, silent};
 use super::sharing::MAX_SRQ;
 use super::suite::{Capability, Scenario, XRC};
 use super::world::{World, connect};
@@ -28,9 +28,9 @@ const fn scenario(name: &'static str, clause: &'static str, needs: &'static [Cap
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("states/query/datagrams_everything_that_was_set", QUERY, &[], datagrams),
-    scenario("states/query/creation_is_told_in_every_state", "ibv_query_qp(3) init_attr", &[], in_every_state),
+    scenario("states/query/creation_attributes_in_every_state", "ibv_query_qp(3) init_attr", &[], in_every_state),
     scenario("states/query/reset_forgets_what_was_set", "ibv_query_qp(3)", &[], reset_forgets),
-    scenario("states/query/drained_changes_are_told", QUERY, &[], drained_changes),
+    scenario("states/query/drained_changes_are_returned", QUERY, &[], drained_changes),
     scenario("states/query/queues_of_each_side", "ibv_query_qp(3) init_attr send_cq, recv_cq", &[], queues),
     scenario("states/query/shared_receive_queue", "ibv_query_qp(3) init_attr srq", &[MAX_SRQ], shared_queue),
     scenario("states/query/xrc_ends", "ibv_create_qp_ex(3) XRC_SEND, XRC_RECV", &[XRC], xrc_ends),
@@ -54,17 +54,17 @@ fn datagrams(world: &World) {
     let all = everything(&end);
     let start = ["pkey_index", "port_num", "qkey"];
     end.qp.modify(&set(Init, &all, &start)).unwrap();
-    tells(&end.qp, &all, &start);
+    assert_reported(&end.qp, &all, &start);
     end.qp.modify(&set(ReadyToReceive, &all, &[])).unwrap();
     end.qp.modify(&set(ReadyToSend, &all, &["sq_psn"])).unwrap();
-    tells(&end.qp, &all, &["pkey_index", "port_num", "qkey", "sq_psn"]);
+    assert_reported(&end.qp, &all, &["pkey_index", "port_num", "qkey", "sq_psn"]);
     let changed = go(ReadyToSend).qkey(Qkey(0x7654_3210));
     end.qp.modify(&changed).unwrap();
-    tells(&end.qp, &changed, &["qkey"]);
+    assert_reported(&end.qp, &changed, &["qkey"]);
     // Attributes that datagrams lack are not reported as if they had been set.
-    let told = query(&end).attributes;
-    assert_eq!((told.ah_attr, told.dest_qp_num, told.rq_psn, told.path_mtu), (None, None, None, None));
-    assert_eq!((told.timeout, told.max_rd_atomic, told.qp_state), (None, None, Some(ReadyToSend)));
+    let reported = query(&end).attributes;
+    assert_eq!((reported.ah_attr, reported.dest_qp_num, reported.rq_psn, reported.path_mtu), (None, None, None, None));
+    assert_eq!((reported.timeout, reported.max_rd_atomic, reported.qp_state), (None, None, Some(ReadyToSend)));
 }
 
 /// Returns the steps of a connection through all states.
@@ -133,10 +133,10 @@ fn drained_changes(world: &World) {
     end.qp.modify(&change).unwrap();
     let given =
         ["ah_attr", "timeout", "retry_cnt", "rnr_retry", "min_rnr_timer", "max_rd_atomic", "max_dest_rd_atomic"];
-    tells(&end.qp, &change, &given);
+    assert_reported(&end.qp, &change, &given);
     end.qp.modify(&go(ReadyToSend)).unwrap();
-    tells(&end.qp, &change, &given);
-    tells(&end.qp, &everything(&end), &["rq_psn", "sq_psn", "dest_qp_num", "path_mtu"]);
+    assert_reported(&end.qp, &change, &given);
+    assert_reported(&end.qp, &everything(&end), &["rq_psn", "sq_psn", "dest_qp_num", "path_mtu"]);
 }
 
 fn queues(world: &World) {
@@ -190,9 +190,9 @@ fn xrc_ends(world: &World) {
     target.connect(&far).unwrap();
     initiator.connect(&near).unwrap();
     for (qp, peer) in [(&target, &far), (&initiator, &near)] {
-        let told = qp.query().unwrap().attributes;
-        assert_eq!((told.dest_qp_num, told.rq_psn), (Some(peer.qpn), Some(peer.psn)));
-        assert_eq!(told.ah_attr.map(|way| way.dgid), Some(peer.gid));
+        let reported = qp.query().unwrap().attributes;
+        assert_eq!((reported.dest_qp_num, reported.rq_psn), (Some(peer.qpn), Some(peer.psn)));
+        assert_eq!(reported.ah_attr.map(|vector| vector.dgid), Some(peer.gid));
     }
     // An initiator serves no requests and a target sends none.
     assert_eq!(initiator.query().unwrap().attributes.max_dest_rd_atomic, None);
@@ -216,8 +216,8 @@ fn destroyed(world: &World) {
 fn posting_by_state(world: &World) {
     for qp_type in [UC, UD] {
         let end = world.end(0, &Shape { qp_type, ..Shape::default() });
-        let way = way_to(&end.context, own_gid(&end.context));
-        let handle = end.pd.create_ah(&way).unwrap();
+        let vector = address_vector(&end.context, own_gid(&end.context));
+        let handle = end.pd.create_ah(&vector).unwrap();
         let send = |wr_id: u64| {
             let request = match qp_type {
                 UD => SendRequest::send_to(Payload::EMPTY, &handle, end.qp.qpn(), Qkey(1)),
@@ -290,7 +290,7 @@ fn destroy_purges_both(world: &World) {
 
 fn datagrams_purged(world: &World) {
     let (left, right) = (super::ud::ready(world, 0), super::ud::ready(world, 1));
-    let handle = super::ud::way(&left, &right);
+    let handle = super::ud::address_handle(&left, &right);
     super::ud::receive(&right, 1, 0, 64);
     right.region.write_at(40, b"----").unwrap();
     let text = Payload::inline(b"here");

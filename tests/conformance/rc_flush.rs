@@ -26,7 +26,11 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     ),
     Scenario::new("rc/error/completions_before_stay", "IBTA, queue pair states: done is done", completions_stay),
     Scenario::new("rc/error/frees_the_queue", "IBTA, work request processing: slots return", frees_the_queue),
-    Scenario::new("rc/error/peer_is_not_told", "IBTA, queue pair states: nothing leaves in ERR", peer_is_not_told),
+    Scenario::new(
+        "rc/error/peer_is_not_notified",
+        "IBTA, queue pair states: nothing leaves in ERR",
+        peer_is_not_notified,
+    ),
     Scenario::new("rc/error/flush_names_its_cause", "ibv_poll_cq(3) IBV_WC_WR_FLUSH_ERR", names_cause),
     Scenario::new("rc/error/again_is_allowed", "IBTA, queue pair states: ERR to ERR", error_again),
     Scenario::new(
@@ -132,7 +136,7 @@ fn frees_the_queue(world: &World) {
     left.flushed(0..count);
 }
 
-fn peer_is_not_told(world: &World) {
+fn peer_is_not_notified(world: &World) {
     let (left, right) = world.pair();
     right.receive(1, 0..8);
     left.to_error();
@@ -224,7 +228,7 @@ fn connected_again(world: &World) {
     assert_ne!(left.qp.connection_info().unwrap().psn, first, "a connection begins from a new number");
     connect(&left, &right, &ConnectOptions::default());
     right.receive(2, 0..8);
-    left.post(&[SendRequest::send(Payload::inline(b"anew")).wr_id(3).signaled()]);
+    left.post(&[SendRequest::send(Payload::inline(b"next")).wr_id(3).signaled()]);
     right.received(2, 4);
     left.sent(3);
     right.silent();

@@ -13,7 +13,11 @@ use super::world::World;
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("rc/write/bytes", "IBTA, reliable service: RDMA WRITE", write_bytes),
-    Scenario::new("rc/write/peer_is_not_told", "IBTA, work requests: no completion at the responder", peer_is_not_told),
+    Scenario::new(
+        "rc/write/no_completion_at_the_peer",
+        "IBTA, work requests: no completion at the responder",
+        no_completion_at_the_peer,
+    ),
     Scenario::new(
         "rc/write/zero_bytes_check_no_key",
         "IBTA, reliable service: no R_Key check",
@@ -84,7 +88,7 @@ fn write_bytes(world: &World) {
     check_all(&right.region, 5333, 1000, 0);
 }
 
-fn peer_is_not_told(world: &World) {
+fn no_completion_at_the_peer(world: &World) {
     let (left, right) = world.pair();
     right.receive(1, 0..64);
     left.post(&[SendRequest::write(Payload::inline(b"quiet"), right.far(0..64)).wr_id(2).signaled()]);

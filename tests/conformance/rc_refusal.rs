@@ -55,7 +55,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "IBTA, error handling: class C: to the error state",
         responder,
     ),
-    Scenario::new("rc/refuse/unsignaled_failure_is_told", "ibv_poll_cq(3): errors complete always", unsignaled),
+    Scenario::new("rc/refuse/unsignaled_failure_is_reported", "ibv_poll_cq(3): errors complete always", unsignaled),
     Scenario::new("rc/refuse/immediate_with_wrong_key", ACCESS, immediate_wrong_key),
 ];
 

@@ -49,7 +49,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new(
         "rc/retry/other_peers_packets_are_dropped",
         "IBTA, packet validation: the address must be the peer's",
-        stranger,
+        other_peers_packets,
     ),
     Scenario::new("rc/retry/read_and_atomic_too", "IBTA, reliable service", read_retry),
     Scenario::new("rc/retry/works_again_after_reset", "IBTA, queue pair states: RESET", works_again),
@@ -231,7 +231,7 @@ fn wrong_psn(world: &World) {
     check_all(&right.region, 0, 64, 0);
 }
 
-fn stranger(world: &World) {
+fn other_peers_packets(world: &World) {
     // Single steps give both connections the same first PSN and no key; a key alone would reveal the sender.
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
     step_by_step(&left, &right);

@@ -31,8 +31,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "IBTA, work request processing: scatter list; ibv_post_recv(3) sg_list",
         scattered,
     ),
-    Scenario::new("rc/send/empty_pieces_in_lists", "ibv_post_send(3) sg_list: length 0 is 0 bytes", empty_pieces),
-    Scenario::new("rc/send/most_pieces", "IBTA, queue pair verbs: max_send_sge, max_recv_sge as reported", most_pieces),
+    Scenario::new("rc/send/empty_sges_in_lists", "ibv_post_send(3) sg_list: length 0 is 0 bytes", empty_sges),
+    Scenario::new("rc/send/most_sges", "IBTA, queue pair verbs: max_send_sge, max_recv_sge as reported", most_sges),
     Scenario::new("rc/send/inline_is_copied", "ibv_post_send(3) IBV_SEND_INLINE", inline_is_copied),
     Scenario::new("rc/send/inline_at_the_limit", "ibv_create_qp(3) max_inline_data", inline_at_the_limit),
     Scenario::new("rc/send/inline_and_lists_mixed", "ibv_post_send(3) IBV_SEND_INLINE", inline_mixed),
@@ -134,7 +134,7 @@ fn scattered(world: &World) {
     check_all(&right.region, 5600, 3400, 0);
 }
 
-fn empty_pieces(world: &World) {
+fn empty_sges(world: &World) {
     let (left, right) = world.pair();
     fill(&left.region, 0, 20, 6);
     let into = [right.at(50..50), right.at(0..10), right.at(60..60), right.at(10..20)];
@@ -146,7 +146,7 @@ fn empty_pieces(world: &World) {
     check_all(&right.region, 20, 80, 0);
 }
 
-fn most_pieces(world: &World) {
+fn most_sges(world: &World) {
     let max_sge = world.device(0).query_device().max_sge;
     let cap = QueuePairCapabilities { max_send_sge: max_sge, max_recv_sge: max_sge, ..Shape::default().cap };
     let (left, right) = world.pair_of(&Shape { cap, ..Shape::default() }, &ConnectOptions::default());
@@ -182,7 +182,7 @@ fn inline_is_copied(world: &World) {
 fn inline_at_the_limit(world: &World) {
     let (left, right) = world.pair();
     let limit = left.qp.cap().max_inline_data as usize;
-    assert!(limit >= 256, "at least what was asked for");
+    assert!(limit >= 256, "at least the requested size");
     right.receive(1, 0..limit + 1);
     left.post(&[SendRequest::send(Payload::inline(&pattern(limit, 9)))]);
     right.received(1, limit as u32);

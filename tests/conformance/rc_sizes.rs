@@ -15,7 +15,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("rc/size/write_powers_of_two", "IBTA, reliable service: lengths and padding", write_powers_of_two),
     Scenario::new("rc/size/read_powers_of_two", "IBTA, reliable service: lengths and padding", read_powers_of_two),
     Scenario::new("rc/size/send_every_small_length", "IBTA, transport headers: pad count", send_small),
-    Scenario::new("rc/size/write_every_small_length_and_place", "IBTA, transport headers: pad count", write_small),
+    Scenario::new("rc/size/write_every_small_length_and_offset", "IBTA, transport headers: pad count", write_small),
     Scenario::new("rc/size/send_many_packets", "IBTA, reliable service: FIRST, MIDDLE, LAST", many_packets_sent),
     Scenario::new("rc/size/read_many_packets", "IBTA, reliable service: FIRST, MIDDLE, LAST", many_packets_read),
 ];

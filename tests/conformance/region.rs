@@ -19,7 +19,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("pd/send/region_of_another_domain", DOMAIN, send_from_other_domain),
     Scenario::new("pd/read/region_of_another_domain", DOMAIN, read_into_other_domain),
     Scenario::new("pd/recv/region_of_another_domain", DOMAIN, receive_into_other_domain),
-    Scenario::new("pd/send/one_foreign_piece_of_several", DOMAIN, one_foreign_piece),
+    Scenario::new("pd/send/one_foreign_sge_of_several", DOMAIN, one_foreign_sge),
     Scenario::new("pd/create_qp/queue_of_another_device", "ibv_create_qp(3)", queue_of_other_device),
     Scenario::new("pd/create_qp/queue_of_another_opening", "ibv_create_qp(3)", queue_of_other_opening),
     Scenario::new("pd/alloc/many", "ibv_alloc_pd(3); max_pd", many_domains),
@@ -75,7 +75,7 @@ fn receive_into_other_domain(world: &World) {
     refused(right.qp.post_recv(&[receive]), ErrorKind::InvalidArgument, &["post_recv", "protection domain"]);
 }
 
-fn one_foreign_piece(world: &World) {
+fn one_foreign_sge(world: &World) {
     let (left, right) = world.pair();
     let other = left.context.alloc_pd().unwrap().alloc_mr(64, ALL_RIGHTS).unwrap();
     let foreign_device = right.region.slice(0..8).unwrap();

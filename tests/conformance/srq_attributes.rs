@@ -17,7 +17,7 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("srq/create/as_asked", "ibv_create_srq(3), ibv_query_srq(3): actual values", as_asked),
+    scenario("srq/create/as_requested", "ibv_create_srq(3), ibv_query_srq(3): actual values", as_requested),
     scenario("srq/create/no_receives", "ibv_create_srq(3) max_wr", no_receives),
     scenario("srq/create/above_max_srq_wr", "ibv_query_device(3) max_srq_wr", above_max_srq_wr),
     scenario("srq/create/above_max_srq_sge", "ibv_query_device(3) max_srq_sge", above_max_srq_sge),
@@ -54,7 +54,7 @@ const fn limit(srq_limit: u32) -> SharedReceiveQueueAttributes {
 
 /// Checks that the queue is as large as one created for `max_wr` receives, which may be larger than that.
 #[track_caller]
-fn is(sharing: &Sharing, max_wr: u32, srq_limit: u32) {
+fn assert_status(sharing: &Sharing, max_wr: u32, srq_limit: u32) {
     let created = sharing.pd.create_srq(max_wr, 4).unwrap().query().unwrap();
     assert!(created.max_wr >= max_wr && created.max_sge >= 4, "{created:?}");
     assert_eq!(sharing.srq.query().unwrap(), SharedReceiveQueueStatus { srq_limit, ..created });
@@ -70,7 +70,7 @@ fn fill_up(sharing: &Sharing, waiting: u32) -> u32 {
     count
 }
 
-fn as_asked(world: &World) {
+fn as_requested(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
     let status =
         pd.create_srq_with(100, 3, &SharedReceiveQueueOptions::default().srq_limit(7)).unwrap().query().unwrap();
@@ -147,7 +147,7 @@ fn grow(world: &World) {
     let sharing = Sharing::with(world, 1, &ConnectOptions::default(), 2, &SharedReceiveQueueOptions::default());
     sharing.post([0, 1]);
     sharing.srq.modify(&size(5)).unwrap();
-    is(&sharing, 5, 0);
+    assert_status(&sharing, 5, 0);
     sharing.post([2, 3, 4]);
     for wr_id in 0..5 {
         sharing.send(0, b"kept");
@@ -162,7 +162,7 @@ fn shrink(world: &World) {
     sharing.send(0, b"first");
     sharing.received(0, 0, b"first");
     sharing.srq.modify(&size(2)).unwrap();
-    is(&sharing, 2, 0);
+    assert_status(&sharing, 2, 0);
     let others = fill_up(&sharing, 2);
     for wr_id in 1..3 {
         sharing.send(0, b"kept");
@@ -175,7 +175,7 @@ fn below_waiting(world: &World) {
     let sharing = Sharing::new(world, 1);
     sharing.post(0..5);
     refused(sharing.srq.modify(&size(2)), ErrorKind::InvalidArgument, &["modify_srq", "max_wr is 2"]);
-    is(&sharing, 16, 0);
+    assert_status(&sharing, 16, 0);
     for wr_id in 0..5 {
         sharing.send(0, b"untouched");
         sharing.received(wr_id, 0, b"untouched");
@@ -188,21 +188,21 @@ fn out_of_range(world: &World) {
     refused(sharing.srq.modify(&size(0)), ErrorKind::InvalidArgument, &["modify_srq", "max_wr", "0"]);
     let too_much = (most + 1).to_string();
     refused(sharing.srq.modify(&size(most + 1)), ErrorKind::InvalidArgument, &["modify_srq", "max_wr", &too_much]);
-    is(&sharing, 16, 0);
+    assert_status(&sharing, 16, 0);
 }
 
 fn all_or_nothing(world: &World) {
     let sharing = Sharing::new(world, 0);
     let wrong_limit = SharedReceiveQueueAttributes { max_wr: Some(8), srq_limit: Some(9) };
     refused(sharing.srq.modify(&wrong_limit), ErrorKind::InvalidArgument, &["modify_srq", "srq_limit is 9", "8"]);
-    is(&sharing, 16, 0);
+    assert_status(&sharing, 16, 0);
     sharing.post(0..5);
     let both = SharedReceiveQueueAttributes { max_wr: Some(8), srq_limit: Some(4) };
     sharing.srq.modify(&both).unwrap();
-    is(&sharing, 8, 4);
+    assert_status(&sharing, 8, 4);
     let wrong_size = SharedReceiveQueueAttributes { max_wr: Some(2), srq_limit: Some(1) };
     refused(sharing.srq.modify(&wrong_size), ErrorKind::InvalidArgument, &["max_wr is 2"]);
-    is(&sharing, 8, 4);
+    assert_status(&sharing, 8, 4);
     sharing.no_event();
 }
 
@@ -210,7 +210,7 @@ fn nothing(world: &World) {
     let sharing =
         Sharing::with(world, 0, &ConnectOptions::default(), 4, &SharedReceiveQueueOptions::default().srq_limit(2));
     sharing.srq.modify(&SharedReceiveQueueAttributes::default()).unwrap();
-    is(&sharing, 4, 2);
+    assert_status(&sharing, 4, 2);
     sharing.no_event();
 }
 
@@ -228,12 +228,12 @@ fn below_armed_limit(world: &World) {
     sharing.post(0..3);
     sharing.srq.modify(&limit(3)).unwrap();
     sharing.srq.modify(&size(3)).unwrap();
-    is(&sharing, 3, 3);
+    assert_status(&sharing, 3, 3);
     sharing.srq.modify(&size(16)).unwrap();
     sharing.post(3..10);
     sharing.srq.modify(&limit(10)).unwrap();
     refused(sharing.srq.modify(&size(9)), ErrorKind::InvalidArgument, &["modify_srq"]);
-    is(&sharing, 16, 10);
+    assert_status(&sharing, 16, 10);
     sharing.no_event();
 }
 
@@ -247,7 +247,7 @@ fn fires_once(world: &World) {
         sharing.received(wr_id, wr_id as usize % 2, b"down");
     }
     sharing.limit_reached();
-    is(&sharing, 16, 0);
+    assert_status(&sharing, 16, 0);
     sharing.no_event();
 }
 
@@ -258,7 +258,7 @@ fn armed_again(world: &World) {
         sharing.srq.modify(&limit(1)).unwrap();
         sharing.send(0, b"one");
         sharing.received(0, 0, b"one");
-        is(&sharing, 16, 1);
+        assert_status(&sharing, 16, 1);
         sharing.send(0, b"two");
         sharing.received(1, 0, b"two");
         sharing.limit_reached();
@@ -283,11 +283,11 @@ fn at_once_if_below(world: &World) {
     sharing.post([0]);
     sharing.srq.modify(&limit(2)).unwrap();
     if LIMIT_LATE.holds() {
-        is(&sharing, 16, 2);
+        assert_status(&sharing, 16, 2);
         return sharing.no_event();
     }
     sharing.limit_reached();
-    is(&sharing, 16, 0);
+    assert_status(&sharing, 16, 0);
     sharing.no_event();
 }
 
@@ -296,7 +296,7 @@ fn disarmed(world: &World) {
     sharing.post([0]);
     sharing.srq.modify(&limit(1)).unwrap();
     sharing.srq.modify(&limit(0)).unwrap();
-    is(&sharing, 16, 0);
+    assert_status(&sharing, 16, 0);
     sharing.send(0, b"last");
     sharing.received(0, 0, b"last");
     sharing.no_event();
@@ -317,7 +317,7 @@ fn arm_above_size(world: &World) {
     let most = sharing.srq.query().unwrap().max_wr;
     let names = ["modify_srq", &format!("srq_limit is {}", most + 1), &most.to_string()];
     refused(sharing.srq.modify(&limit(most + 1)), ErrorKind::InvalidArgument, &names);
-    is(&sharing, 16, 0);
+    assert_status(&sharing, 16, 0);
     sharing.no_event();
 }
 
@@ -326,7 +326,7 @@ fn survives_resize(world: &World) {
     sharing.post([0, 1]);
     sharing.srq.modify(&limit(2)).unwrap();
     sharing.srq.modify(&size(32)).unwrap();
-    is(&sharing, 32, 2);
+    assert_status(&sharing, 32, 2);
     sharing.send(0, b"below");
     sharing.received(0, 0, b"below");
     sharing.limit_reached();

@@ -10,7 +10,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::deviations::{SHARED_DOMAIN_IGNORED, SHORT_DATAGRAMS_FAIL, SHORT_SHARED_FAILS};
-use super::end::{End, next, own_gid, patience, receive_without_memory, refused, silent, too_short, way_to};
+use super::end::{End, address_vector, next, own_gid, patience, receive_without_memory, refused, silent, too_short};
 use super::sharing::{MAX_SRQ, ROOM, Sharing};
 use super::suite::Scenario;
 use super::ud::{HEADER, INIT, MAX_MCAST_GRP, QKEY, group, ready, to_state};
@@ -23,7 +23,7 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("srq/ud/taken_in_order", "ibv_create_qp(3) srq; Linux rxe: header and payload", taken_in_order),
     scenario("srq/ud/immediate", "ibv_poll_cq(3) imm_data", immediate),
-    scenario("srq/ud/way_back", "ibv_create_ah_from_wc(3)", way_back),
+    scenario("srq/ud/reply_to_the_sender", "ibv_create_ah_from_wc(3)", reply_to_the_sender),
     scenario("srq/ud/empty_drops_silently", "rdma-core: datagrams know no RNR", empty_drops),
     scenario("srq/ud/too_small_stays_posted", "Linux rxe: a datagram that does not fit is dropped", too_small),
     scenario("srq/ud/wrong_qkey_takes_none", "Linux rxe: Q_Key", wrong_qkey),
@@ -56,7 +56,7 @@ impl Datagrams {
         let receivers = (0..count).map(|_| sharer(&sharing)).collect();
         let sender = ready(world, 1);
         let there = own_gid(&sharing.context);
-        let ah = sender.pd.create_ah(&way_to(&sender.context, there)).unwrap();
+        let ah = sender.pd.create_ah(&address_vector(&sender.context, there)).unwrap();
         Self { sharing, receivers, sender, ah }
     }
 
@@ -145,7 +145,7 @@ fn immediate(world: &World) {
     assert_eq!(ends.received(3, 0, b"x").immediate, Some(0x0102_0304));
 }
 
-fn way_back(world: &World) {
+fn reply_to_the_sender(world: &World) {
     let ends = Datagrams::new(world, 2);
     ends.sharing.post([2]);
     ends.send(1, b"who are you?");
@@ -283,7 +283,7 @@ fn receives_stay(world: &World) {
     ends.receivers[0].modify(&to_state(QueuePairState::Error)).unwrap();
     ends.sharing.last_event(ends.receivers[0].qpn());
     silent(&ends.sharing.cq);
-    ends.send(0, b"to nobody");
+    ends.send(0, b"dropped");
     for wr_id in [1, 2] {
         ends.send(1, b"still there");
         ends.received(wr_id, 1, b"still there");
@@ -310,7 +310,7 @@ fn multicast(world: &World) {
     let to = group(&ends.sender, 0);
     ends.receivers.iter().for_each(|qp| qp.attach_mcast(to).unwrap());
     ends.sharing.post([1, 2, 3]);
-    let ah = ends.sender.pd.create_ah(&way_to(&ends.sender.context, to)).unwrap();
+    let ah = ends.sender.pd.create_ah(&address_vector(&ends.sender.context, to)).unwrap();
     let request = SendRequest::send_to(Payload::inline(b"to all"), &ah, rdma_verbs::verbs::Qpn::MULTICAST, QKEY);
     ends.sender.qp.post_send(&[request]).unwrap();
     let mut found = Vec::new();

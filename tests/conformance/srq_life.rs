@@ -39,7 +39,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("srq/error/sends_are_flushed", "rdma-core: ERR completes all posted sends", sends_are_flushed),
     scenario("srq/reset/receives_stay", "IBTA chapter Shared Receive Queue", reset_keeps_receives),
     scenario("srq/reset/purges_completions", "rdma-core: RESET purges the CQEs", reset_purges),
-    scenario("srq/reset/connected_anew", "rdma-core: reusable in full", connected_anew),
+    scenario("srq/reset/reconnected", "rdma-core: reusable in full", reconnected),
     scenario("srq/destroy/queue_pair_goes_receives_stay", "IBTA chapter Shared Receive Queue", queue_pair_goes),
     scenario("srq/destroy/purges_completions", "rdma-core: ibv_destroy_qp purges", destroy_purges),
     scenario("srq/destroy/event_of_queue_pair_gone", "rdma-core: queued events are discarded", event_gone),
@@ -153,15 +153,15 @@ fn reset_purges(world: &World) {
     silent(&sharing.cq);
 }
 
-fn connected_anew(world: &World) {
+fn reconnected(world: &World) {
     let sharing = Sharing::new(world, 1);
     sharing.works(0, 1);
     sharing.post([2]);
     sharing.receivers[0].reset().unwrap();
     sharing.senders[0].reset().unwrap();
     connect(&sharing.receivers[0], &sharing.senders[0], &ConnectOptions::default());
-    sharing.send(0, b"anew");
-    sharing.received(2, 0, b"anew");
+    sharing.send(0, b"again");
+    sharing.received(2, 0, b"again");
 }
 
 fn queue_pair_goes(world: &World) {

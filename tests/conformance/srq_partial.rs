@@ -208,10 +208,10 @@ fn uc_serves_next(world: &World) {
     }
     assert_eq!(sharing.senders[0].state().unwrap(), QueuePairState::SendQueueError);
     sharing.senders[0].modify(&to(QueuePairState::ReadyToSend)).unwrap();
-    sharing.senders[0].post_send(&[SendRequest::send(Payload::inline(b"begins anew"))]).unwrap();
+    sharing.senders[0].post_send(&[SendRequest::send(Payload::inline(b"starts over"))]).unwrap();
     assert_eq!(sharing.completed(30, 0).byte_len, 11);
     let start = 16 << 10;
-    assert_eq!(sharing.inbox.to_vec(start..start + 12).unwrap(), b"begins anew\xaa");
+    assert_eq!(sharing.inbox.to_vec(start..start + 12).unwrap(), b"starts over\xaa");
     sharing.works(0, 4);
 }
 

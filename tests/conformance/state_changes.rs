@@ -7,9 +7,9 @@ use rdma_verbs::verbs::{
     QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairType, ReceiveRequest, SendRequest,
 };
 
-use super::attributes::{everything, set, tells};
+use super::attributes::{assert_reported, everything, set};
 use super::bytes::{check, check_all, fill};
-use super::deviations::{DRAINED_UNASKED, WAITING_IS_DRAINED};
+use super::deviations::{DRAINED_UNREQUESTED, WAITING_IS_DRAINED};
 use super::end::{End, Shape, memory_gone, nothing, patience, refused};
 use super::suite::Scenario;
 use super::world::{World, connect};
@@ -38,11 +38,11 @@ scenarios! {
     "states/range/path_mtu_above_the_active_one" MODIFY path_mtu_above_the_active_one;
     "states/range/address" MODIFY address;
     "states/query/everything_that_was_set" QUERY everything_that_was_set;
-    "states/query/what_it_was_created_with" QUERY what_it_was_created_with;
+    "states/query/creation_attributes" QUERY creation_attributes;
     "states/query/state_changed_by_a_failure" QUERY state_changed_by_a_failure;
-    "states/sqd/rc_waits_for_what_was_begun" DRAIN rc_waits_for_what_was_begun;
+    "states/sqd/rc_waits_for_started_requests" DRAIN rc_waits_for_started_requests;
     "states/sqd/idle_queue_is_drained_at_once" DRAIN |world| { drained_at_once(world, RC); drained_at_once(world, UC) };
-    "states/sqd/no_event_unless_asked_for_this_time" DRAIN no_event_unless_asked_for_this_time;
+    "states/sqd/no_event_unless_requested_this_time" DRAIN no_event_unless_requested_this_time;
     "states/sqd/rc_posted_later_waits_for_rts" DRAIN |world| posted_later_waits_for_rts(world, RC);
     "states/sqd/uc_posted_later_waits_for_rts" DRAIN |world| posted_later_waits_for_rts(world, UC);
     "states/sqd/rc_receives_go_on" DRAIN |world| receives_go_on(world, RC);
@@ -118,7 +118,7 @@ fn timers_and_retries(world: &World) {
     );
     let most = send.timeout(31).retry_cnt(7).rnr_retry(7);
     end.qp.modify(&most).unwrap();
-    tells(&end.qp, &most, &["timeout", "retry_cnt", "rnr_retry"]);
+    assert_reported(&end.qp, &most, &["timeout", "retry_cnt", "rnr_retry"]);
 }
 
 fn rd_atomic_limits(world: &World) {
@@ -138,8 +138,8 @@ fn rd_atomic_limits(world: &World) {
         all_refused(&end, [(send.max_rd_atomic(more), &names)]);
     }
     end.qp.modify(&send.max_rd_atomic(most_there)).unwrap();
-    let told = end.qp.query().unwrap().attributes;
-    assert_eq!((told.max_dest_rd_atomic, told.max_rd_atomic), (Some(most_here), Some(most_there)));
+    let reported = end.qp.query().unwrap().attributes;
+    assert_eq!((reported.max_dest_rd_atomic, reported.max_rd_atomic), (Some(most_here), Some(most_there)));
 }
 
 fn path_mtu_above_the_active_one(world: &World) {
@@ -179,21 +179,21 @@ fn everything_that_was_set(world: &World) {
         let mut all = everything(&end);
         let vector = all.ah_attr.unwrap().traffic_class(0x48).hop_limit(7).flow_label(0x1_2345).sl(3);
         all.ah_attr = Some(vector);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for (to, names) in [(Init, START), (ReadyToReceive, receive), (ReadyToSend, send)] {
             end.qp.modify(&set(to, &all, names)).unwrap();
-            told.extend_from_slice(names);
-            tells(&end.qp, &all, &told);
+            reported.extend_from_slice(names);
+            assert_reported(&end.qp, &all, &reported);
             assert_eq!(end.qp.query().unwrap().qp_state, to);
         }
         let changed = go(ReadyToSend).qp_access_flags(AccessFlags::REMOTE_READ);
         end.qp.modify(&changed).unwrap();
-        tells(&end.qp, &changed, &["qp_access_flags"]);
-        tells(&end.qp, &all, &["ah_attr", "path_mtu", "dest_qp_num", "rq_psn", "sq_psn"]);
+        assert_reported(&end.qp, &changed, &["qp_access_flags"]);
+        assert_reported(&end.qp, &all, &["ah_attr", "path_mtu", "dest_qp_num", "rq_psn", "sq_psn"]);
     }
 }
 
-fn what_it_was_created_with(world: &World) {
+fn creation_attributes(world: &World) {
     let cap =
         QueuePairCapabilities { max_send_wr: 5, max_recv_wr: 6, max_send_sge: 2, max_recv_sge: 3, max_inline_data: 40 };
     for (qp_type, sq_sig_all) in [(RC, true), (RC, false), (UC, true)] {
@@ -224,14 +224,14 @@ fn state_changed_by_a_failure(world: &World) {
 }
 
 /// Posts a SEND whose receive is not posted yet.
-fn unanswered(left: &End, wr_id: u64) {
+fn post_without_receive(left: &End, wr_id: u64) {
     left.qp.post_send(&[SendRequest::send(left.region.slice(..100).unwrap()).wr_id(wr_id).signaled()]).unwrap();
 }
 
-fn rc_waits_for_what_was_begun(world: &World) {
+fn rc_waits_for_started_requests(world: &World) {
     let (left, right) = world.pair();
     fill(&left.region, 0, 100, 5);
-    unanswered(&left, 1);
+    post_without_receive(&left, 1);
     left.qp.modify(&drain(true)).unwrap();
     if WAITING_IS_DRAINED.holds() {
         return assert_eq!(left.event(), AsyncEvent::SendQueueDrained(left.qp.qpn()));
@@ -256,10 +256,10 @@ fn drained_at_once(world: &World, qp_type: QueuePairType) {
     left.no_event();
 }
 
-fn no_event_unless_asked_for_this_time(world: &World) {
+fn no_event_unless_requested_this_time(world: &World) {
     let (left, _right) = world.pair();
     let drained = AsyncEvent::SendQueueDrained(left.qp.qpn());
-    let none = || match DRAINED_UNASKED.holds() {
+    let none = || match DRAINED_UNREQUESTED.holds() {
         true => assert_eq!(left.event(), drained),
         false => left.no_event(),
     };
@@ -280,7 +280,7 @@ fn posted_later_waits_for_rts(world: &World, qp_type: QueuePairType) {
     left.qp.modify(&drain(true)).unwrap();
     left.event();
     fill(&left.region, 0, 100, 6);
-    unanswered(&left, 1);
+    post_without_receive(&left, 1);
     left.silent();
     right.silent();
     assert!(!left.qp.query().unwrap().sq_draining, "what was posted in SQD is not begun");
@@ -307,13 +307,13 @@ fn receives_go_on(world: &World, qp_type: QueuePairType) {
 
 fn attributes_change_only_when_drained(world: &World) {
     let (left, right) = world.pair();
-    unanswered(&left, 1);
+    post_without_receive(&left, 1);
     left.qp.modify(&drain(true)).unwrap();
     let timeout = go(SendQueueDrained).timeout(18);
     if WAITING_IS_DRAINED.holds() {
         left.event();
         left.qp.modify(&timeout).unwrap();
-        return tells(&left.qp, &timeout, &["timeout"]);
+        return assert_reported(&left.qp, &timeout, &["timeout"]);
     }
     let before = left.qp.query().unwrap();
     refused(left.qp.modify(&timeout), ErrorKind::InvalidState, &["draining", "timeout"]);
@@ -321,7 +321,7 @@ fn attributes_change_only_when_drained(world: &World) {
     right.qp.post_recv(&[ReceiveRequest::new(&right.region).wr_id(2)]).unwrap();
     left.event();
     left.qp.modify(&timeout).unwrap();
-    tells(&left.qp, &timeout, &["timeout"]);
+    assert_reported(&left.qp, &timeout, &["timeout"]);
 }
 
 /// The queue pair moves to another device's address: packets carry the new path's settings, and arrive.
@@ -332,7 +332,7 @@ fn path_changes_take_effect(world: &World) {
     let vector = left.qp.query().unwrap().attributes.ah_attr.unwrap().hop_limit(3).traffic_class(0x20);
     let moved = go(SendQueueDrained).ah_attr(vector).max_dest_rd_atomic(16);
     left.qp.modify(&moved).unwrap();
-    tells(&left.qp, &moved, &["ah_attr", "max_dest_rd_atomic"]);
+    assert_reported(&left.qp, &moved, &["ah_attr", "max_dest_rd_atomic"]);
     left.qp.modify(&go(ReadyToSend)).unwrap();
     for (from, to, seed) in [(&left, &right, 1), (&right, &left, 2)] {
         to.qp.post_recv(&[ReceiveRequest::new(to.region.slice(8192..).unwrap()).wr_id(2)]).unwrap();
@@ -357,7 +357,7 @@ fn reset_forgets(world: &World, qp_type: QueuePairType) {
     let (left, right) = pair(world, qp_type);
     left.qp.modify(&drain(true)).unwrap();
     left.event();
-    unanswered(&left, 1);
+    post_without_receive(&left, 1);
     left.qp.post_recv(&[ReceiveRequest::new(&left.region).wr_id(2)]).unwrap();
     // An unpolled completion is removed as well.
     left.qp.post_recv(&[ReceiveRequest::new(&left.region).wr_id(3)]).unwrap();

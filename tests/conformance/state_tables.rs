@@ -116,7 +116,7 @@ fn to_send(qp_type: QueuePairType) -> &'static [&'static str] {
 }
 
 /// Attributes that may change while a queue pair is in RTS.
-fn anew(qp_type: QueuePairType) -> &'static [&'static str] {
+fn rts_changeable(qp_type: QueuePairType) -> &'static [&'static str] {
     match qp_type {
         RC | XRC_RECEIVE => &["qp_access_flags", "min_rnr_timer"],
         UD => &["qkey"],
@@ -162,12 +162,12 @@ fn init_to_rtr(world: &World, qp_type: QueuePairType) {
 
 fn rtr_to_rts(world: &World, qp_type: QueuePairType) {
     let optional: Vec<&str> =
-        anew(qp_type).iter().copied().chain(["peer"].into_iter().filter(|_| qp_type != UD)).collect();
+        rts_changeable(qp_type).iter().copied().chain(["peer"].into_iter().filter(|_| qp_type != UD)).collect();
     transition(&end_in(world, qp_type, ReadyToReceive), ReadyToSend, to_send(qp_type), &optional);
 }
 
 fn rts_to_rts(world: &World, qp_type: QueuePairType) {
-    transition(&end_in(world, qp_type, ReadyToSend), ReadyToSend, &[], anew(qp_type));
+    transition(&end_in(world, qp_type, ReadyToSend), ReadyToSend, &[], rts_changeable(qp_type));
 }
 
 fn rts_to_sqd(world: &World, qp_type: QueuePairType) {
@@ -175,7 +175,7 @@ fn rts_to_sqd(world: &World, qp_type: QueuePairType) {
 }
 
 fn sqd_to_rts(world: &World, qp_type: QueuePairType) {
-    transition(&end_in(world, qp_type, SendQueueDrained), ReadyToSend, &[], anew(qp_type));
+    transition(&end_in(world, qp_type, SendQueueDrained), ReadyToSend, &[], rts_changeable(qp_type));
 }
 
 fn sqd_to_sqd(world: &World, qp_type: QueuePairType) {

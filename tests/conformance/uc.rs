@@ -50,7 +50,7 @@ scenarios! {
     "uc/recv/too_small_ends_the_receiver" FAULTS too_small_ends_the_receiver;
     "uc/recv/revoked_region_ends_the_receiver" FAULTS revoked_region_ends_the_receiver;
     "uc/sqe/local_error_stops_the_send_queue_alone" SQE local_error_stops_the_send_queue_alone;
-    "uc/sqe/to_rts_and_on" SQE sqe_to_rts_and_on;
+    "uc/sqe/returns_to_rts" SQE sqe_returns_to_rts;
     "uc/sqe/to_error_and_reset" SQE sqe_to_error_and_reset;
     "uc/post/reads_atomics_and_invalidation_refused" OPCODES reads_atomics_and_invalidation_refused;
 }
@@ -373,7 +373,7 @@ fn local_error_stops_the_send_queue_alone(world: &World) {
     assert!(why.contains("SQE") && is_named, "{why}");
 }
 
-fn sqe_to_rts_and_on(world: &World) {
+fn sqe_returns_to_rts(world: &World) {
     let (left, right) = pair(world);
     if !fail_send_queue(&left, &right) {
         return right.is_in(ReadyToSend);

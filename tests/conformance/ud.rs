@@ -5,7 +5,7 @@ use rdma_verbs::verbs::{
     QueuePairType, ReceiveRequest, SendRequest, Success,
 };
 
-use super::end::{End, Shape, own_gid, patience, way_to};
+use super::end::{End, Shape, address_vector, own_gid, patience};
 use super::suite::Capability;
 use super::world::World;
 
@@ -56,8 +56,8 @@ pub(crate) fn gid(end: &End) -> Gid {
 
 /// Creates an address handle from one end to another.
 #[track_caller]
-pub(crate) fn way(from: &End, to: &End) -> AddressHandle {
-    from.pd.create_ah(&way_to(&from.context, gid(to))).expect("create_ah")
+pub(crate) fn address_handle(from: &End, to: &End) -> AddressHandle {
+    from.pd.create_ah(&address_vector(&from.context, gid(to))).expect("create_ah")
 }
 
 /// Posts a receive with room for a message of `len` bytes, the header at `offset`.

@@ -5,9 +5,9 @@ use rdma_verbs::verbs::{
 };
 
 use super::deviations::{HEADER_CHECKSUM, HOP_LIMIT_OF_ROUTE};
-use super::end::{End, way_to};
+use super::end::{End, address_vector};
 use super::suite::Scenario;
-use super::ud::{HEADER, QKEY, arrived, gid, post, ready, receive, way};
+use super::ud::{HEADER, QKEY, address_handle, arrived, gid, post, ready, receive};
 use super::world::World;
 
 macro_rules! scenarios {
@@ -19,7 +19,7 @@ macro_rules! scenarios {
 }
 
 scenarios! {
-    tells_what_it_was_made_with: "IBTA, address handle verbs: query address handle";
+    query_returns_creation_attributes: "IBTA, address handle verbs: query address handle";
     unset_address_refused: "rdma-core: non-global AV on RoCE (pyverbs test_create_ah_roce)";
     port_refused: "rdma-core: port_num";
     gid_index_refused: "rdma-core: sgid_index must exist";
@@ -28,14 +28,14 @@ scenarios! {
     destroyed_after_posting: "IBTA, address handle verbs: requests posted before keep what they need";
     outlives_queue_pairs: "IBTA, address handle verbs: belongs to the protection domain";
     many_of_them: "rdma-core: objects come and go";
-    header_tells_the_way: "Linux rxe: UD receive area";
-    way_back: "ibv_create_ah_from_wc(3)";
-    way_back_keeps_traffic_class: "ibv_init_ah_from_wc(3)";
-    no_way_back_from_a_send: "ibv_init_ah_from_wc(3): needs IBV_WC_GRH";
-    no_way_back_from_a_connection: "ibv_init_ah_from_wc(3): needs IBV_WC_GRH";
-    no_way_back_from_other_bytes: "Linux rxe: the header's checksum decides";
-    no_way_back_from_few_bytes: "Linux rxe: 40 bytes";
-    no_way_back_for_others_messages: "ibv_init_ah_from_wc(3): the receiver must be a GID here";
+    header_has_the_addresses: "Linux rxe: UD receive area";
+    reply: "ibv_create_ah_from_wc(3)";
+    reply_keeps_traffic_class: "ibv_init_ah_from_wc(3)";
+    no_reply_to_a_send: "ibv_init_ah_from_wc(3): needs IBV_WC_GRH";
+    no_reply_to_a_connection: "ibv_init_ah_from_wc(3): needs IBV_WC_GRH";
+    no_reply_to_other_bytes: "Linux rxe: the header's checksum decides";
+    no_reply_to_few_bytes: "Linux rxe: 40 bytes";
+    no_reply_to_messages_of_others: "ibv_init_ah_from_wc(3): the receiver must be a GID here";
 }
 
 fn refused(result: Result<AddressHandle>, word: &str) {
@@ -44,9 +44,9 @@ fn refused(result: Result<AddressHandle>, word: &str) {
     assert!(error.to_string().contains(word), "\"{word}\" is not in \"{error}\"");
 }
 
-fn tells_what_it_was_made_with(world: &World) {
+fn query_returns_creation_attributes(world: &World) {
     let end = ready(world, 0);
-    let mut vector = way_to(&end.context, gid(&end));
+    let mut vector = address_vector(&end.context, gid(&end));
     (vector.traffic_class, vector.hop_limit, vector.flow_label, vector.sl) = (0x28, 9, 0xf_ffff, 15);
     let ah = end.pd.create_ah(&vector).unwrap();
     assert_eq!(ah.address_vector(), vector);
@@ -54,13 +54,13 @@ fn tells_what_it_was_made_with(world: &World) {
 
 fn unset_address_refused(world: &World) {
     let end = world.end(0, &super::ud::shape());
-    refused(end.pd.create_ah(&way_to(&end.context, Gid::ZERO)), "dgid");
+    refused(end.pd.create_ah(&address_vector(&end.context, Gid::ZERO)), "dgid");
 }
 
 fn port_refused(world: &World) {
     let end = world.end(0, &super::ud::shape());
     for port_num in [0, 200] {
-        refused(end.pd.create_ah(&way_to(&end.context, gid(&end)).port_num(port_num)), "port_num");
+        refused(end.pd.create_ah(&address_vector(&end.context, gid(&end)).port_num(port_num)), "port_num");
     }
 }
 
@@ -71,19 +71,19 @@ fn gid_index_refused(world: &World) {
 
 fn flow_label_refused(world: &World) {
     let end = world.end(0, &super::ud::shape());
-    refused(end.pd.create_ah(&way_to(&end.context, gid(&end)).flow_label(1 << 20)), "flow_label");
+    refused(end.pd.create_ah(&address_vector(&end.context, gid(&end)).flow_label(1 << 20)), "flow_label");
 }
 
 fn service_level_refused(world: &World) {
     let end = world.end(0, &super::ud::shape());
-    refused(end.pd.create_ah(&way_to(&end.context, gid(&end)).sl(16)), "sl");
+    refused(end.pd.create_ah(&address_vector(&end.context, gid(&end)).sl(16)), "sl");
 }
 
 fn destroyed_after_posting(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
     for wr_id in 0..20 {
         receive(&right, wr_id, wr_id as usize * 64, 8);
-        let ah = way(&left, &right);
+        let ah = address_handle(&left, &right);
         let bytes = wr_id.to_ne_bytes();
         post(&left, SendRequest::send_to(Payload::inline(&bytes), &ah, right.qp.qpn(), QKEY));
         drop(ah);
@@ -95,7 +95,7 @@ fn destroyed_after_posting(world: &World) {
 
 fn outlives_queue_pairs(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     let End { qp, pd, cq, region, context } = left;
     drop(qp);
     let qp = super::end::create_qp(&pd, &cq, &cq, &super::ud::shape());
@@ -110,7 +110,7 @@ fn outlives_queue_pairs(world: &World) {
 fn many_of_them(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
     for _ in 0..10 {
-        let handles: Vec<AddressHandle> = (0..100).map(|_| way(&left, &right)).collect();
+        let handles: Vec<AddressHandle> = (0..100).map(|_| address_handle(&left, &right)).collect();
         assert!(handles.iter().all(|handle| handle.address_vector().dgid == gid(&right)));
     }
 }
@@ -140,9 +140,9 @@ fn parsed(bytes: &[u8]) -> GlobalRouteHeader {
     GlobalRouteHeader::from_bytes(&bytes).expect("a header with a valid checksum")
 }
 
-fn header_tells_the_way(world: &World) {
+fn header_has_the_addresses(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let mut vector = way_to(&left.context, gid(&right));
+    let mut vector = address_vector(&left.context, gid(&right));
     (vector.traffic_class, vector.hop_limit) = (0x20, 7);
     let header = header_of(&left, &right, &vector);
     assert_eq!((Gid::from(header.source), Gid::from(header.destination)), (gid(&left), gid(&right)));
@@ -154,9 +154,9 @@ fn header_tells_the_way(world: &World) {
     }
 }
 
-fn way_back(world: &World) {
+fn reply(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     receive(&right, 1, 0, 64);
     receive(&left, 2, 0, 64);
     post(&left, SendRequest::send_to(Payload::inline(b"ping"), &ah, right.qp.qpn(), QKEY));
@@ -173,10 +173,10 @@ fn way_back(world: &World) {
     assert_eq!(left.region.to_vec(HEADER..HEADER + 4).unwrap(), b"pong");
 }
 
-fn way_back_keeps_traffic_class(world: &World) {
+fn reply_keeps_traffic_class(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
     receive(&right, 1, 0, 64);
-    let there = way_to(&left.context, gid(&right)).traffic_class(0x48);
+    let there = address_vector(&left.context, gid(&right)).traffic_class(0x48);
     let ah = left.pd.create_ah(&there).unwrap();
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     let completion = right.next();
@@ -184,14 +184,14 @@ fn way_back_keeps_traffic_class(world: &World) {
     assert_eq!(back.address_vector().traffic_class, 0x48);
 }
 
-fn no_way_back_from_a_send(world: &World) {
+fn no_reply_to_a_send(world: &World) {
     let left = ready(world, 0);
-    let ah = way(&left, &left);
+    let ah = address_handle(&left, &left);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY).signaled());
     refused(left.pd.create_ah_from_completion(&left.next(), &[0; HEADER], 1), "GLOBAL_ROUTE_HEADER");
 }
 
-fn no_way_back_from_a_connection(world: &World) {
+fn no_reply_to_a_connection(world: &World) {
     let (left, right) = world.pair();
     right.qp.post_recv(&[rdma_verbs::verbs::ReceiveRequest::new(&right.region)]).unwrap();
     left.qp.post_send(&[SendRequest::send(Payload::inline(&[0x60; HEADER]))]).unwrap();
@@ -202,7 +202,7 @@ fn no_way_back_from_a_connection(world: &World) {
 /// Returns the completion of a received datagram, with its header.
 fn received(world: &World) -> (End, rdma_verbs::verbs::Completion, Vec<u8>) {
     let end = ready(world, 0);
-    let ah = way(&end, &end);
+    let ah = address_handle(&end, &end);
     receive(&end, 1, 0, 64);
     post(&end, SendRequest::send_to(Payload::EMPTY, &ah, end.qp.qpn(), QKEY));
     let completion = end.next();
@@ -210,20 +210,20 @@ fn received(world: &World) -> (End, rdma_verbs::verbs::Completion, Vec<u8>) {
     (end, completion, header)
 }
 
-fn no_way_back_from_other_bytes(world: &World) {
+fn no_reply_to_other_bytes(world: &World) {
     let (end, completion, _) = received(world);
     refused(end.pd.create_ah_from_completion(&completion, &[0; HEADER], 1), "grh");
     refused(end.pd.create_ah_from_completion(&completion, &[0x45; HEADER], 1), "grh");
 }
 
-fn no_way_back_from_few_bytes(world: &World) {
+fn no_reply_to_few_bytes(world: &World) {
     let (end, completion, header) = received(world);
     refused(end.pd.create_ah_from_completion(&completion, &header[..HEADER - 1], 1), "39 bytes");
     refused(end.pd.create_ah_from_completion(&completion, &header, 2), "port_num");
     assert!(end.pd.create_ah_from_completion(&completion, &header, 1).is_ok());
 }
 
-fn no_way_back_for_others_messages(world: &World) {
+fn no_reply_to_messages_of_others(world: &World) {
     let (end, completion, header) = received(world);
     let mut parsed = parsed(&header);
     parsed.destination = match parsed.destination.is_ipv4() {

@@ -7,9 +7,11 @@ use rdma_verbs::verbs::{
 
 use super::bytes::check_all;
 use super::deviations::NO_SEND_QUEUE_ERROR;
-use super::end::{memory_gone, own_gid, receive_without_memory, way_to};
+use super::end::{address_vector, memory_gone, own_gid, receive_without_memory};
 use super::suite::Scenario;
-use super::ud::{HEADER, QKEY, arrived, dropped, idle, init, packets_sent, post, ready, receive, shape, to_state, way};
+use super::ud::{
+    HEADER, QKEY, address_handle, arrived, dropped, idle, init, packets_sent, post, ready, receive, shape, to_state,
+};
 use super::world::World;
 
 macro_rules! scenarios {
@@ -55,7 +57,7 @@ fn refused(result: rdma_verbs::verbs::Result<()>, kind: ErrorKind, words: &[&str
 
 fn longer_than_mtu_refused(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     let mtu = left.context.query_port(1).unwrap().active_mtu.bytes();
     let long = left.region.slice(..mtu as usize + 1).unwrap();
     let request = SendRequest::send_to(long, &ah, right.qp.qpn(), QKEY);
@@ -91,7 +93,7 @@ fn other_operations_refused(world: &World) {
 
 fn destination_on_connection_refused(world: &World) {
     let (left, right) = world.pair();
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     let request = SendRequest::send_to(Payload::inline(b"x"), &ah, right.qp.qpn(), QKEY);
     refused(left.qp.post_send(&[request]), ErrorKind::InvalidArgument, &["address handle", "connected"]);
     left.is_in(QueuePairState::ReadyToSend);
@@ -101,21 +103,21 @@ fn handle_of_other_domain_refused(world: &World) {
     let left = ready(world, 0);
     let other = left.context.alloc_pd().unwrap();
     let gid = own_gid(&left.context);
-    let ah = other.create_ah(&way_to(&left.context, gid)).unwrap();
+    let ah = other.create_ah(&address_vector(&left.context, gid)).unwrap();
     let request = SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY);
     refused(left.qp.post_send(&[request]), ErrorKind::InvalidArgument, &["protection domain"]);
 }
 
 fn handle_of_other_device_refused(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&right, &left);
+    let ah = address_handle(&right, &left);
     let request = SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY);
     refused(left.qp.post_send(&[request]), ErrorKind::InvalidArgument, &["protection domain"]);
 }
 
 fn posting_before_rts_refused(world: &World) {
     let left = world.end(0, &shape());
-    let ah = way(&left, &left);
+    let ah = address_handle(&left, &left);
     let request = SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY);
     refused(left.qp.post_send(&[request]), ErrorKind::InvalidState, &["RESET"]);
     init(&left, QKEY);
@@ -126,7 +128,7 @@ fn posting_before_rts_refused(world: &World) {
 
 fn batch_with_one_wrong_posts_nothing(world: &World) {
     let left = ready(world, 0);
-    let ah = way(&left, &left);
+    let ah = address_handle(&left, &left);
     let good = SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY).signaled();
     let bad = SendRequest::send(Payload::EMPTY);
     refused(left.qp.post_send(&[good, bad, good]), ErrorKind::InvalidArgument, &["destination"]);
@@ -136,7 +138,7 @@ fn batch_with_one_wrong_posts_nothing(world: &World) {
 
 fn full_queue_and_back(world: &World) {
     let left = ready(world, 0);
-    let ah = way(&left, &left);
+    let ah = address_handle(&left, &left);
     let request = SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY).signaled();
     let most = left.qp.cap().max_send_wr;
     for wr_id in 0..u64::from(most) {
@@ -153,7 +155,7 @@ fn full_queue_and_back(world: &World) {
 /// Returns two ends, the left one in SQE after a send from deregistered memory. `None` if that leads to ERR.
 fn in_send_queue_error(world: &World) -> Option<(super::end::End, super::end::End)> {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     let gone = left.region(64, AccessFlags::LOCAL_WRITE);
     let good = SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY);
     let bad = SendRequest::send_to(gone.slice(..).unwrap(), &ah, right.qp.qpn(), QKEY);
@@ -174,7 +176,7 @@ fn in_send_queue_error(world: &World) -> Option<(super::end::End, super::end::En
 fn revoked_source_fails_alone(world: &World) {
     let Some((left, right)) = in_send_queue_error(world) else { return };
     receive(&left, 9, 0, 64);
-    let back = way(&right, &left);
+    let back = address_handle(&right, &left);
     post(&right, SendRequest::send_to(Payload::inline(b"still"), &back, left.qp.qpn(), QKEY));
     arrived(&left, 9, 5, &right);
     packets_sent(&left, 1);
@@ -182,7 +184,7 @@ fn revoked_source_fails_alone(world: &World) {
 
 fn posted_in_sqe_is_flushed(world: &World) {
     let Some((left, right)) = in_send_queue_error(world) else { return };
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).wr_id(4));
     left.flushed([4]);
     packets_sent(&left, 1);
@@ -192,7 +194,7 @@ fn out_of_sqe(world: &World) {
     let Some((left, right)) = in_send_queue_error(world) else { return };
     left.qp.modify(&to_state(QueuePairState::ReadyToSend)).unwrap();
     receive(&right, 1, 0, 64);
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     post(&left, SendRequest::send_to(Payload::inline(b"again"), &ah, right.qp.qpn(), QKEY).wr_id(5).signaled());
     left.sent(5);
     arrived(&right, 1, 5, &left);
@@ -204,7 +206,7 @@ fn revoked_receive_ends_it(world: &World) {
     right.qp.post_recv(&[ReceiveRequest::new(&gone).wr_id(1)]).unwrap();
     receive(&right, 2, 0, 64);
     gone.dereg().unwrap();
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     post(&left, SendRequest::send_to(Payload::inline(b"x"), &ah, right.qp.qpn(), QKEY));
     right.fails(1, receive_without_memory());
     right.flushed([2]);
@@ -215,7 +217,7 @@ fn revoked_receive_ends_it(world: &World) {
 
 fn flush_in_order(world: &World) {
     let left = ready(world, 0);
-    let ah = way(&left, &left);
+    let ah = address_handle(&left, &left);
     (1..=3).for_each(|wr_id| receive(&left, wr_id, 0, 64));
     left.to_error();
     left.flushed(1..=3);
@@ -228,7 +230,7 @@ fn flush_in_order(world: &World) {
 
 fn drained_holds_back(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     receive(&right, 1, 0, 64);
     left.qp.modify(&to_state(QueuePairState::SendQueueDrained)).unwrap();
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).wr_id(2).signaled());
@@ -241,7 +243,7 @@ fn drained_holds_back(world: &World) {
 
 fn reset_and_again(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     receive(&right, 1, 0, 64);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     arrived(&right, 1, 0, &left);
@@ -260,7 +262,7 @@ fn reset_and_again(world: &World) {
 
 fn destroyed_while_receiving(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     let number = right.qp.qpn();
     (0..50).for_each(|wr_id| receive(&right, wr_id, 0, 64));
     let request = SendRequest::send_to(Payload::inline(&[7; 64]), &ah, number, QKEY);
@@ -301,7 +303,7 @@ fn path_attributes_refused(world: &World) {
     let end = idle(world, 0, &shape());
     let gid = own_gid(&end.context);
     let mut attributes = to_state(QueuePairState::ReadyToReceive);
-    attributes.ah_attr = Some(way_to(&end.context, gid));
+    attributes.ah_attr = Some(address_vector(&end.context, gid));
     attributes.rq_psn = Some(Psn::new(1));
     modify_refused(&end, &attributes, &["ah_attr", "rq_psn"]);
 }

@@ -2,7 +2,7 @@
 
 use rdma_verbs::verbs::{DropReason, ErrorKind, Gid, GlobalRouteHeader, Payload, Qkey, Qpn, QueuePair, SendRequest};
 
-use super::end::{End, create_qp, way_to};
+use super::end::{End, address_vector, create_qp};
 use super::suite::Scenario;
 use super::ud::{HEADER, MAX_MCAST_GRP, QKEY, arrived, dropped, gid, group, idle, init, post, ready, receive, shape};
 use super::world::World;
@@ -38,7 +38,7 @@ scenarios! {
     reset_stays_attached: "IBTA, multicast: attachment is no attribute of the state";
     number_of_one_queue_pair_dropped: "IBTA, packet validation: multicast packets are for 0xffffff";
     immediate_and_header: "Linux rxe: the header names the group";
-    way_back_is_to_the_sender: "ibv_create_ah_from_wc(3)";
+    reply_goes_to_the_sender: "ibv_create_ah_from_wc(3)";
     joining_again_after_leaving: "ibv_attach_mcast(3), ibv_detach_mcast(3)";
     most_members_of_a_group: "ibv_query_device(3) max_mcast_qp_attach";
     most_groups: "ibv_query_device(3) max_mcast_grp";
@@ -46,13 +46,13 @@ scenarios! {
 
 #[track_caller]
 fn send(from: &End, to: Gid, bytes: &[u8]) {
-    let ah = from.pd.create_ah(&way_to(&from.context, to)).expect("create_ah");
+    let ah = from.pd.create_ah(&address_vector(&from.context, to)).expect("create_ah");
     post(from, SendRequest::send_to(Payload::inline(bytes), &ah, Qpn::MULTICAST, QKEY));
 }
 
 /// Checks that the message arrived, once.
 #[track_caller]
-fn heard(end: &End, wr_id: u64, bytes: &[u8], from: &End) {
+fn arrived_once(end: &End, wr_id: u64, bytes: &[u8], from: &End) {
     arrived(end, wr_id, bytes.len(), from);
     assert_eq!(end.region.to_vec(HEADER..HEADER + bytes.len()).unwrap(), bytes);
     end.silent();
@@ -72,7 +72,7 @@ fn member_receives(world: &World) {
     let to = group(&sender, 0);
     let member = member(world, 1, to);
     send(&sender, to, b"all");
-    heard(&member, 1, b"all", &sender);
+    arrived_once(&member, 1, b"all", &sender);
 }
 
 fn members_on_several_devices(world: &World) {
@@ -80,7 +80,7 @@ fn members_on_several_devices(world: &World) {
     let to = group(&sender, 0);
     let members = [1, 2, 3].map(|index| member(world, index, to));
     send(&sender, to, b"all of you");
-    members.iter().for_each(|member| heard(member, 1, b"all of you", &sender));
+    members.iter().for_each(|member| arrived_once(member, 1, b"all of you", &sender));
 }
 
 /// Creates another datagram queue pair of an end, in RTS, with the same queues.
@@ -118,7 +118,7 @@ fn members_of_several_openings(world: &World) {
     let to = group(&sender, 0);
     let members = [1, 1, 0].map(|index| member(world, index, to));
     send(&sender, to, b"again");
-    members.iter().for_each(|member| heard(member, 1, b"again", &sender));
+    members.iter().for_each(|member| arrived_once(member, 1, b"again", &sender));
 }
 
 fn others_receive_nothing(world: &World) {
@@ -127,7 +127,7 @@ fn others_receive_nothing(world: &World) {
     let (member, other) = (member(world, 1, to), ready(world, 1));
     receive(&other, 1, 0, 64);
     send(&sender, to, b"not you");
-    heard(&member, 1, b"not you", &sender);
+    arrived_once(&member, 1, b"not you", &sender);
     other.silent();
 }
 
@@ -136,9 +136,9 @@ fn groups_are_separate(world: &World) {
     let (one, two) = (group(&sender, 0), group(&sender, 1));
     let members = [member(world, 1, one), member(world, 1, two)];
     send(&sender, two, b"second");
-    heard(&members[1], 1, b"second", &sender);
+    arrived_once(&members[1], 1, b"second", &sender);
     send(&sender, one, b"first");
-    heard(&members[0], 1, b"first", &sender);
+    arrived_once(&members[0], 1, b"first", &sender);
     members[1].silent();
 }
 
@@ -148,7 +148,7 @@ fn attached_sender_receives_its_own(world: &World) {
     sender.qp.attach_mcast(to).unwrap();
     receive(&sender, 1, 0, 64);
     send(&sender, to, b"echo");
-    heard(&sender, 1, b"echo", &sender);
+    arrived_once(&sender, 1, b"echo", &sender);
 }
 
 fn detached_sender_receives_nothing(world: &World) {
@@ -157,7 +157,7 @@ fn detached_sender_receives_nothing(world: &World) {
     let member = member(world, 1, to);
     receive(&sender, 1, 0, 64);
     send(&sender, to, b"no echo");
-    heard(&member, 1, b"no echo", &sender);
+    arrived_once(&member, 1, b"no echo", &sender);
     sender.silent();
 }
 
@@ -168,7 +168,7 @@ fn attached_twice_is_one_copy(world: &World) {
     member.qp.attach_mcast(to).unwrap();
     receive(&member, 2, 100, 64);
     send(&sender, to, b"once");
-    heard(&member, 1, b"once", &sender);
+    arrived_once(&member, 1, b"once", &sender);
     member.qp.detach_mcast(to).unwrap();
     assert!(member.qp.detach_mcast(to).is_err(), "one detach ends both");
 }
@@ -179,7 +179,7 @@ fn detached_receives_nothing(world: &World) {
     let (gone, member) = (member(world, 1, to), member(world, 2, to));
     gone.qp.detach_mcast(to).unwrap();
     send(&sender, to, b"gone?");
-    heard(&member, 1, b"gone?", &sender);
+    arrived_once(&member, 1, b"gone?", &sender);
     gone.silent();
 }
 
@@ -219,7 +219,7 @@ fn wrong_qkey_drops_that_copy(world: &World) {
     receive(&other, 1, 0, 64);
     let member = member(world, 1, to);
     send(&sender, to, b"keyed");
-    heard(&member, 1, b"keyed", &sender);
+    arrived_once(&member, 1, b"keyed", &sender);
     dropped(&other, DropReason::BadQkey, 1);
 }
 
@@ -230,7 +230,7 @@ fn full_member_harms_no_other(world: &World) {
     full.qp.attach_mcast(to).unwrap();
     let member = member(world, 1, to);
     send(&sender, to, b"room");
-    heard(&member, 1, b"room", &sender);
+    arrived_once(&member, 1, b"room", &sender);
     dropped(&full, DropReason::NoReceive, 1);
 }
 
@@ -242,7 +242,7 @@ fn destroyed_member_harms_no_other(world: &World) {
     second.attach_mcast(to).unwrap();
     drop(second);
     send(&sender, to, b"left");
-    heard(&first, 1, b"left", &sender);
+    arrived_once(&first, 1, b"left", &sender);
 }
 
 fn reset_stays_attached(world: &World) {
@@ -254,25 +254,25 @@ fn reset_stays_attached(world: &World) {
     member.qp.bring_up_ud().unwrap();
     receive(&member, 2, 0, 64);
     send(&sender, to, b"back");
-    heard(&member, 2, b"back", &sender);
+    arrived_once(&member, 2, b"back", &sender);
 }
 
 fn number_of_one_queue_pair_dropped(world: &World) {
     let sender = ready(world, 0);
     let to = group(&sender, 0);
     let member = member(world, 1, to);
-    let ah = sender.pd.create_ah(&way_to(&sender.context, to)).unwrap();
+    let ah = sender.pd.create_ah(&address_vector(&sender.context, to)).unwrap();
     post(&sender, SendRequest::send_to(Payload::inline(b"one"), &ah, member.qp.qpn(), QKEY));
     dropped(&member, DropReason::WrongAddress, 1);
     send(&sender, to, b"all");
-    heard(&member, 1, b"all", &sender);
+    arrived_once(&member, 1, b"all", &sender);
 }
 
 fn immediate_and_header(world: &World) {
     let sender = ready(world, 0);
     let to = group(&sender, 0);
     let member = member(world, 1, to);
-    let mut vector = way_to(&sender.context, to);
+    let mut vector = address_vector(&sender.context, to);
     vector.hop_limit = 5;
     let ah = sender.pd.create_ah(&vector).unwrap();
     post(&sender, SendRequest::send_to_with_immediate(Payload::EMPTY, &ah, Qpn::MULTICAST, QKEY, 0xabc));
@@ -283,7 +283,7 @@ fn immediate_and_header(world: &World) {
     assert_eq!(header.hop_limit, 5);
 }
 
-fn way_back_is_to_the_sender(world: &World) {
+fn reply_goes_to_the_sender(world: &World) {
     let sender = ready(world, 0);
     let to = group(&sender, 0);
     let member = member(world, 1, to);
@@ -306,7 +306,7 @@ fn joining_again_after_leaving(world: &World) {
         member.qp.attach_mcast(to).unwrap();
     }
     send(&sender, to, b"here");
-    heard(&member, 1, b"here", &sender);
+    arrived_once(&member, 1, b"here", &sender);
 }
 
 fn most_members_of_a_group(world: &World) {

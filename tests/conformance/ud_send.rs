@@ -9,7 +9,9 @@ use super::bytes::{check, check_all, fill};
 use super::deviations::{QKEY_TAKEN_LITERALLY, SHORT_DATAGRAMS_FAIL};
 use super::end::{Shape, too_short};
 use super::suite::Scenario;
-use super::ud::{HEADER, QKEY, arrived, dropped, idle, init, packets_sent, post, ready, receive, shape, to_state, way};
+use super::ud::{
+    HEADER, QKEY, address_handle, arrived, dropped, idle, init, packets_sent, post, ready, receive, shape, to_state,
+};
 use super::world::World;
 
 macro_rules! scenarios {
@@ -35,7 +37,7 @@ scenarios! {
     unsignaled_are_silent: "ibv_post_send(3) IBV_SEND_SIGNALED";
     signaled_all: "ibv_create_qp(3) sq_sig_all";
     completes_without_a_receiver: "IBTA, unreliable service: complete once it left";
-    never_answered: "IBTA, unreliable service: no acknowledgement; Linux rxe: no NAK is generated";
+    never_acknowledged: "IBTA, unreliable service: no acknowledgement; Linux rxe: no NAK is generated";
     without_receive_dropped: "IBTA, unreliable service: no receive, silently dropped";
     too_long_for_receive_dropped: "Linux rxe: receive must hold payload + 40, else dropped; the receive stays";
     header_alone_needs_room: "Linux rxe: payload + 40";
@@ -54,7 +56,7 @@ fn bytes_behind_the_header(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
     fill(&left.region, 0, 500, 1);
     receive(&right, 7, 64, 600);
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     post(&left, SendRequest::send_to(left.region.slice(..500).unwrap(), &ah, right.qp.qpn(), QKEY).wr_id(3).signaled());
     assert_eq!(arrived(&right, 7, 500, &left).immediate, None);
     left.sent(3);
@@ -68,7 +70,7 @@ fn bytes_behind_the_header(world: &World) {
 fn zero_bytes(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
     receive(&right, 1, 0, 0);
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).wr_id(2).signaled());
     arrived(&right, 1, 0, &left);
     left.sent(2);
@@ -77,7 +79,7 @@ fn zero_bytes(world: &World) {
 
 fn immediate(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     for (wr_id, word) in (0u64..).zip([0, 0x0102_0304, u32::MAX]) {
         receive(&right, wr_id, 0, 64);
         let request = SendRequest::send_to_with_immediate(Payload::inline(b"word"), &ah, right.qp.qpn(), QKEY, word);
@@ -90,7 +92,7 @@ fn immediate(world: &World) {
 
 fn every_remainder_of_four(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     for len in 1..=9 {
         right.region.write_at(0, &[0xee; 128]).unwrap();
         fill(&left.region, 0, len, len as u64);
@@ -107,7 +109,7 @@ fn largest_message(world: &World) {
     let largest = left.context.query_port(1).unwrap().active_mtu.bytes() as usize;
     fill(&left.region, 0, largest, 5);
     receive(&right, 1, 0, largest);
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     post(&left, SendRequest::send_to(left.region.slice(..largest).unwrap(), &ah, right.qp.qpn(), QKEY));
     arrived(&right, 1, largest, &left);
     check(&right.region, HEADER, largest, 5);
@@ -121,7 +123,7 @@ fn gathered_and_scattered(world: &World) {
     let into = [(0, 20), (1000, 1030), (2000, 2001), (3000, 4000)];
     let into = into.map(|(start, end)| right.region.slice(start..end).unwrap());
     right.qp.post_recv(&[ReceiveRequest::new(&into).wr_id(1)]).unwrap();
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     post(&left, SendRequest::send_to(&from, &ah, right.qp.qpn(), QKEY));
     arrived(&right, 1, 300, &left);
     let mut found = right.region.to_vec(1020..1030).unwrap();
@@ -133,7 +135,7 @@ fn gathered_and_scattered(world: &World) {
 
 fn inline(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     receive(&right, 1, 0, 256);
     let mut bytes = super::bytes::pattern(200, 3);
     post(&left, SendRequest::send_to(Payload::inline(&bytes), &ah, right.qp.qpn(), QKEY));
@@ -144,7 +146,7 @@ fn inline(world: &World) {
 
 fn to_itself(world: &World) {
     let end = ready(world, 0);
-    let ah = way(&end, &end);
+    let ah = address_handle(&end, &end);
     receive(&end, 1, 0, 64);
     post(&end, SendRequest::send_to(Payload::inline(b"echo"), &ah, end.qp.qpn(), QKEY));
     arrived(&end, 1, 4, &end);
@@ -156,7 +158,7 @@ fn one_to_many(world: &World) {
     let receivers = [1, 2, 3].map(|index| ready(world, index));
     for (number, receiver) in receivers.iter().enumerate() {
         receive(receiver, 1, 0, 64);
-        let (ah, byte) = (way(&sender, receiver), [number as u8]);
+        let (ah, byte) = (address_handle(&sender, receiver), [number as u8]);
         let request = SendRequest::send_to(Payload::inline(&byte), &ah, receiver.qp.qpn(), QKEY);
         post(&sender, request.wr_id(number as u64).signaled());
     }
@@ -172,7 +174,7 @@ fn many_to_one(world: &World) {
     let receiver = ready(world, 0);
     for (wr_id, sender) in (0u64..).zip([1, 2, 3].map(|index| ready(world, index))) {
         receive(&receiver, wr_id, 0, 64);
-        let ah = way(&sender, &receiver);
+        let ah = address_handle(&sender, &receiver);
         post(&sender, SendRequest::send_to(Payload::inline(&[wr_id as u8]), &ah, receiver.qp.qpn(), QKEY));
         arrived(&receiver, wr_id, 1, &sender);
         assert_eq!(receiver.region.to_vec(HEADER..HEADER + 1).unwrap(), [wr_id as u8]);
@@ -181,7 +183,7 @@ fn many_to_one(world: &World) {
 
 fn in_order(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     for wr_id in 0..100 {
         receive(&right, wr_id, wr_id as usize * 48, 8);
     }
@@ -204,7 +206,7 @@ fn unsignaled_are_silent(world: &World) {
     let left = idle(world, 0, &shape());
     left.qp.bring_up_ud().unwrap();
     let (right, most) = (ready(world, 1), u64::from(left.qp.cap().max_send_wr));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     let request = SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY);
     // Four times the queue's size: each signaled request frees the slots of those before it.
     for wr_id in 0..4 * most {
@@ -222,7 +224,7 @@ fn unsignaled_are_silent(world: &World) {
 fn signaled_all(world: &World) {
     let left = idle(world, 0, &Shape { sq_sig_all: true, ..shape() });
     left.qp.bring_up_ud().unwrap();
-    let ah = way(&left, &left);
+    let ah = address_handle(&left, &left);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, Qpn::new(0x77), QKEY).wr_id(6));
     left.sent(6);
 }
@@ -230,7 +232,7 @@ fn signaled_all(world: &World) {
 fn completes_without_a_receiver(world: &World) {
     let left = ready(world, 0);
     let right = world.end(1, &shape());
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     let number = right.qp.qpn();
     drop(right);
     for wr_id in 0..3 {
@@ -240,9 +242,9 @@ fn completes_without_a_receiver(world: &World) {
     left.is_in(QueuePairState::ReadyToSend);
 }
 
-fn never_answered(world: &World) {
+fn never_acknowledged(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     receive(&right, 1, 0, 64);
     for qkey in [QKEY, Qkey(1), QKEY] {
         post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), qkey));
@@ -257,7 +259,7 @@ fn never_answered(world: &World) {
 
 fn without_receive_dropped(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     post(&left, SendRequest::send_to(Payload::inline(b"lost"), &ah, right.qp.qpn(), QKEY).wr_id(1).signaled());
     left.sent(1);
     dropped(&right, DropReason::NoReceive, 1);
@@ -270,7 +272,7 @@ fn without_receive_dropped(world: &World) {
 
 fn too_long_for_receive_dropped(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     receive(&right, 1, 0, 8);
     post(&left, SendRequest::send_to(Payload::inline(&[7; 9]), &ah, right.qp.qpn(), QKEY));
     if SHORT_DATAGRAMS_FAIL.holds() {
@@ -287,7 +289,7 @@ fn too_long_for_receive_dropped(world: &World) {
 
 fn header_alone_needs_room(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     let short = right.region.slice(..HEADER - 1).unwrap();
     right.qp.post_recv(&[ReceiveRequest::new(short).wr_id(1)]).unwrap();
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
@@ -303,7 +305,7 @@ fn header_alone_needs_room(world: &World) {
 
 fn wrong_qkey_dropped(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     receive(&right, 1, 0, 64);
     post(&left, SendRequest::send_to(Payload::inline(b"no"), &ah, right.qp.qpn(), Qkey(QKEY.0 ^ 1)).signaled());
     left.sent(0);
@@ -315,7 +317,7 @@ fn wrong_qkey_dropped(world: &World) {
 
 fn high_bit_means_own_qkey(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     receive(&right, 1, 0, 64);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), Qkey(0x8000_0000)));
     if QKEY_TAKEN_LITERALLY.holds() {
@@ -329,7 +331,7 @@ fn high_bit_with_other_own_qkey(world: &World) {
     init(&left, Qkey(5));
     left.qp.bring_up_ud().unwrap();
     let right = ready(world, 1);
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     receive(&right, 1, 0, 64);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), Qkey(0x8000_0000 | QKEY.0)));
     dropped(&right, DropReason::BadQkey, 1);
@@ -339,7 +341,7 @@ fn high_bit_with_other_own_qkey(world: &World) {
 
 fn qkey_changed_in_rts(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     let mut change = to_state(QueuePairState::ReadyToSend);
     change.qkey = Some(Qkey(0x42));
     right.qp.modify(&change).unwrap();
@@ -357,7 +359,7 @@ fn receiver_in_init_drops(world: &World) {
     let right = idle(world, 1, &shape());
     receive(&right, 1, 0, 64);
     receive(&other, 2, 0, 64);
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, other.qp.qpn(), QKEY));
     arrived(&other, 2, 0, &left);
@@ -371,7 +373,7 @@ fn receiver_in_rtr_takes(world: &World) {
     let (left, right) = (ready(world, 0), idle(world, 1, &shape()));
     right.qp.modify(&to_state(QueuePairState::ReadyToReceive)).unwrap();
     receive(&right, 1, 0, 64);
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     arrived(&right, 1, 0, &left);
     right.no_event();
@@ -380,7 +382,7 @@ fn receiver_in_rtr_takes(world: &World) {
 fn connected_queue_pair_takes_none(world: &World) {
     let (near, far) = world.pair();
     let left = ready(world, 2);
-    let ah = way(&left, &far);
+    let ah = address_handle(&left, &far);
     far.qp.post_recv(&[ReceiveRequest::new(&far.region).wr_id(1)]).unwrap();
     post(&left, SendRequest::send_to(Payload::inline(b"astray"), &ah, far.qp.qpn(), QKEY));
     dropped(&far, DropReason::WrongService, 1);
@@ -391,7 +393,7 @@ fn connected_queue_pair_takes_none(world: &World) {
 
 fn unknown_number_dropped(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     let unknown = Qpn::new(right.qp.qpn().value() ^ 1);
     receive(&right, 1, 0, 64);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, unknown, QKEY));
@@ -416,7 +418,7 @@ fn solicited_wakes(world: &World) {
     let right = super::end::End { qp, region, cq, pd, context };
     init(&right, QKEY);
     right.qp.bring_up_ud().unwrap();
-    let ah = way(&left, &right);
+    let ah = address_handle(&left, &right);
     receive(&right, 1, 0, 64);
     receive(&right, 2, 0, 64);
     right.cq.req_notify(rdma_verbs::verbs::Notify::SolicitedOnly).unwrap();

@@ -23,7 +23,11 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "IBTA annex Extended Reliable Connected: XRCETH names the XRC SRQ",
         to_the_named_queue,
     ),
-    scenario("xrc/send/completes_where_the_queue_says", "ibv_create_srq_ex(3) cq", completes_where_the_queue_says),
+    scenario(
+        "xrc/send/completes_on_the_queue_of_its_srq",
+        "ibv_create_srq_ex(3) cq",
+        completes_on_the_queue_of_its_srq,
+    ),
     scenario("xrc/send/immediate", "Linux rxe; ibv_poll_cq(3) imm_data", immediate),
     scenario("xrc/send/many_packets", "IBTA annex Extended Reliable Connected: requests have XRCETH", many_packets),
     scenario("xrc/send/zero_bytes", "ibv_post_send(3): num_sge 0", zero_bytes),
@@ -51,7 +55,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         access_domain,
     ),
     scenario("xrc/share/two_connections", "IBTA annex Extended Reliable Connected", two_connections),
-    scenario("xrc/share/same_queue_in_turn", "IBTA annex Extended Reliable Connected", both_queues_in_turn),
+    scenario("xrc/share/same_queue_in_turn", "IBTA annex Extended Reliable Connected", both_queues_alternately),
     scenario("xrc/post_send/no_queue_named", "rdma-verbs: an initiator's request names a queue", no_queue_named),
     scenario("xrc/post_send/queue_named_on_rc", "rdma-verbs: only an initiator's request does", queue_named_on_rc),
     scenario("xrc/post_send/to_target", "ibv_create_qp_ex(3): XRC_RECV has no send queue", post_send_to_target),
@@ -66,7 +70,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         two_of_a_kind,
     ),
     scenario("xrc/open_xrcd/shared_by_file", "ibv_open_xrcd(3) fd", shared_by_file),
-    scenario("xrc/reset/connected_anew", "rdma-core: reusable in full", connected_anew),
+    scenario("xrc/reset/reconnected", "rdma-core: reusable in full", reconnected),
 ];
 
 fn to_the_named_queue(world: &World) {
@@ -82,7 +86,7 @@ fn to_the_named_queue(world: &World) {
     ends.silent();
 }
 
-fn completes_where_the_queue_says(world: &World) {
+fn completes_on_the_queue_of_its_srq(world: &World) {
     let ends = Extended::new(world);
     ends.post(1, 2);
     ends.send(1, b"elsewhere");
@@ -267,7 +271,7 @@ fn two_connections(world: &World) {
     ends.received(0, 2, b"through the first");
 }
 
-fn both_queues_in_turn(world: &World) {
+fn both_queues_alternately(world: &World) {
     let ends = Extended::new(world);
     for wr_id in 0..8 {
         ends.post(wr_id as usize % 2, wr_id);
@@ -367,7 +371,7 @@ fn shared_by_file(world: &World) {
     refused(context.open_xrcd_shared(&file), ErrorKind::Unsupported, &["open_xrcd"]);
 }
 
-fn connected_anew(world: &World) {
+fn reconnected(world: &World) {
     let ends = Extended::new(world);
     ends.post(0, 1);
     ends.post(0, 2);

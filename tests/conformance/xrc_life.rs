@@ -10,7 +10,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, fill};
-use super::end::{SILENCE, next, patience, silent, way_to};
+use super::end::{SILENCE, address_vector, next, patience, silent};
 use super::sharing::MAX_SRQ;
 use super::srq_partial::send_half;
 use super::suite::{Scenario, XRC};
@@ -28,9 +28,9 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("xrc/retry/every_operation", "ibv_modify_qp(3) retry_cnt, timeout", every_operation_is_repeated),
     scenario("xrc/retry/target_is_gone", "ibv_poll_cq(3) IBV_WC_RETRY_EXC_ERR", target_is_gone),
     scenario("xrc/rnr/exceeded", "ibv_modify_qp(3) rnr_retry", rnr_exceeded),
-    scenario("xrc/partial/flushed_where_the_queue_says", LAST_WQE, flushed_where_the_queue_says),
+    scenario("xrc/partial/flushed_on_the_queue_of_its_srq", LAST_WQE, flushed_on_the_queue_of_its_srq),
     scenario("xrc/partial/queue_goes_in_the_middle", "ibv_destroy_srq(3)", queue_goes_in_the_middle),
-    scenario("xrc/error/initiator_tells_no_last_wqe", LAST_WQE, initiator_tells_none),
+    scenario("xrc/error/initiator_raises_no_last_wqe", LAST_WQE, initiator_raises_none),
     scenario("xrc/error/too_small", "ibv_poll_cq(3) IBV_WC_LOC_LEN_ERR", too_small),
     scenario("xrc/error/sends_are_flushed", "rdma-core: ERR completes all posted sends", sends_are_flushed),
     scenario("xrc/error/other_target_goes_on", "IBTA annex Extended Reliable Connected", other_target_goes_on),
@@ -104,7 +104,7 @@ fn every_operation_is_repeated(world: &World) {
 
 fn target_is_gone(world: &World) {
     let ends = deaf(world, &ConnectOptions::default().timeout(8).retry_cnt(1));
-    ends.send(0, b"nobody");
+    ends.send(0, b"dropped");
     ends.fails(CompletionStatus::RetryExceededError);
     ends.silent();
 }
@@ -130,7 +130,7 @@ fn half(ends: &Extended) {
     ends.silent();
 }
 
-fn flushed_where_the_queue_says(world: &World) {
+fn flushed_on_the_queue_of_its_srq(world: &World) {
     let ends = Extended::new(world);
     half(&ends);
     ends.target.modify(&to(QueuePairState::Error)).unwrap();
@@ -158,7 +158,7 @@ fn queue_goes_in_the_middle(world: &World) {
     ends.silent();
 }
 
-fn initiator_tells_none(world: &World) {
+fn initiator_raises_none(world: &World) {
     let ends = Extended::new(world);
     ends.initiator.modify(&to(QueuePairState::Error)).unwrap();
     assert_eq!(ends.sender_pd.context().wait_async_event(SILENCE).unwrap_err().kind(), ErrorKind::TimedOut);
@@ -232,7 +232,7 @@ fn to_rtr(ends: &Extended, target: &QueuePair) {
     target.init().unwrap();
     let peer = ends.initiator.connection_info().unwrap();
     let mut receive = to(QueuePairState::ReadyToReceive)
-        .ah_attr(way_to(target.context(), peer.gid))
+        .ah_attr(address_vector(target.context(), peer.gid))
         .path_mtu(peer.path_mtu)
         .dest_qp_num(peer.qpn)
         .rq_psn(peer.psn)
