@@ -56,7 +56,7 @@ pub(crate) enum Wrong {
     UnknownKey,
     Tag,
     Bounds,
-    Rightless,
+    NoAccess,
     ForeignDomain,
     Deregistered,
     Invalidated,
@@ -196,7 +196,7 @@ impl Side {
             0 => Wrong::UnknownKey,
             1 => Wrong::Tag,
             2 => Wrong::Bounds,
-            3 => Wrong::Rightless,
+            3 => Wrong::NoAccess,
             4 => Wrong::ForeignDomain,
             5 => Wrong::Deregistered,
             6 | 7 if !lacking.is_empty() => Wrong::NotGranted(lacking),
@@ -324,13 +324,13 @@ impl Side {
         let keys = other.store.keys();
         let mut access = |rkey, remote_addr: u64| {
             let word = remote_addr.next_multiple_of(8);
-            let ways = [
+            let operations = [
                 (AccessFlags::REMOTE_WRITE, Operation::Write { remote_addr, rkey }),
                 (AccessFlags::REMOTE_READ, Operation::Read { remote_addr, rkey }),
                 (AccessFlags::REMOTE_WRITE, Operation::AtomicWrite { remote_addr: word, rkey }),
                 (AccessFlags::FLUSH_GLOBAL, flush(remote_addr, rkey)),
             ];
-            let granted: Vec<_> = ways.iter().filter(|(needs, _)| other.grants.contains(*needs)).collect();
+            let granted: Vec<_> = operations.iter().filter(|(needs, _)| other.grants.contains(*needs)).collect();
             granted[random.below(granted.len() as u64) as usize].1
         };
         let end = REGION_BASE + self.store.layout.region_bytes();
@@ -338,7 +338,7 @@ impl Side {
             Wrong::UnknownKey => access(Rkey(keys.main.0 ^ 0x0f00), REGION_BASE),
             Wrong::Tag => access(Rkey(keys.main.0 ^ 1), REGION_BASE),
             Wrong::Bounds => access(keys.main, end - 4),
-            Wrong::Rightless => access(keys.rightless, REGION_BASE),
+            Wrong::NoAccess => access(keys.no_access, REGION_BASE),
             Wrong::ForeignDomain => access(keys.foreign, REGION_BASE),
             Wrong::Deregistered => access(keys.gone, REGION_BASE),
             Wrong::Invalidated => access(keys.revocable, REGION_BASE),

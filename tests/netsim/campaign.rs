@@ -21,7 +21,7 @@ const SMALL_SEEDS: u64 = 600;
 const MINIMUM_PACKETS: u64 = 10_000_000;
 const MINIMUM_OF_EACH_EVENT: u64 = 100;
 /// Disturbances that last long, and so are rarer than the protocol's reactions to them.
-const LASTING: [&str; 5] = ["answer shortened", "clock jump", "crowd", "host stopped", "restart in traffic"];
+const LASTING: [&str; 5] = ["response shortened", "clock jump", "crowd", "host stopped", "restart in traffic"];
 const MINIMUM_OF_LASTING: u64 = 10;
 /// Number of seeds that run twice; long runs set more.
 const TWICE: u64 = 200;

@@ -21,7 +21,7 @@ const HOSTS: usize = 3;
 const MESSAGES: u64 = 100;
 const RECEIVES: u64 = 400;
 const DEPTH: u32 = 16;
-const PLACE_BYTES: u64 = 4_096 + 64;
+const SLOT_BYTES: u64 = 4_096 + 64;
 const SMALL_BYTES: u64 = 300;
 const BASE: u64 = 0x10_0000;
 const MOST_STEPS: u32 = 100_000;
@@ -69,8 +69,8 @@ struct World {
 }
 
 /// Returns the offset of a receive, or of a datagram to send; these lie behind the receives.
-fn place(is_sent: bool, number: u64) -> u64 {
-    (number + if is_sent { RECEIVES } else { 0 }) * PLACE_BYTES
+fn slot_offset(is_sent: bool, number: u64) -> u64 {
+    (number + if is_sent { RECEIVES } else { 0 }) * SLOT_BYTES
 }
 
 fn faults(random: &mut Random, is_v6: bool) -> Faults {
@@ -96,7 +96,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
         assert!(steps < MOST_STEPS, "the datagrams do not end");
         world.act();
         world.network.step(Duration::from_micros(50));
-        world.look();
+        world.judge_step();
     }
     world.finish();
     world.outcome
@@ -107,7 +107,7 @@ impl Side {
         let cap =
             QueuePairCapabilities { max_send_wr: DEPTH, max_recv_wr: DEPTH, max_recv_sge: 2, ..Default::default() };
         let port = host.create_queue_pair_of(QueuePairType::UnreliableDatagram, cap);
-        let backing = Backing::from_vec(vec![UNTOUCHED; place(true, MESSAGES) as usize]);
+        let backing = Backing::from_vec(vec![UNTOUCHED; slot_offset(true, MESSAGES) as usize]);
         let region = host.memory.register(DomainId(1), backing, Some(BASE), AccessFlags::LOCAL_WRITE);
         let region = region.expect("a region");
         host.start_datagrams(Default::default(), port.qpn, qkey, Psn::new(random.number() as u32));
@@ -122,13 +122,13 @@ impl Side {
 
     fn read(&self, offset: u64, length: u64) -> Vec<u8> {
         let mut bytes = vec![0; length as usize];
-        self.region.read_at(offset, &mut bytes).expect("a place");
+        self.region.read_at(offset, &mut bytes).expect("in the region");
         bytes
     }
 
     /// Posts a receive. Returns false if the queue is full.
     fn post_receive(&mut self, network: &mut Network, at: usize, room: u64, cut: u64) -> bool {
-        let offset = place(false, self.receives);
+        let offset = slot_offset(false, self.receives);
         let sges = [self.sge(offset, cut), self.sge(offset + cut, room - cut)];
         let request = ReceiveRequest { wr_id: self.receives, sges: &sges };
         let now = network.time_at(at);
@@ -167,7 +167,7 @@ impl World {
             let wanted = if self.is_perfect { DEPTH.into() } else { self.random.below(3) };
             for _ in 0..wanted {
                 let is_small = !self.is_perfect && self.random.chance(200);
-                let room = if is_small { SMALL_BYTES } else { PLACE_BYTES };
+                let room = if is_small { SMALL_BYTES } else { SLOT_BYTES };
                 let cut = self.random.below(100);
                 let side = &mut self.sides[at];
                 if side.receives == RECEIVES || !side.post_receive(&mut self.network, at, room, cut) {
@@ -204,8 +204,8 @@ impl World {
             is_too_long: false,
         };
         let side = &mut self.sides[at];
-        let offset = place(true, side.posted);
-        side.region.write_at(offset, &pattern(self.salt, number, length)).expect("a place");
+        let offset = slot_offset(true, side.posted);
+        side.region.write_at(offset, &pattern(self.salt, number, length)).expect("in the region");
         let sges = [side.sge(offset, length)];
         let mut flags = SendFlags::SIGNALED;
         flags.set(SendFlags::SOLICITED, solicited);
@@ -219,7 +219,7 @@ impl World {
         }
     }
 
-    fn look(&mut self) {
+    fn judge_step(&mut self) {
         for sighting in self.network.sightings.iter_mut().flat_map(std::mem::take) {
             if let (true, Some(number)) = (sighting.arrived, sighting.headers.immediate) {
                 self.sent[number as usize].arrived += 1;
@@ -267,14 +267,14 @@ impl World {
         side.received += 1;
         let room = side.rooms.remove(&completion.wr_id).expect("a receive that was posted");
         assert!(length <= room, "{sent:?} was received into {room} bytes");
-        let found = side.read(place(false, completion.wr_id), PLACE_BYTES);
+        let found = side.read(slot_offset(false, completion.wr_id), SLOT_BYTES);
         let (header, rest) = found.split_at(GlobalRouteHeader::BYTES);
         let (message, rest) = rest.split_at(sent.length as usize);
         assert!(message == pattern(self.salt, number.into(), sent.length), "wrong bytes of {sent:?}");
         assert!(rest.iter().all(|byte| *byte == UNTOUCHED), "{sent:?} was written further than it is long");
         let header = header.try_into().ok().and_then(GlobalRouteHeader::from_bytes).expect("a route header");
-        let way = [sent.from, sent.to].map(|at| self.network.hosts[at].address);
-        assert_eq!([header.source, header.destination], way, "the addresses of {sent:?}");
+        let addresses = [sent.from, sent.to].map(|at| self.network.hosts[at].address);
+        assert_eq!([header.source, header.destination], addresses, "the addresses of {sent:?}");
         let udp_bytes = HEADER_BYTES + sent.length.next_multiple_of(4);
         assert_eq!(u64::from(header.udp_bytes), udp_bytes, "{sent:?}");
         self.outcome.count("datagram came", 1);
@@ -291,7 +291,7 @@ impl World {
             assert_eq!(state, Some(QueuePairState::ReadyToSend), "no packet ends a datagram queue pair");
             assert_eq!(side.port.poll_event(), None);
             for (number, room) in &side.rooms {
-                let found = side.read(place(false, *number), *room);
+                let found = side.read(slot_offset(false, *number), *room);
                 assert!(found.iter().all(|byte| *byte == UNTOUCHED), "receive {number} was written and not completed");
             }
             let counters = host.endpoint.counters();

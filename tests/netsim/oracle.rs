@@ -170,7 +170,7 @@ impl Side {
     }
 
     /// Runs the oracle's part of a step: judges completions, notifications and events.
-    pub(crate) fn look(
+    pub(crate) fn judge_step(
         &mut self,
         network: &mut Network,
         terms: &Terms,
@@ -204,7 +204,7 @@ impl Side {
         self.judge_word(other);
         self.judge_notification(!completions.is_empty(), is_solicited, random);
         self.judge_timeouts(network, terms, other, flow);
-        self.look_at_events(network, other, outcome);
+        self.check_events(network, other, outcome);
     }
 
     /// Checks the word, which is written in the order of the requests, each time as a whole and once: so it only grows.
@@ -254,7 +254,7 @@ impl Side {
         assert!(is_justified, "a timeout, but only {harmed} packets were harmed at {self:?}");
     }
 
-    fn look_at_events(&mut self, network: &mut Network, other: &Side, outcome: &mut Outcome) {
+    fn check_events(&mut self, network: &mut Network, other: &Side, outcome: &mut Outcome) {
         while let Some(event) = self.port.poll_event() {
             match event {
                 AsyncEvent::SendQueueDrained(_) => self.resume(network),
@@ -303,8 +303,8 @@ impl Side {
         assert_eq!(completion.byte_len, message.length as u32, "{message:?}");
         assert_eq!((completion.flags, completion.immediate_or_key), (flags, value), "{message:?}");
         assert_eq!(completion.opcode == CompletionOpcode::ReceiveWriteWithImmediate, is_write);
-        let (area, place) = if is_write { (Area::Written, message.index) } else { (Area::Received, self.received - 1) };
-        self.store.expect_bytes(area, place, &pattern(other.salt, message.source, message.length));
+        let (area, slot) = if is_write { (Area::Written, message.index) } else { (Area::Received, self.received - 1) };
+        self.store.expect_bytes(area, slot, &pattern(other.salt, message.source, message.length));
         self.is_revoked |= matches!(message.kind, Kind::SendInvalidate(_));
         message.solicited
     }

@@ -101,7 +101,7 @@ impl Pool {
     }
 
     /// Checks that the limit event comes once, when fewer receives are left than the limit, and disarms.
-    pub(crate) fn look(&mut self, outcome: &mut Outcome) {
+    pub(crate) fn check_limit_event(&mut self, outcome: &mut Outcome) {
         let is_due = self.armed.is_some_and(|limit| self.queue.available() < limit);
         let mut events = 0;
         while let Some(event) = self.events.poll() {

@@ -16,11 +16,11 @@ use super::terms::Terms;
 use super::world::Outcome;
 
 const ARRIVED: u8 = 1;
-const NEEDS_ANSWER: u8 = 2;
-const ANSWERED: u8 = 4;
+const NEEDS_RESPONSE: u8 = 2;
+const HAS_RESPONSE: u8 = 4;
 const ENDS_MESSAGE: u8 = 8;
 /// Marks the first PSN of a request packet that has an explicit response.
-const ASKS: u8 = 16;
+const EXPLICIT_RESPONSE: u8 = 16;
 
 /// After three later packets a gap is reported at once; this allows for packets queued in front of the report.
 const GAP_PATIENCE: Duration = Duration::from_millis(10);
@@ -34,7 +34,7 @@ pub(crate) struct Flow {
     /// All PSNs before this one have arrived.
     arrived: usize,
     /// All READs and atomics before this one have their responses.
-    answered: usize,
+    responded: usize,
     /// Number of SENDs, WRITEs and atomics that end before `counted`.
     messages: u32,
     counted: usize,
@@ -66,7 +66,7 @@ impl Flow {
             first,
             marks: Vec::new(),
             arrived: 0,
-            answered: 0,
+            responded: 0,
             messages: 0,
             counted: 0,
             acknowledged: 0,
@@ -82,43 +82,49 @@ impl Flow {
     }
 
     /// Returns the index of a PSN that was sent; packets of earlier connections have none.
-    fn place(&self, psn: Psn) -> Option<usize> {
-        usize::try_from(psn.distance_from(self.first)).ok().filter(|place| *place < self.marks.len())
+    fn index_of(&self, psn: Psn) -> Option<usize> {
+        usize::try_from(psn.distance_from(self.first)).ok().filter(|index| *index < self.marks.len())
     }
 
     fn request_sent(&mut self, headers: &Headers, terms: &Terms) {
         let covers = covered(headers, terms);
-        let place = headers.bth.psn.distance_from(self.first);
-        let place = usize::try_from(place).expect("no number before the first");
-        assert!(place <= self.marks.len(), "PSNs are skipped: {place} follows {}", self.marks.len());
-        let end = place + covers;
+        let index = headers.bth.psn.distance_from(self.first);
+        let index = usize::try_from(index).expect("no number before the first");
+        assert!(index <= self.marks.len(), "PSNs are skipped: {index} follows {}", self.marks.len());
+        let end = index + covers;
         let is_new = self.marks.len() < end;
         if is_new {
             self.marks.resize(end, 0);
         }
         let opcode = headers.bth.opcode;
         if opcode != Opcode::RC_READ_REQUEST && !opcode.is_first() && !opcode.is_middle() {
-            self.marks[place] |= ENDS_MESSAGE;
+            self.marks[index] |= ENDS_MESSAGE;
         }
-        if is_new && is_answered(opcode) {
-            self.marks[place] |= ASKS;
-            let asked = self.marks[self.acknowledged.min(place)..].iter().filter(|mark| **mark & ASKS != 0).count();
-            assert!(asked <= terms.rd_atomic.into(), "{asked} READs and atomics wait for their responses at {place}");
+        if is_new && has_explicit_response(opcode) {
+            self.marks[index] |= EXPLICIT_RESPONSE;
+            let outstanding = self.marks[self.acknowledged.min(index)..]
+                .iter()
+                .filter(|mark| **mark & EXPLICIT_RESPONSE != 0)
+                .count();
+            assert!(
+                outstanding <= terms.rd_atomic.into(),
+                "{outstanding} READs and atomics wait for their responses at {index}"
+            );
         }
         let window = (65_536 / terms.mtu.bytes() as usize).clamp(16, 64);
-        let is_alone = place <= self.acknowledged;
+        let is_alone = index <= self.acknowledged;
         let fits = is_alone || end - self.acknowledged <= window || terms.is_native();
         assert!(fits, "more in flight than a standard peer's window: {} to {end}", self.acknowledged);
     }
 
     fn request_arrived(&mut self, at: Time, headers: &Headers, terms: &Terms) {
-        let Some(place) = self.place(headers.bth.psn) else { return };
+        let Some(index) = self.index_of(headers.bth.psn) else { return };
         let opcode = headers.bth.opcode;
         let is_bare = matches!(opcode, Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH);
-        self.bare_repeated += u64::from(is_bare && self.marks[place] & ARRIVED != 0);
-        let needs = if is_answered(opcode) { NEEDS_ANSWER } else { 0 };
-        let end = (place + covered(headers, terms)).min(self.marks.len());
-        self.marks[place..end].iter_mut().for_each(|mark| *mark |= ARRIVED | needs);
+        self.bare_repeated += u64::from(is_bare && self.marks[index] & ARRIVED != 0);
+        let needs = if has_explicit_response(opcode) { NEEDS_RESPONSE } else { 0 };
+        let end = (index + covered(headers, terms)).min(self.marks.len());
+        self.marks[index..end].iter_mut().for_each(|mark| *mark |= ARRIVED | needs);
         let before = self.arrived;
         while self.marks.get(self.arrived).is_some_and(|mark| mark & ARRIVED != 0) {
             self.arrived += 1;
@@ -127,8 +133,8 @@ impl Flow {
             self.later.clear();
             self.gap_since = None;
         }
-        if place > self.arrived {
-            self.later.insert(place);
+        if index > self.arrived {
+            self.later.insert(index);
             if self.later.len() >= GAP_EVIDENCE {
                 self.gap_since.get_or_insert(at);
             }
@@ -145,20 +151,20 @@ impl Flow {
         assert!(is_reported || !is_judged || !is_old, "the gap at {} was not reported", self.arrived);
     }
 
-    fn answer_sent(&mut self, headers: &Headers, gap_runs: &[GapRun], terms: &Terms) {
+    fn response_sent(&mut self, headers: &Headers, gap_runs: &[GapRun], terms: &Terms) {
         let psn = headers.bth.psn;
-        let place = self.place(psn);
+        let index = self.index_of(psn);
         match (headers.bth.opcode, headers.aeth) {
             (Opcode::RC_ACKNOWLEDGE, Some(Aeth { syndrome: Syndrome::Ack { .. }, msn })) => {
-                self.acknowledgement_sent(psn, place, msn);
+                self.acknowledgement_sent(psn, index, msn);
             }
             (Opcode::RC_ACKNOWLEDGE, Some(Aeth { syndrome: Syndrome::Nak(NakCode::SequenceError), .. })) => {
-                let Some(place) = place else { return };
-                let is_new = self.reported_gaps.insert(place);
-                assert!(is_new || terms.tells_gaps(), "the gap at {place} was reported twice");
+                let Some(index) = index else { return };
+                let is_new = self.reported_gaps.insert(index);
+                assert!(is_new || terms.reports_all_gaps(), "the gap at {index} was reported twice");
                 // A forged packet may be kept until its PSN is expected.
                 if terms.faults.iter().all(|faults| faults.forgery == 0) {
-                    self.gaps_told(place, gap_runs);
+                    self.check_gap_runs(index, gap_runs);
                 }
             }
             (Opcode::RC_ACKNOWLEDGE, Some(Aeth { syndrome: Syndrome::ReceiverNotReady { .. }, .. })) => {
@@ -166,41 +172,42 @@ impl Flow {
             }
             (Opcode::RC_ACKNOWLEDGE, _) => {}
             _ => {
-                let Some(place) = place else { return };
-                assert!(self.marks[place] & NEEDS_ANSWER != 0, "a response to {place}, which needs none");
-                assert!(place < self.arrived, "{place} has a response, but {} has not arrived", self.arrived);
-                self.marks[place] |= ANSWERED;
+                let Some(index) = index else { return };
+                assert!(self.marks[index] & NEEDS_RESPONSE != 0, "a response to {index}, which needs none");
+                assert!(index < self.arrived, "{index} has a response, but {} has not arrived", self.arrived);
+                self.marks[index] |= HAS_RESPONSE;
             }
         }
     }
 
     /// Checks that the packets reported as kept have arrived.
-    fn gaps_told(&self, mut place: usize, gap_runs: &[GapRun]) {
+    fn check_gap_runs(&self, mut index: usize, gap_runs: &[GapRun]) {
         for run in gap_runs {
-            place += usize::from(run.missing);
-            let kept = place..place + usize::from(run.kept);
-            place = kept.end;
-            let has_arrived = |place| self.marks.get(place).is_some_and(|mark| mark & ARRIVED != 0);
+            index += usize::from(run.missing);
+            let kept = index..index + usize::from(run.kept);
+            index = kept.end;
+            let has_arrived = |index| self.marks.get(index).is_some_and(|mark| mark & ARRIVED != 0);
             assert!(kept.clone().all(has_arrived), "{kept:?} are reported as kept, but have not arrived");
         }
     }
 
-    fn acknowledgement_sent(&mut self, psn: Psn, place: Option<usize>, msn: u32) {
-        let Some(place) = place else {
+    fn acknowledgement_sent(&mut self, psn: Psn, index: Option<usize>, msn: u32) {
+        let Some(index) = index else {
             assert!(psn.is_before(self.first), "{psn} was acknowledged, but never sent");
             return;
         };
-        assert!(place < self.arrived, "{place} was acknowledged, but {} has not arrived", self.arrived);
-        while self.answered <= place && self.marks[self.answered] & (NEEDS_ANSWER | ANSWERED) != NEEDS_ANSWER {
-            self.answered += 1;
+        assert!(index < self.arrived, "{index} was acknowledged, but {} has not arrived", self.arrived);
+        while self.responded <= index && self.marks[self.responded] & (NEEDS_RESPONSE | HAS_RESPONSE) != NEEDS_RESPONSE
+        {
+            self.responded += 1;
         }
-        assert!(self.answered > place, "an acknowledgement of {place} passed the response to {}", self.answered);
-        while self.counted <= place {
+        assert!(self.responded > index, "an acknowledgement of {index} passed the response to {}", self.responded);
+        while self.counted <= index {
             self.messages += u32::from(self.marks[self.counted] & ENDS_MESSAGE != 0);
             self.counted += 1;
         }
-        let is_counted = Psn::new(self.messages).distance_from(Psn::new(msn)) <= 0 || place + 1 < self.counted;
-        assert!(is_counted, "the acknowledgement of {place} counts {msn} messages of {}", self.messages);
+        let is_counted = Psn::new(self.messages).distance_from(Psn::new(msn)) <= 0 || index + 1 < self.counted;
+        assert!(is_counted, "the acknowledgement of {index} counts {msn} messages of {}", self.messages);
     }
 
     /// Counts the NAKs that the requester may give as the reason of its failure.
@@ -212,21 +219,21 @@ impl Flow {
         }
     }
 
-    fn answer_arrived(&mut self, headers: &Headers, terms: &Terms) {
-        let Some(place) = self.place(headers.bth.psn) else { return };
+    fn response_arrived(&mut self, headers: &Headers, terms: &Terms) {
+        let Some(index) = self.index_of(headers.bth.psn) else { return };
         let is_refusal = match headers.aeth.map(|aeth| aeth.syndrome) {
             Some(Syndrome::ReceiverNotReady { .. }) => {
-                let count = self.rnr_naks_of.entry(place).or_default();
+                let count = self.rnr_naks_of.entry(index).or_default();
                 *count += 1;
                 // Copies and out-of-order packets are not tries.
                 let most = 4 * (u32::from(terms.rnr_retry) + 1) + 20;
-                assert!(terms.rnr_retry == 7 || *count <= most, "{count} tries of {place} without a receive");
+                assert!(terms.rnr_retry == 7 || *count <= most, "{count} tries of {index} without a receive");
                 true
             }
             Some(Syndrome::Nak(_)) => true,
             _ => false,
         };
-        self.acknowledged = self.acknowledged.max(place + usize::from(!is_refusal));
+        self.acknowledged = self.acknowledged.max(index + usize::from(!is_refusal));
     }
 }
 
@@ -253,7 +260,7 @@ impl Referee {
 
     /// Adds its counts to the outcome.
     pub(crate) fn collect(&self, outcome: &mut Outcome) {
-        self.flows.iter().for_each(|flow| outcome.count("empty answer repeated", flow.bare_repeated));
+        self.flows.iter().for_each(|flow| outcome.count("bare response repeated", flow.bare_repeated));
     }
 
     /// Stops judging: one end has left the connection.
@@ -281,14 +288,14 @@ impl Referee {
         match (headers.bth.opcode.is_request(), sighting.arrived) {
             (true, false) => self.flows[sender].request_sent(headers, terms),
             (true, true) => self.flows[sender].request_arrived(sighting.at, headers, terms),
-            (false, false) => self.flows[1 - sender].answer_sent(headers, &sighting.gap_runs, terms),
-            (false, true) => self.flows[1 - sender].answer_arrived(headers, terms),
+            (false, false) => self.flows[1 - sender].response_sent(headers, &sighting.gap_runs, terms),
+            (false, true) => self.flows[1 - sender].response_arrived(headers, terms),
         }
         self.flows.iter().for_each(|flow| flow.check_gap(sighting.at, terms));
     }
 }
 
-fn is_answered(opcode: Opcode) -> bool {
+fn has_explicit_response(opcode: Opcode) -> bool {
     matches!(
         opcode,
         Opcode::RC_READ_REQUEST

@@ -129,7 +129,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
         assert!(steps < MOST_STEPS, "the messages do not end");
         world.act();
         world.network.step(Duration::from_micros(50));
-        world.look();
+        world.judge_step();
     }
     world.finish();
     world.outcome
@@ -147,7 +147,7 @@ impl World {
         let backing = Backing::from_vec(vec![0; (written_at(count, 0) + RECEIVE_BYTES) as usize]);
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
         let memory = hosts[0].memory.register(DOMAIN, backing, Some(BASE), access).expect("a region");
-        memory.write_at(written_at(count, 0), &constant(RECEIVE_BYTES)).expect("the last place");
+        memory.write_at(written_at(count, 0), &constant(RECEIVE_BYTES)).expect("in the region");
         let most = if starves { 0 } else { MESSAGES * count as u64 + 32 };
         let pools: Vec<_> =
             (0..queues).map(|number| Pool::new(&hosts[0], number as u32, most, is_extended, &mut random)).collect();
@@ -208,11 +208,11 @@ impl World {
         }
     }
 
-    fn look(&mut self) {
+    fn judge_step(&mut self) {
         let Self { network, clients, pools, memory, outcome, .. } = self;
-        pools.iter_mut().for_each(|pool| pool.look(outcome));
+        pools.iter_mut().for_each(|pool| pool.check_limit_event(outcome));
         for client in clients.iter_mut() {
-            client.look(network, memory, self.starves, outcome);
+            client.judge_step(network, memory, self.starves, outcome);
         }
         let mut completions = Vec::new();
         clients.iter().for_each(|client| client.server.poll(&mut completions));
@@ -316,7 +316,7 @@ impl Client {
             Kind::Read => Operation::Read { remote_addr: BASE + memory.len() - RECEIVE_BYTES, rkey },
             Kind::FetchAndAdd => Operation::FetchAndAdd { remote_addr: BASE + index as u64 * 8, rkey, add: 1 },
         };
-        self.region.write_at(number * RECEIVE_BYTES, &self.bytes(&message)).expect("a place");
+        self.region.write_at(number * RECEIVE_BYTES, &self.bytes(&message)).expect("in the region");
         let addr = BASE + number * RECEIVE_BYTES;
         let sges = [Sge { addr, length: length as u32, lkey: self.region.lkey() }];
         let request = SendRequest { wr_id: number, operation, flags: SendFlags::SIGNALED, data: Data::Sges(&sges) };
@@ -334,7 +334,7 @@ impl Client {
     }
 
     /// Judges the client's completions.
-    fn look(&mut self, network: &mut Network, memory: &Region, starves: bool, outcome: &mut Outcome) {
+    fn judge_step(&mut self, network: &mut Network, memory: &Region, starves: bool, outcome: &mut Outcome) {
         let mut completions = Vec::new();
         self.port.poll(&mut completions);
         for completion in completions {
@@ -413,13 +413,13 @@ impl Client {
         let message = self.expected[queue].pop_front().expect("a message that was sent to this queue");
         let bytes = self.bytes(&message);
         let with_immediate = (CompletionFlags::WITH_IMMEDIATE, message.number as u32);
-        let (opcode, told, received) = match message.kind {
+        let (opcode, flags_and_data, received) = match message.kind {
             Kind::WriteWithImmediate => (CompletionOpcode::ReceiveWriteWithImmediate, with_immediate, Vec::new()),
             Kind::SendWithImmediate => (CompletionOpcode::Receive, with_immediate, bytes.clone()),
             _ => (CompletionOpcode::Receive, (CompletionFlags::empty(), 0), bytes.clone()),
         };
         let found = (completion.opcode, (completion.flags, completion.immediate_or_key), completion.byte_len);
-        assert_eq!(found, (opcode, told, message.length as u32), "{message:?}");
+        assert_eq!(found, (opcode, flags_and_data, message.length as u32), "{message:?}");
         assert_eq!(completion.source_qpn, self.port.qpn);
         if message.kind == Kind::WriteWithImmediate {
             let written = read(memory, written_at(self.at - 1, message.number), message.length);

@@ -54,7 +54,7 @@ impl Layout {
 pub(crate) struct Keys {
     pub(crate) main: Rkey,
     /// Key of a region without remote access flags.
-    pub(crate) rightless: Rkey,
+    pub(crate) no_access: Rkey,
     /// Key of a region in another protection domain.
     pub(crate) foreign: Rkey,
     /// Key of a region that was deregistered.
@@ -85,19 +85,19 @@ impl Store {
             options.invalidatable = invalidatable;
             host.memory.register_with(DomainId(domain), zeros(FORBIDDEN_BYTES), &options).expect("room for a region")
         };
-        let rightless = register(1, AccessFlags::LOCAL_WRITE, false);
+        let no_access = register(1, AccessFlags::LOCAL_WRITE, false);
         let foreign = register(2, all, false);
         let gone = register(1, all, false);
         let revocable = register(1, all, true);
         assert!(host.memory.deregister(&gone));
         let backing = zeros(layout.region_bytes() as usize);
         let main = host.memory.register(DomainId(1), backing, Some(REGION_BASE), all).expect("room for a region");
-        Self { layout, main, forbidden: [rightless, foreign, gone, revocable], consumed: [None; SLOTS as usize] }
+        Self { layout, main, forbidden: [no_access, foreign, gone, revocable], consumed: [None; SLOTS as usize] }
     }
 
     pub(crate) fn keys(&self) -> Keys {
-        let [rightless, foreign, gone, revocable] = self.forbidden.each_ref().map(|region| region.rkey());
-        Keys { main: self.main.rkey(), rightless, foreign, gone, revocable }
+        let [no_access, foreign, gone, revocable] = self.forbidden.each_ref().map(|region| region.rkey());
+        Keys { main: self.main.rkey(), no_access, foreign, gone, revocable }
     }
 
     pub(crate) fn start_over(&mut self) {
@@ -134,7 +134,7 @@ impl Store {
     pub(crate) fn expect_bytes(&self, area: Area, index: u64, expected: &[u8]) {
         let found = self.read(self.layout.offset(area, index), expected.len() as u64);
         let wrong = found.iter().zip(expected).position(|(found, expected)| found != expected);
-        let wrong = wrong.map(|place| (place, found[place]));
+        let wrong = wrong.map(|offset| (offset, found[offset]));
         assert!(wrong.is_none(), "{area:?} {index}: wrong byte at {wrong:?} of {}", expected.len());
     }
 

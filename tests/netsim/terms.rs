@@ -45,7 +45,7 @@ pub(crate) struct Terms {
     pub(crate) access: [AccessFlags; 2],
     /// Chance that a request is wrong on purpose, in permille.
     pub(crate) wrong: u32,
-    /// Longest interval at which the applications act and look.
+    /// Longest interval at which the applications act.
     pub(crate) step: Duration,
     /// Chance of posting a request in a step, in permille.
     pub(crate) sends: u32,
@@ -87,8 +87,8 @@ impl Terms {
         let round_trip = round_trip(&faults);
         let retry_cnt = random.between(3, 7) as u8;
         // Derived, not drawn, so that the other terms of a seed stay the same.
-        let tells_gaps = !is_standard && (mtu as u8 + retry_cnt).is_multiple_of(2);
-        let peer = peer.extensions(if tells_gaps { PeerCapabilities::GAP_RUNS } else { 0 });
+        let reports_all_gaps = !is_standard && (mtu as u8 + retry_cnt).is_multiple_of(2);
+        let peer = peer.extensions(if reports_all_gaps { PeerCapabilities::GAP_RUNS } else { 0 });
         Self {
             mtu,
             peer,
@@ -127,7 +127,7 @@ impl Terms {
     }
 
     /// Returns whether the hosts report all gaps at once.
-    pub(crate) fn tells_gaps(&self) -> bool {
+    pub(crate) fn reports_all_gaps(&self) -> bool {
         self.peer.has_extension(PeerCapabilities::GAP_RUNS)
     }
 

@@ -47,7 +47,7 @@ struct Member {
     port: Port,
     server: Port,
     salt: u64,
-    place: u64,
+    index: u64,
     requests: Vec<Request>,
     posted: u64,
     completed: u64,
@@ -78,7 +78,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
         assert!(steps < MOST_STEPS, "a queue pair waits forever");
         world.act();
         world.network.step(Duration::from_micros(50));
-        world.look();
+        world.judge_step();
     }
     world.finish();
     world.outcome
@@ -112,7 +112,7 @@ impl World {
         });
         let is_disturbed = random.chance(600);
         let members: Vec<_> =
-            (0..count).map(|place| Member::new(place, &mut hosts, room, &mut random, is_disturbed)).collect();
+            (0..count).map(|index| Member::new(index, &mut hosts, room, &mut random, is_disturbed)).collect();
         let is_faultless = random.chance(500);
         let faults = [(); 2].map(|()| if is_faultless { Faults::default() } else { faults(&mut random) });
         let mut network = Network::new(hosts.into(), faults.into(), random.number());
@@ -129,7 +129,9 @@ impl World {
         for member in &self.members {
             for (number, request) in (0..).zip(&member.requests) {
                 let source = usize::from(request.is_read);
-                self.regions[source].write_at(member.at(number, self.room), &member.bytes(number)).expect("a place");
+                self.regions[source]
+                    .write_at(member.at(number, self.room), &member.bytes(number))
+                    .expect("in the region");
             }
         }
     }
@@ -174,10 +176,10 @@ impl World {
         }
     }
 
-    fn look(&mut self) {
+    fn judge_step(&mut self) {
         let Self { network, members, regions, room, outcome, .. } = self;
         for member in members.iter_mut().filter(|member| !member.is_over) {
-            member.look(network, regions, *room, outcome);
+            member.judge_step(network, regions, *room, outcome);
         }
         let in_flight = network.hosts[0].endpoint.packets_in_flight(network.hosts[1].address);
         // Lost packets are not counted, and packets presumed lost may arrive late: the buffer holds twice the window.
@@ -206,7 +208,7 @@ impl World {
 }
 
 impl Member {
-    fn new(place: u64, hosts: &mut [Host; 2], room: u64, random: &mut Random, is_disturbed: bool) -> Self {
+    fn new(index: u64, hosts: &mut [Host; 2], room: u64, random: &mut Random, is_disturbed: bool) -> Self {
         let cap = QueuePairCapabilities {
             max_send_wr: DEPTH,
             max_recv_wr: 1,
@@ -225,11 +227,11 @@ impl Member {
         let end = (end, random.between(1, REQUESTS));
         let salt = random.number();
         let (is_ended, is_over) = (false, false);
-        Self { port, server, salt, place, requests, posted: 0, completed: 0, end, is_ended, is_over }
+        Self { port, server, salt, index, requests, posted: 0, completed: 0, end, is_ended, is_over }
     }
 
     fn at(&self, number: u64, room: u64) -> u64 {
-        (self.place * REQUESTS + number) * room
+        (self.index * REQUESTS + number) * room
     }
 
     fn bytes(&self, number: u64) -> Vec<u8> {
@@ -287,7 +289,7 @@ impl Member {
     }
 
     /// Judges the completions.
-    fn look(&mut self, network: &Network, regions: &[Arc<Region>; 2], room: u64, outcome: &mut Outcome) {
+    fn judge_step(&mut self, network: &Network, regions: &[Arc<Region>; 2], room: u64, outcome: &mut Outcome) {
         let mut completions = Vec::new();
         self.port.poll(&mut completions);
         for completion in completions {

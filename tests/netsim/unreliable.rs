@@ -15,7 +15,7 @@ use super::world::Outcome;
 
 const MESSAGES: u64 = 150;
 /// Size of the slot that each message and each receive has.
-const PLACE_BYTES: u64 = 8 << 10;
+const SLOT_BYTES: u64 = 8 << 10;
 const BASE: u64 = 0x10_0000;
 const MOST_STEPS: u32 = 100_000;
 const OURS: PeerCapabilities =
@@ -33,13 +33,13 @@ struct Side {
 }
 
 /// Returns the offset of a slot: the sender's slots lie first, then those that its peer writes to, then the receives.
-fn place(kind: u64, number: u64) -> u64 {
-    (kind * MESSAGES + number) * PLACE_BYTES
+fn slot_offset(kind: u64, number: u64) -> u64 {
+    (kind * MESSAGES + number) * SLOT_BYTES
 }
 
 fn length(seed: u64, number: u64) -> u64 {
     let mixed = (seed ^ number << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    if mixed.is_multiple_of(3) { 1 + mixed / 3 % 1500 } else { 1 + (mixed >> 7) % PLACE_BYTES }
+    if mixed.is_multiple_of(3) { 1 + mixed / 3 % 1500 } else { 1 + (mixed >> 7) % SLOT_BYTES }
 }
 
 fn bytes(number: u64, length: u64) -> Vec<u8> {
@@ -55,7 +55,7 @@ impl Side {
     fn new(host: &mut Host) -> Self {
         let cap = QueuePairCapabilities { max_send_wr: 16, max_recv_wr: 16, ..QueuePairCapabilities::default() };
         let port = host.create_queue_pair_of(QueuePairType::UnreliableConnection, cap);
-        let backing = Backing::from_vec(vec![0; place(3, 0) as usize]);
+        let backing = Backing::from_vec(vec![0; slot_offset(3, 0) as usize]);
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
         let region = host.memory.register(DomainId(1), backing, Some(BASE), access).expect("a region");
         Self { port, region, receives: 0, received: 0, completed: 0, last: None }
@@ -68,16 +68,16 @@ impl Side {
     /// Posts the message of this number. Returns false if the queue is full.
     fn post(&self, network: &mut Network, at: usize, seed: u64, number: u64, peer: &Side) -> bool {
         let length = length(seed, number);
-        self.region.write_at(place(0, number), &bytes(number, length)).expect("a place");
+        self.region.write_at(slot_offset(0, number), &bytes(number, length)).expect("in the region");
         let operation = match is_write(number) {
             true => Operation::WriteWithImmediate {
-                remote_addr: BASE + place(1, number),
+                remote_addr: BASE + slot_offset(1, number),
                 rkey: peer.region.rkey(),
                 immediate: number as u32,
             },
             false => Operation::SendWithImmediate(number as u32),
         };
-        let sges = [self.sge(place(0, number), length)];
+        let sges = [self.sge(slot_offset(0, number), length)];
         let request = SendRequest { wr_id: number, operation, flags: SendFlags::SIGNALED, data: Data::Sges(&sges) };
         let now = network.time_at(at);
         network.hosts[at].post_send(now, &self.port, &request)
@@ -85,7 +85,7 @@ impl Side {
 
     /// Posts a receive. Returns false if the queue is full.
     fn post_receive(&mut self, network: &mut Network, at: usize) -> bool {
-        let sges = [self.sge(place(2, self.receives), PLACE_BYTES)];
+        let sges = [self.sge(slot_offset(2, self.receives), SLOT_BYTES)];
         let (now, request) = (network.time_at(at), ReceiveRequest { wr_id: self.receives, sges: &sges });
         let posted = network.hosts[at].post_receive(now, &self.port, &request);
         self.receives += u64::from(posted);
@@ -106,9 +106,9 @@ impl Side {
         self.last = Some(number);
         let length = length(seed, number);
         assert_eq!(u64::from(completion.byte_len), length, "message {number} is not whole");
-        let from = if is_write(number) { place(1, number) } else { place(2, completion.wr_id) };
+        let from = if is_write(number) { slot_offset(1, number) } else { slot_offset(2, completion.wr_id) };
         let mut found = vec![0; length as usize];
-        self.region.read_at(from, &mut found).expect("a place");
+        self.region.read_at(from, &mut found).expect("in the region");
         assert!(found == bytes(number, length), "message {number} has wrong bytes");
         outcome.count(if is_write(number) { "unreliable write came" } else { "unreliable message came" }, 1);
     }

@@ -23,7 +23,7 @@ const DEPTH: u32 = 16;
 const BASE: u64 = 0x10_0000;
 const REGION_BYTES: u64 = 16 << 10;
 const LARGEST_WINDOW: u64 = 6 << 10;
-const MOST_PIECES: u64 = 6;
+const MOST_PARTS: u64 = 6;
 const MESSAGE_BYTES: u64 = 700;
 const MOST_STEPS: u32 = 400_000;
 /// A connection that fails by itself has lost at least this many packets.
@@ -146,7 +146,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
         }
         world.network.step(Duration::from_micros(50));
         if !world.is_over {
-            world.look();
+            world.judge_step();
         }
         world.check_memory();
     }
@@ -243,10 +243,10 @@ impl World {
     /// Posts the peer's requests of this round, through the open window.
     fn use_window(&mut self) {
         let (offset, length) = self.range;
-        let count = self.random.between(1, MOST_PIECES);
-        let piece = (length / count) & !7;
+        let count = self.random.between(1, MOST_PARTS);
+        let part = (length / count) & !7;
         for number in 0..count {
-            self.use_piece(offset + number * piece, piece);
+            self.use_part(offset + number * part, part);
         }
         let key = self.keys[1];
         let message = (0, self.random.below(MESSAGE_BYTES + 1));
@@ -285,7 +285,7 @@ impl World {
     }
 
     /// Posts one request through the window, to a range that no other request of this round touches.
-    fn use_piece(&mut self, offset: u64, length: u64) {
+    fn use_part(&mut self, offset: u64, length: u64) {
         if length < 8 {
             return;
         }
@@ -314,7 +314,7 @@ impl World {
 
     /// Writes these bytes to the peer's region and, in the model, to the same offset of the owner's.
     fn fill(&mut self, offset: u64, bytes: &[u8]) {
-        self.user.region.write_at(offset, bytes).expect("a place");
+        self.user.region.write_at(offset, bytes).expect("in the region");
         self.model[offset as usize..][..bytes.len()].copy_from_slice(bytes);
     }
 
@@ -327,7 +327,7 @@ impl World {
         self.posted += 1;
     }
 
-    fn look(&mut self) {
+    fn judge_step(&mut self) {
         let mut completions = Vec::new();
         // The owner is polled last: its requests may fail once a completion of the peer has ended the run.
         self.user.port.poll(&mut completions);
@@ -437,10 +437,10 @@ impl World {
         let found = self.owner.read(0, REGION_BYTES);
         let is_open = !matches!(self.phase, Phase::Idle | Phase::Binding);
         let (offset, length) = if is_open { self.range } else { (0, 0) };
-        let is_outside = |place: u64| place >= MESSAGE_BYTES && !(offset..offset + length).contains(&place);
-        let differs = (0..REGION_BYTES).find(|place| {
-            let place = *place;
-            found[place as usize] != self.model[place as usize] && is_outside(place)
+        let is_outside = |index: u64| index >= MESSAGE_BYTES && !(offset..offset + length).contains(&index);
+        let differs = (0..REGION_BYTES).find(|index| {
+            let index = *index;
+            found[index as usize] != self.model[index as usize] && is_outside(index)
         });
         assert_eq!(differs, None, "written outside of {:?} in round {} ({:?})", self.range, self.round, self.phase);
     }

@@ -79,8 +79,8 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
                 // The applications no longer see the results.
                 world.network.step(world.terms.step);
             }
-            let is_settled = !is_cut || world.random.chance(500);
-            world.start_over(is_settled, FAR * (round + 1));
+            let is_drained = !is_cut || world.random.chance(500);
+            world.start_over(is_drained, FAR * (round + 1));
         }
     }
     world.collect();
@@ -197,7 +197,7 @@ impl World {
         for pair in pairs {
             for own in 0..2 {
                 let (side, other) = pick(&mut pair.sides, own);
-                side.look(network, terms, other, pair.referee.flow(own), random, outcome);
+                side.judge_step(network, terms, other, pair.referee.flow(own), random, outcome);
             }
             if pair.sides.iter().any(|side| side.is_in_error(network)) {
                 pair.referee.end();
@@ -216,7 +216,7 @@ impl World {
     }
 
     /// Takes both ends to RESET and connects them again, with the same queue pair numbers.
-    fn start_over(&mut self, is_settled: bool, far: u32) {
+    fn start_over(&mut self, is_drained: bool, far: u32) {
         for pair in &mut self.pairs {
             for side in &mut pair.sides {
                 let now = self.network.time_at(side.at);
@@ -226,8 +226,8 @@ impl World {
             }
         }
         self.check_in_flight();
-        if is_settled {
-            self.settle();
+        if is_drained {
+            self.drain_network();
         } else {
             self.outcome.count("restart in traffic", 1);
         }
@@ -235,7 +235,7 @@ impl World {
             let before = pair.referee.first();
             pair.referee.collect(&mut self.outcome);
             let first = match self.random.below(2) {
-                _ if is_settled => before.map(|_| initial_psn(&mut self.random)),
+                _ if is_drained => before.map(|_| initial_psn(&mut self.random)),
                 0 => before.map(|psn| psn.plus(far)),
                 _ => before.map(|psn| psn.minus(far)),
             };
@@ -246,7 +246,7 @@ impl World {
     }
 
     /// Waits until all packets in flight have arrived, with no connection to receive them.
-    fn settle(&mut self) {
+    fn drain_network(&mut self) {
         let until = self.network.now + Duration::from_secs(2);
         let mut steps = 0;
         while self.network.now < until || self.network.packets_in_flight() > 0 {
@@ -265,7 +265,7 @@ impl World {
         outcome.trace_hash = network.trace_hash();
         outcome.count("PSN wrap", network.wraps);
         outcome.count("forged packet", network.forged);
-        outcome.count("answer shortened", network.shortened);
+        outcome.count("response shortened", network.shortened);
         if self.terms.addresses.len() > 2 {
             outcome.count("crowd", 1);
         }
