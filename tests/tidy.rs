@@ -241,7 +241,7 @@ fn production_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 #[test]
-fn the_library_for_c_stands_on_the_provider_tier_alone() {
+fn the_library_for_c_imports_only_the_provider_tier() {
     let mut problems = Vec::new();
     let files = rust_files("capi");
     assert!(files.len() > 20, "{} files", files.len());
@@ -277,7 +277,7 @@ fn the_files_of_the_library_for_c_import_in_no_cycle() {
 }
 
 #[test]
-fn unsafe_stands_only_in_its_islands() {
+fn unsafe_occurs_only_in_its_islands() {
     let mut problems = Vec::new();
     for (file, text) in rust_files("src") {
         if UNSAFE_ISLANDS.iter().any(|island| file.starts_with(island)) || is_test_file(&file) {
@@ -371,6 +371,11 @@ const BANNED_PHRASES: &[&str] = &[
     "told of",
     "is told",
     "are told",
+    "asks for",
+    "is asked",
+    "are asked",
+    "way back",
+    "pieces",
     "leads nowhere",
     "peer of our own",
     "stranger",
@@ -479,7 +484,7 @@ fn nothing_is_left_unfinished() {
 
 /// `clippy.toml` lists the functions and types that these layers must not use, and clippy finds their uses.
 #[test]
-fn layers_without_input_and_output_say_so() {
+fn layers_without_input_and_output_deny_it() {
     let pure = ["types", "checksum", "wire", "memory", "queue", "transport", "owned", "asynchronous", "sim"];
     let lists = fs::read_to_string(root().join("clippy.toml")).expect("clippy's settings");
     let banned = ["Instant::now", "SystemTime::now", "thread::spawn", "thread::sleep", "UdpSocket", "TcpStream"];
@@ -494,20 +499,20 @@ fn layers_without_input_and_output_say_so() {
 
 /// Otherwise a program with more privileges than its caller might obey variables of the caller's environment.
 #[test]
-fn one_place_reads_the_environment() {
-    let place = "src/sys/environment.rs";
+fn one_file_reads_the_environment() {
+    let reader = "src/sys/environment.rs";
     // `env!` is read by the compiler, `env::consts` is a constant.
     let banned = ["env::var", "env::vars", "env::temp_dir", "env::home_dir", "getenv", "environ"];
     let mut problems = Vec::new();
     for (file, text) in ["src", "capi/src"].into_iter().flat_map(rust_files) {
-        for (number, line) in production_lines(&text).filter(|_| file != place && !is_test_file(&file)) {
+        for (number, line) in production_lines(&text).filter(|_| file != reader && !is_test_file(&file)) {
             let code = code_of(line).replace("environment", "");
             if banned.iter().any(|word| code.contains(word)) {
                 problems.push(format!("{file}:{number}: {}", line.trim()));
             }
         }
     }
-    assert!(root().join(place).is_file());
+    assert!(root().join(reader).is_file());
     report(problems);
 }
 
@@ -533,7 +538,7 @@ fn every_operation_has_its_row_in_the_table_of_verbs() {
 /// `tests/faults/run check` is stricter: it also checks that the text occurs exactly once in the function that the
 /// fault names.
 #[test]
-fn faults_change_what_there_is() {
+fn the_texts_of_faults_are_in_their_files() {
     let mut problems = Vec::new();
     let mut seen = 0;
     for entry in fs::read_dir(root().join("tests/faults/table")).expect("the table of faults") {

@@ -135,7 +135,7 @@ fn child(context: Context, copy: End, (owned, buffer): (Owned, Buffer)) -> i32 {
 }
 
 #[test]
-fn child_starts_anew_and_the_parent_goes_on() {
+fn child_opens_devices_again_and_the_parent_continues() {
     alone(|| {
         let context = verbs::open(DEVICE).unwrap();
         let (busy, copy) = (end(&context), end(&context));

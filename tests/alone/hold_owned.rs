@@ -278,8 +278,8 @@ impl Program {
     /// Ends a queue pair in a random way.
     fn end(&mut self) {
         let Some(index) = self.pick(self.owned.len()) else { return };
-        let way = self.random.random_range(0..12);
-        if way < 4 {
+        let action = self.random.random_range(0..12);
+        if action < 4 {
             let returned = self.owned[index].reset().unwrap();
             returned.into_iter().for_each(|finished| self.returned(finished));
             let qp = &self.owned[index];
@@ -287,7 +287,7 @@ impl Program {
             return;
         }
         let qp = self.owned.swap_remove(index);
-        match way {
+        match action {
             4..7 => qp.destroy().unwrap().into_iter().for_each(|finished| self.returned(finished)),
             7 if self.may_forget => std::mem::forget(qp),
             8 | 9 => {
@@ -358,7 +358,7 @@ impl Held {
 }
 
 #[test]
-fn safe_programs_find_no_way_to_memory_in_flight() {
+fn safe_programs_cannot_access_memory_in_flight() {
     alone(|| {
         let setting = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
         let rounds = match setting("RDMA_VERBS_ATTACK_SEED") {

@@ -106,16 +106,16 @@ impl End {
         let place = |number: usize| -> Range<usize> { 8 * number..8 * (number + 1) };
         for (number, qp) in self.qps.iter().enumerate() {
             near.write_at(8 * number, &(number as u64 + 1).to_le_bytes()).unwrap();
-            let remote = far.remote().slice(place(number)).unwrap();
-            let write = SendRequest::write(near.slice(place(number)).unwrap(), remote);
-            let read = SendRequest::read(near.slice(place(QUEUE_PAIRS + number)).unwrap(), remote);
+            let remote = far.remote().slice(range_of(number)).unwrap();
+            let write = SendRequest::write(near.slice(range_of(number)).unwrap(), remote);
+            let read = SendRequest::read(near.slice(range_of(QUEUE_PAIRS + number)).unwrap(), remote);
             // The READ executes after the WRITE, and completes after it.
             qp.post_send(&[write, read.signaled()]).unwrap();
         }
         for _ in 0..QUEUE_PAIRS {
             self.cq.wait(PATIENCE).unwrap().result().unwrap();
         }
-        let words = near.to_vec(place(QUEUE_PAIRS).start..).unwrap();
+        let words = near.to_vec(range_of(QUEUE_PAIRS).start..).unwrap();
         for (number, word) in words.chunks_exact(8).enumerate() {
             assert_eq!(word, (number as u64 + 1).to_le_bytes());
         }
@@ -127,7 +127,7 @@ fn seconds() -> u64 {
 }
 
 #[test]
-fn idle_connections_wake_nobody() {
+fn idle_connections_wake_no_thread() {
     alone(|| {
         let ends = ["127.98.3.1", "127.98.3.2"].map(End::open);
         ends[0].connect(&ends[1]);

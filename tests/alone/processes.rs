@@ -119,7 +119,7 @@ fn is_gone(stream: &mut TcpStream) -> bool {
 }
 
 /// Returns whether the peer has sent a byte on a non-blocking stream; an error if the peer is gone.
-fn has_word(stream: &mut TcpStream) -> Outcome<bool> {
+fn has_message(stream: &mut TcpStream) -> Outcome<bool> {
     match stream.read(&mut [0]) {
         Ok(0) => Err("the peer is gone".into()),
         Ok(_) => Ok(true),
@@ -140,23 +140,23 @@ impl Member {
         }
     }
 
-    fn ask(&self, end: &End, stream: &mut TcpStream) -> Outcome {
+    fn exchange(&self, end: &End, stream: &mut TcpStream) -> Outcome {
         stream.set_nonblocking(true)?;
         let mut number = 0;
         while !self.stop.load(Ordering::Relaxed) {
             number += 1;
             end.send(number)?;
-            let (mut sent, mut answered) = (false, false);
-            while !(sent && answered) {
+            let (mut sent, mut replied) = (false, false);
+            while !(sent && replied) {
                 match end.completion()? {
-                    Some(CompletionOpcode::Receive) => answered = true,
+                    Some(CompletionOpcode::Receive) => replied = true,
                     Some(_) => sent = true,
-                    None => drop(has_word(stream)?),
+                    None => drop(has_message(stream)?),
                 }
             }
-            let answer = end.take_number()?;
-            if answer != number {
-                return Err(format!("{answer} came instead of {number}").into());
+            let reply = end.take_number()?;
+            if reply != number {
+                return Err(format!("{reply} came instead of {number}").into());
             }
             self.exchanges.fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(PAUSE);
@@ -164,13 +164,13 @@ impl Member {
         Ok(stream.write_all(b"q")?)
     }
 
-    fn answer(&self, end: &End, stream: &mut TcpStream) -> Outcome {
+    fn echo(&self, end: &End, stream: &mut TcpStream) -> Outcome {
         stream.set_nonblocking(true)?;
         loop {
             match end.completion()? {
                 Some(CompletionOpcode::Receive) => end.send(end.take_number()?)?,
                 Some(_) => {}
-                None if has_word(stream)? => return Ok(()),
+                None if has_message(stream)? => return Ok(()),
                 None => {}
             }
         }
@@ -185,7 +185,7 @@ impl Member {
         };
         self.run(&mut stream, |stream| {
             end.connect(&remote, stream)?;
-            self.ask(&end, stream)
+            self.exchange(&end, stream)
         });
         Ok(())
     }
@@ -204,7 +204,7 @@ impl Member {
         Ok(Some(std::thread::spawn(move || {
             member.run(&mut stream, |stream| {
                 end.connect(&remote, stream)?;
-                member.answer(&end, stream)
+                member.echo(&end, stream)
             });
         })))
     }
@@ -323,7 +323,7 @@ fn addresses(processes: &[Process]) -> Vec<String> {
 }
 
 #[test]
-fn members_disturb_nobody_when_they_are_killed_stopped_and_started() {
+fn killed_stopped_and_started_members_disturb_no_other() {
     alone(|| {
         const MEMBERS: usize = 8;
         let (device, address) = ("soft:127.93.0.1", "127.93.0.1");

@@ -91,7 +91,7 @@ impl End {
     }
 
     /// Copies the last incoming message to the outgoing ones.
-    fn answer(&self) {
+    fn reply(&self) {
         self.mr.write_at(LEAVING, &self.arrived()).unwrap();
     }
 }
@@ -127,7 +127,7 @@ impl Ends {
             let is_signaled = round % signal_every == 0;
             near.qp.post_send(&[near.small(0, is_signaled)]).unwrap();
             far.wait_receives(1);
-            far.answer();
+            far.reply();
             far.qp.post_send(&[far.small(0, is_signaled)]).unwrap();
             near.wait_receives(1);
             assert_eq!(near.arrived(), number);

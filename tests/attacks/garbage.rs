@@ -77,7 +77,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Takes turns between two measurements. Returns their medians.
-fn in_turns(repetitions: usize, mut measure: impl FnMut(usize) -> f64) -> [f64; 2] {
+fn alternate(repetitions: usize, mut measure: impl FnMut(usize) -> f64) -> [f64; 2] {
     let mut values = [Vec::new(), Vec::new()];
     for _ in 0..repetitions {
         (0..2).for_each(|side| values[side].push(measure(side)));
@@ -90,11 +90,11 @@ fn measure(victim: &Victim, kind: Kind, arguments: &Arguments) -> Cost {
     let unrelated = receiver::Unrelated::bind();
     let to_device = Flood::new(victim, kind, victim.address(), arguments.rate);
     let to_unrelated = to_device.to(unrelated.address());
-    let processor = in_turns(arguments.repetitions, |side| match side {
+    let processor = alternate(arguments.repetitions, |side| match side {
         0 => unrelated.nanoseconds_a_packet(&to_unrelated),
         _ => victim.nanoseconds_a_packet(&to_device),
     });
-    let rates = in_turns(arguments.repetitions, |side| {
+    let rates = alternate(arguments.repetitions, |side| {
         victim.rate_beside(if side == 0 { &to_unrelated } else { &to_device }, length)
     });
     Cost { kind, processor, rates }

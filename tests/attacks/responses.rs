@@ -6,7 +6,7 @@ use rdma_verbs::wire::{NakCode, Syndrome};
 
 use super::Attack;
 use super::forge::RawSender;
-use super::world::{End, Kind, PATIENCE, connect, still_work, told};
+use super::world::{End, Kind, PATIENCE, connect, info_for_peer, still_work};
 
 pub(super) const ATTACKS: &[Attack] = &[
     ("responses/a_sweep_of_acknowledgements_completes_nothing", |_| sweep(Syndrome::Ack { credit: 31 })),
@@ -22,7 +22,7 @@ fn sweep(syndrome: Syndrome) {
     let (victim, peer) = (End::open(), End::open());
     // The silent peer must not be given up meanwhile: that takes 8 times 2 s.
     let patient = super::world::options(Mtu::Mtu256).timeout(19);
-    victim.qp.connect_with(&told(Kind::Native, peer.info(), Mtu::Mtu256), &patient).expect("connect");
+    victim.qp.connect_with(&info_for_peer(Kind::Native, peer.info(), Mtu::Mtu256), &patient).expect("connect");
     let whole = victim.region.slice(..).expect("in the region");
     victim.qp.post_send(&[SendRequest::send(whole).signaled()]).expect("post_send");
     victim.drive();

@@ -92,7 +92,7 @@ impl Kind {
 }
 
 /// Returns the connection info that an end gives its peer.
-pub(crate) fn told(kind: Kind, info: ConnectionInfo, mtu: Mtu) -> ConnectionInfo {
+pub(crate) fn info_for_peer(kind: Kind, info: ConnectionInfo, mtu: Mtu) -> ConnectionInfo {
     match kind {
         Kind::Standard => ConnectionInfo::standard_peer(info.qpn, info.psn, info.gid, mtu),
         Kind::Native => info,
@@ -110,8 +110,8 @@ pub(crate) fn options(mtu: Mtu) -> ConnectOptions {
 }
 
 pub(crate) fn connect(kind: Kind, left: &End, right: &End, mtu: Mtu) {
-    left.qp.connect_with(&told(kind, right.info(), mtu), &options(mtu)).expect("connect");
-    right.qp.connect_with(&told(kind, left.info(), mtu), &options(mtu)).expect("connect");
+    left.qp.connect_with(&info_for_peer(kind, right.info(), mtu), &options(mtu)).expect("connect");
+    right.qp.connect_with(&info_for_peer(kind, left.info(), mtu), &options(mtu)).expect("connect");
 }
 
 pub(crate) fn pair(kind: Kind, mtu: Mtu) -> (End, End) {

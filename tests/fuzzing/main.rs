@@ -94,13 +94,13 @@ proptest! {
 
     /// Any program, also run by two threads, behaves like the model.
     #[test]
-    fn any_program_of_verbs_does_what_the_model_says(program in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn any_program_of_verbs_matches_its_model(program in prop::collection::vec(any::<u8>(), 0..400)) {
         verbs::run(&program);
     }
 
     /// Any sequence of completions, forged and genuine, returns the same memory as the model.
     #[test]
-    fn any_completions_give_back_what_the_model_says(program in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn any_completions_return_the_buffers_of_the_model(program in prop::collection::vec(any::<u8>(), 0..600)) {
         completion_ledger::run(&program);
     }
 }

@@ -130,7 +130,7 @@ fn skip(why: &str) {
 }
 
 #[test]
-fn bindings_are_laid_out_as_the_headers_say() {
+fn bindings_have_the_layout_of_the_headers() {
     let layouts = asserted();
     assert!(layouts.len() > 30, "{} structures", layouts.len());
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));

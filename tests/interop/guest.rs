@@ -15,7 +15,7 @@ pub(crate) struct Guest {
 }
 
 /// A reply: its words by name.
-pub(crate) struct Answer {
+pub(crate) struct Reply {
     line: String,
     words: HashMap<String, String>,
 }
@@ -34,24 +34,24 @@ impl Guest {
         stream.set_read_timeout(Some(patience))?;
         stream.set_nodelay(true)?;
         let mut guest = Self { lines: BufReader::new(stream) };
-        guest.answer()?;
+        guest.reply()?;
         Ok(guest)
     }
 
     /// Sends a command and returns the reply.
-    pub(crate) fn command(&mut self, command: &str) -> Result<Answer> {
+    pub(crate) fn command(&mut self, command: &str) -> Result<Reply> {
         self.lines.get_mut().write_all(format!("{command}\n").as_bytes())?;
-        self.answer().map_err(|error| format!("{command}: {error}").into())
+        self.reply().map_err(|error| format!("{command}: {error}").into())
     }
 
-    fn answer(&mut self) -> Result<Answer> {
+    fn reply(&mut self) -> Result<Reply> {
         let mut line = String::new();
         self.lines.read_line(&mut line)?;
         let line = line.trim_end().to_owned();
-        let Some(words) = line.strip_prefix("ok") else { return Err(format!("the guest says {line:?}").into()) };
+        let Some(words) = line.strip_prefix("ok") else { return Err(format!("the guest replied {line:?}").into()) };
         let words = words.split_whitespace().filter_map(|word| word.split_once('='));
         let words = words.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        Ok(Answer { line, words })
+        Ok(Reply { line, words })
     }
 
     /// Checks that an area holds the pattern.
@@ -60,7 +60,7 @@ impl Guest {
     }
 }
 
-impl Answer {
+impl Reply {
     fn word(&self, name: &str) -> Result<&str> {
         let word = self.words.get(name).ok_or_else(|| format!("no {name} in {:?}", self.line))?;
         Ok(word)

@@ -10,7 +10,7 @@ mod windows;
 use std::time::Duration;
 
 use clap::Parser;
-use guest::{Answer, Guest, pattern};
+use guest::{Guest, Reply, pattern};
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, CompletionStatus, ConnectOptions, Context,
     MemoryRegion, Payload, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, RegionList, RemoteMemory,
@@ -49,7 +49,7 @@ struct Home {
 /// A connection: a new queue pair at both ends.
 struct Connection {
     qp: QueuePair,
-    remote: Answer,
+    remote: Reply,
 }
 
 #[derive(Clone, Copy)]
@@ -357,11 +357,11 @@ fn run(arguments: &Arguments) -> Outcome {
         ("the guest's ATOMIC WRITEs", placement::guests_atomic_writes),
         ("ATOMIC WRITEs that we refuse", placement::atomic_writes_that_we_refuse),
         ("the guest's windows", windows::the_guests_windows),
-        ("the guest's windows, taken away", windows::the_guests_windows_taken_away),
-        ("what the guest's windows refuse", windows::what_the_guests_windows_refuse),
+        ("the guest's windows, invalidated", windows::the_guests_windows_invalidated),
+        ("the guest's windows, invalid access", windows::the_guests_windows_refuse_access),
         ("our windows", windows::our_windows),
-        ("our windows, taken away", windows::our_windows_taken_away),
-        ("what our windows refuse", windows::what_our_windows_refuse),
+        ("our windows, invalidated", windows::our_windows_invalidated),
+        ("our windows, invalid access", windows::our_windows_refuse_access),
     ];
     for (name, scenario) in scenarios {
         scenario(&mut home).map_err(|error| format!("{name}: {error}; counters {}", counted(&home.context)))?;

@@ -5,7 +5,7 @@ use rdma_verbs::verbs::{
     Rkey, SendRequest,
 };
 
-use super::{AREA_BYTES, Answer, Connection, Home, Outcome, PATIENCE, Terms, USUAL, ensure, lengths, pattern};
+use super::{AREA_BYTES, Connection, Home, Outcome, PATIENCE, Reply, Terms, USUAL, ensure, lengths, pattern};
 
 /// Both ends grant all access except persistence.
 const FLUSHING: Terms = Terms { access: ALL, guest_access: "rwaf", ..USUAL };
@@ -54,7 +54,7 @@ impl Home {
     }
 
     /// Checks that the guest's next completion of a request is this success.
-    fn guest_done(&mut self, remote: &Answer, wr_id: u64, opcode: &str) -> Outcome {
+    fn guest_done(&mut self, remote: &Reply, wr_id: u64, opcode: &str) -> Outcome {
         let (wr_id, qpn) = (wr_id.to_string(), remote.number("qpn")?.to_string());
         let expected = [("status", "success"), ("wr_id", wr_id.as_str()), ("opcode", opcode), ("qpn", qpn.as_str())];
         self.guest.command("poll send")?.expect(&expected)

@@ -117,7 +117,7 @@ pub(super) fn the_guests_windows(home: &mut Home) -> Outcome {
     Ok(())
 }
 
-pub(super) fn the_guests_windows_taken_away(home: &mut Home) -> Outcome {
+pub(super) fn the_guests_windows_invalidated(home: &mut Home) -> Outcome {
     for attempt in 0..4 {
         let connection = home.connect(USUAL)?;
         let window = home.guests_window("")?;
@@ -137,7 +137,7 @@ pub(super) fn the_guests_windows_taken_away(home: &mut Home) -> Outcome {
     Ok(())
 }
 
-pub(super) fn what_the_guests_windows_refuse(home: &mut Home) -> Outcome {
+pub(super) fn the_guests_windows_refuse_access(home: &mut Home) -> Outcome {
     for options in ["access=r", "access=w", "access=rw"] {
         let connection = home.connect(USUAL)?;
         let window = home.guests_window(options)?;
@@ -195,7 +195,7 @@ pub(super) fn our_windows(home: &mut Home) -> Outcome {
     home.refused_here(&connection, &command, "rem_access_err")
 }
 
-pub(super) fn our_windows_taken_away(home: &mut Home) -> Outcome {
+pub(super) fn our_windows_invalidated(home: &mut Home) -> Outcome {
     let region = hidden_region(home)?;
     let window = home.pd.alloc_mw(MemoryWindowType::Type2)?;
     let bind = MemoryWindowBind::new(region.slice(START..START + LENGTH)?, AccessFlags::REMOTE);
@@ -224,7 +224,7 @@ pub(super) fn our_windows_taken_away(home: &mut Home) -> Outcome {
     Ok(())
 }
 
-pub(super) fn what_our_windows_refuse(home: &mut Home) -> Outcome {
+pub(super) fn our_windows_refuse_access(home: &mut Home) -> Outcome {
     let region = hidden_region(home)?;
     let base = region.iova() + START as u64;
     let all = AccessFlags::REMOTE;

@@ -99,15 +99,15 @@ impl Connection {
 }
 
 /// A connection, the peer's memory, and the stream to the peer.
-type Met = (Connection, RemoteMemory, TcpStream);
+type Peer = (Connection, RemoteMemory, TcpStream);
 
-fn meet(arguments: &Arguments) -> Outcome<Vec<Met>> {
+fn connect_all(arguments: &Arguments) -> Outcome<Vec<Peer>> {
     let listener = match arguments.end {
         End::One => Some(TcpListener::bind(&arguments.meet)?),
         End::Many => None,
     };
     let devices = arguments.devices.iter().cycle().take(arguments.senders as usize);
-    let meet_one = |device: &String| -> Outcome<Met> {
+    let connect_one = |device: &String| -> Outcome<Peer> {
         let connection = Connection::open(device, arguments.bytes as usize)?;
         let own = connection.queue_pair.connection_info()?;
         let (peer, mut stream) = match &listener {
@@ -121,16 +121,16 @@ fn meet(arguments: &Arguments) -> Outcome<Vec<Met>> {
         stream.read_exact(&mut remote)?;
         Ok((connection, RemoteMemory::from_bytes(remote), stream))
     };
-    devices.map(meet_one).collect()
+    devices.map(connect_one).collect()
 }
 
 /// Returns the times of all rounds, in milliseconds.
-fn measure(arguments: &Arguments, met: &[Met]) -> Outcome<Vec<f64>> {
+fn measure(arguments: &Arguments, peers: &[Peer]) -> Outcome<Vec<f64>> {
     let round = |_| {
         sleep(PAUSE);
         let begin = Instant::now();
-        met.iter().try_for_each(|(connection, remote, _)| connection.post(arguments.operation, *remote))?;
-        met.iter().try_for_each(|(connection, ..)| connection.finish())?;
+        peers.iter().try_for_each(|(connection, remote, _)| connection.post(arguments.operation, *remote))?;
+        peers.iter().try_for_each(|(connection, ..)| connection.finish())?;
         Ok(begin.elapsed().as_secs_f64() * 1e3)
     };
     (0..arguments.rounds).map(round).collect()
@@ -150,16 +150,16 @@ fn print(arguments: &Arguments, times: &[f64], again: u64) {
 }
 
 fn run(arguments: &Arguments) -> Outcome {
-    let mut met = meet(arguments)?;
+    let mut peers = connect_all(arguments)?;
     let posts = (arguments.end == End::Many) == (arguments.operation == Operation::Write);
     if posts {
-        let times = measure(arguments, &met)?;
+        let times = measure(arguments, &peers)?;
         let again =
-            met.iter().map(|(connection, ..)| connection.queue_pair.counters().get(Counter::RetransmittedPackets));
+            peers.iter().map(|(connection, ..)| connection.queue_pair.counters().get(Counter::RetransmittedPackets));
         print(arguments, &times, again.sum());
     }
     // Both ends stay until the one that posts is done.
-    met.iter_mut().try_for_each(|(_, _, stream)| match posts {
+    peers.iter_mut().try_for_each(|(_, _, stream)| match posts {
         true => stream.write_all(&[1]),
         false => stream.read_exact(&mut [0]),
     })?;

@@ -48,7 +48,7 @@ fn reads_keep_their_rate() {
 
 /// One packet of a hundred is late, by up to half of the round trip, which with the queue is some milliseconds longer.
 #[test]
-fn what_is_late_is_not_sent_again() {
+fn late_packets_are_not_retransmitted() {
     for (round_trip, lateness) in [(50, 25), (50, 500), (1_000, 50), (1_000, 500)] {
         let [round_trip, lateness] = [round_trip, lateness].map(Duration::from_micros);
         for operation in [Stream::Write, Stream::Read] {
@@ -106,7 +106,7 @@ fn a_short_queue_ends_no_connection() {
 }
 
 #[test]
-fn writes_keep_at_least_what_tcp_keeps() {
+fn writes_keep_at_least_the_rate_of_tcp() {
     for round_trip in [Duration::from_micros(50), Duration::from_millis(1)] {
         let rates =
             |operation| [0, 50_000, 100_000].map(|loss| at_loss(operation, round_trip, loss).megabytes_per_second);

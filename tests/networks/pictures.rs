@@ -162,22 +162,22 @@ const QUEUE_SECONDS: f64 = 1.0;
 /// Returns the kilobytes in the queue over time, each the average since the time before.
 fn queue_lengths(kind: Kind) -> Vec<(f64, f64)> {
     const SAMPLES: u32 = 500;
-    /// A single look right after a burst would exceed the average.
-    const LOOKS: u32 = 10;
+    /// A single sample right after a burst would exceed the average.
+    const SAMPLES_PER_POINT: u32 = 10;
     let link = Link { queue_bytes: QUEUE_BYTES, ..Link::new(RATE, ROUND_TRIP, 0) };
     let mut world = World::of_pairs(link, Control::Cubic, 1);
     kind.start(&mut world, link, 0);
     let sample = Duration::from_secs_f64(QUEUE_SECONDS) / SAMPLES;
-    let mut look = || {
-        let end = world.network.now + sample / LOOKS;
+    let mut backlog_after_sample = || {
+        let end = world.network.now + sample / SAMPLES_PER_POINT;
         world.run(end);
         let backlog = |bottleneck: &Bottleneck| bottleneck.backlog_bytes(world.network.now);
         world.network.bottleneck(0, 1).map_or(0, backlog)
     };
     let mut points = vec![(0.0, 0.0)];
     for number in 1..=SAMPLES {
-        let bytes: u64 = (0..LOOKS).map(|_| look()).sum();
-        points.push(((sample * number).as_secs_f64(), bytes as f64 / f64::from(LOOKS) / 1e3));
+        let bytes: u64 = (0..SAMPLES_PER_POINT).map(|_| backlog_after_sample()).sum();
+        points.push(((sample * number).as_secs_f64(), bytes as f64 / f64::from(SAMPLES_PER_POINT) / 1e3));
     }
     points
 }

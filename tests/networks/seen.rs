@@ -27,7 +27,7 @@ fn world(link: Link, streams: usize) -> World {
 }
 
 #[track_caller]
-fn says(report: &PathReport, words: &str) {
+fn contains(report: &PathReport, words: &str) {
     assert!(report.to_string().contains(words), "\"{words}\" is not in \"{report}\": {report:?}");
 }
 
@@ -35,7 +35,7 @@ fn says(report: &PathReport, words: &str) {
 fn losses_at_random_are_called_chance() {
     for loss in [3_000, 10_000, 50_000] {
         let report = report(world(Link::new(1_000, ROUND_TRIP, loss), 1), 1);
-        says(&report, "packets are lost by chance (no queue is seen)");
+        contains(&report, "packets are lost by chance (no queue is seen)");
         let share = report.recent.loss() * 1e6 / f64::from(loss);
         assert!((0.8..1.2).contains(&share), "{share} of the losses: {report:?}");
         let round_trip = report.round_trip.expect("it is measured");
@@ -48,7 +48,7 @@ fn losses_before_a_full_queue_are_put_down_to_it() {
     for streams in [1, 4] {
         let link = Link { queue_bytes: 100_000, ..Link::new(1_000, ROUND_TRIP, 0) };
         let report = report(world(link, streams), streams);
-        says(&report, "a queue on the way is full");
+        contains(&report, "a queue on the way is full");
         assert!(report.control.is_some_and(|control| control.congestion_events > 10), "{report:?}");
     }
 }
@@ -56,8 +56,8 @@ fn losses_before_a_full_queue_are_put_down_to_it() {
 #[test]
 fn a_queue_that_never_overflows_is_seen() {
     let report = report(world(Link::new(1_000, ROUND_TRIP, 0), 1), 1);
-    says(&report, "loses nothing");
-    says(&report, "a queue on the way holds packets up");
+    contains(&report, "loses nothing");
+    contains(&report, "a queue on the way holds packets up");
 }
 
 /// A policer drops packets beyond its rate, and has no queue.
@@ -67,6 +67,6 @@ fn a_policer_is_not_called_a_queue() {
     let policer = Discipline::Policer { burst_bytes: 30_000 };
     world.network.share(Bottleneck::new(125_000_000, policer), &[(0, 1)]);
     let report = report(world, 1);
-    says(&report, "no queue is seen, but more are lost than by chance: a policer");
+    contains(&report, "no queue is seen, but more are lost than by chance: a policer");
     assert!(report.control.is_some_and(|control| control.congestion_events > 10), "{report:?}");
 }

@@ -244,7 +244,7 @@ pub(crate) struct World {
     pub(crate) flows: Vec<Flow>,
     pub(crate) tcp: Vec<StreamId>,
     /// Minimum interval of the applications' polls. Zero: whenever something happens.
-    pub(crate) look_every: Duration,
+    pub(crate) poll_interval: Duration,
     link: Link,
 }
 
@@ -259,7 +259,7 @@ impl World {
     pub(crate) fn new(link: Link, control: Control, hosts: usize, there: &[(usize, usize)]) -> Self {
         let hosts = (0..hosts).map(|index| host(index, control)).collect();
         let network = link.network(hosts, there);
-        Self { network, flows: Vec::new(), tcp: Vec::new(), look_every: Duration::ZERO, link }
+        Self { network, flows: Vec::new(), tcp: Vec::new(), poll_interval: Duration::ZERO, link }
     }
 
     /// Starts a stream.
@@ -283,10 +283,10 @@ impl World {
             }
             // At least every millisecond, to post to streams without events.
             let limit = if self.flows.is_empty() { Duration::MAX } else { Duration::from_millis(1) };
-            let look_at = end.min(self.network.now + self.look_every);
+            let next_poll = end.min(self.network.now + self.poll_interval);
             self.network.step(limit.min(end - self.network.now));
-            while self.network.now < look_at {
-                self.network.step(look_at - self.network.now);
+            while self.network.now < next_poll {
+                self.network.step(next_poll - self.network.now);
             }
             let now = self.network.now;
             self.flows.iter_mut().for_each(|flow| flow.poll(now));

@@ -83,7 +83,7 @@ pub(crate) fn run(arguments: &Arguments, own: usize) -> ExitCode {
     }
 }
 
-fn say(line: &str) -> Result<(), Failure> {
+fn report(line: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     out.write_all(line.as_bytes())?;
     out.write_all(b"\n")?;
@@ -152,7 +152,7 @@ impl Member {
         };
         member.datagrams.bring_up_ud()?;
         (0..DATAGRAM_RECEIVES).try_for_each(|slot| member.receive_datagram(slot))?;
-        say("ready")?;
+        report("ready")?;
         Ok(member)
     }
 
@@ -181,10 +181,10 @@ impl Member {
                 self.take(completion)?;
             }
             self.send_datagram()?;
-            self.look_at_suspects()?;
+            self.report_suspects()?;
             if self.is_stopping && self.connections.iter().all(Connection::is_idle) {
                 self.is_stopping = false;
-                self.say_counts()?;
+                self.report_counts()?;
             }
         }
     }
@@ -203,11 +203,11 @@ impl Member {
             "holdings" => {
                 // Taken while operations are in flight, which hold nothing that is counted.
                 let holdings = serde_json::to_string(&Holdings::now(&self.context))?;
-                say(&format!("holdings {holdings}"))
+                report(&format!("holdings {holdings}"))
             }
-            "tell" => {
+            "explain" => {
                 let number = words.next().and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
-                self.tell(peer, number)
+                self.explain(peer, number)
             }
             "stop" => {
                 self.is_stopping = true;
@@ -218,12 +218,12 @@ impl Member {
     }
 
     /// Reports the state of this end of a connection whose other end failed.
-    fn tell(&self, peer: usize, number: u64) -> Result<(), Failure> {
+    fn explain(&self, peer: usize, number: u64) -> Result<(), Failure> {
         let is_named = |connection: &&Connection| connection.peer == peer && connection.number() == number;
         let Some(connection) = self.connections.iter().find(is_named) else { return Ok(()) };
         let forwarded = self.context.counters().get(Counter::ForwardedPackets);
         let state = connection.qp.explain_state();
-        say(&format!("end process {}: {number} to process {peer}: {state}; {forwarded} packets passed on", self.own))
+        report(&format!("end process {}: {number} to process {peer}: {state}; {forwarded} packets passed on", self.own))
     }
 
     /// Removes all state of the connections to this peer.
@@ -247,7 +247,7 @@ impl Member {
             line.push(' ');
             line.push_str(&hex(&info));
         }
-        say(&line)
+        report(&line)
     }
 
     fn go(&mut self, peer: usize, words: &[&str]) -> Result<(), Failure> {
@@ -283,7 +283,7 @@ impl Member {
                 if connection.is_live {
                     connection.is_live = false;
                     let why = connection.qp.explain(&failure);
-                    say(&format!("asks {} {}", connection.peer, connection.number()))?;
+                    report(&format!("failed {} {}", connection.peer, connection.number()))?;
                     self.suspects.push((connection.peer, Instant::now(), why));
                 }
                 return Ok(());
@@ -307,11 +307,11 @@ impl Member {
 
     fn error(&mut self, what: &str) -> Result<(), Failure> {
         self.counts.errors += 1;
-        say(&format!("error process {}: {what}", self.own))
+        report(&format!("error process {}: {what}", self.own))
     }
 
     /// Reports failed connections whose peer was not killed as errors.
-    fn look_at_suspects(&mut self) -> Result<(), Failure> {
+    fn report_suspects(&mut self) -> Result<(), Failure> {
         let late: Vec<_> = self.suspects.extract_if(.., |suspect| suspect.1.elapsed() > EXCUSE).collect();
         late.into_iter().try_for_each(|(peer, _, why)| self.error(&format!("connection to process {peer}: {why}")))
     }
@@ -357,9 +357,9 @@ impl Member {
         self.receive_datagram(slot)
     }
 
-    fn say_counts(&self) -> Result<(), Failure> {
+    fn report_counts(&self) -> Result<(), Failure> {
         let Counts { operations, messages, datagrams_sent, datagrams, errors } = self.counts;
         let excused = self.suspects.len();
-        say(&format!("idle {operations} {messages} {datagrams_sent} {datagrams} {} {excused}", errors))
+        report(&format!("idle {operations} {messages} {datagrams_sent} {datagrams} {} {excused}", errors))
     }
 }

@@ -168,7 +168,7 @@ impl Parent<'_> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let said = self.said.recv_timeout(left).map_err(|_| format!("process {member} never says {word}"))?;
+            let said = self.said.recv_timeout(left).map_err(|_| format!("process {member} never reports {word}"))?;
             if said.life != self.processes[said.member].life {
                 continue;
             }
@@ -185,9 +185,9 @@ impl Parent<'_> {
         if said.life != self.processes[said.member].life {
             return;
         }
-        if let Some((peer, number)) = said.line.strip_prefix("asks ").and_then(|rest| rest.split_once(' ')) {
+        if let Some((peer, number)) = said.line.strip_prefix("failed ").and_then(|rest| rest.split_once(' ')) {
             let peer: Option<&mut Process> = peer.parse::<usize>().ok().and_then(|peer| self.processes.get_mut(peer));
-            peer.into_iter().for_each(|peer| peer.tell(&format!("tell {} {number}", said.member)));
+            peer.into_iter().for_each(|peer| peer.command(&format!("explain {} {number}", said.member)));
         }
         if said.line.starts_with("end ") {
             eprintln!("soak: {}", said.line);
@@ -213,17 +213,17 @@ impl Parent<'_> {
     fn link(&mut self, one: usize, other: usize) -> Outcome {
         let mut infos = Vec::new();
         for (member, peer) in [(one, other), (other, one)] {
-            self.processes[member].tell(&format!("link {peer}"));
+            self.processes[member].command(&format!("link {peer}"));
             let said = self.expect(member, "infos")?;
             infos.push(said.split_once(' ').map(|(_, rest)| rest.to_owned()).unwrap_or_default());
         }
-        self.processes[one].tell(&format!("go {other} {}", infos[1]));
-        self.processes[other].tell(&format!("go {one} {}", infos[0]));
+        self.processes[one].command(&format!("go {other} {}", infos[1]));
+        self.processes[other].command(&format!("go {one} {}", infos[0]));
         Ok(())
     }
 
     fn holdings(&mut self, member: usize) -> Outcome<Holdings> {
-        self.processes[member].tell("holdings");
+        self.processes[member].command("holdings");
         let said = self.expect(member, "holdings")?;
         serde_json::from_str(&said).map_err(|error| format!("holdings of process {member}: {error}"))
     }
@@ -249,7 +249,7 @@ impl Parent<'_> {
         self.report.kills += 1;
         self.processes[victim].kill();
         let others = || (0..count).filter(move |member| *member != victim);
-        others().for_each(|member| self.processes[member].tell(&format!("cut {victim}")));
+        others().for_each(|member| self.processes[member].command(&format!("cut {victim}")));
         self.start(victim)?;
         others().try_for_each(|member| self.link(member, victim))?;
         self.rest(WARM_UP / 3)?;
@@ -261,11 +261,11 @@ impl Parent<'_> {
         let count = self.processes.len();
         for member in 0..count {
             // One by one: stopped members still respond to the others.
-            self.processes[member].tell("stop");
+            self.processes[member].command("stop");
             let said = self.expect(member, "idle")?;
             let numbers: Vec<u64> = said.split(' ').filter_map(|word| word.parse().ok()).collect();
             let [operations, messages, sent, datagrams, _, excused] = numbers[..] else {
-                return Err(format!("process {member} says {said}"));
+                return Err(format!("process {member} reports {said}"));
             };
             self.report.operations += operations;
             self.report.messages += messages;

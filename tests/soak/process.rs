@@ -58,7 +58,7 @@ impl Process {
     }
 
     /// Sends the process a command. If the process is gone, other code detects this.
-    pub(crate) fn tell(&mut self, command: &str) {
+    pub(crate) fn command(&mut self, command: &str) {
         let _ = self.input.write_all(format!("{command}\n").as_bytes()).and_then(|()| self.input.flush());
     }
 
@@ -74,7 +74,7 @@ impl Process {
 
     /// Lets it exit by itself. Returns whether it did so in time and without an error.
     pub(crate) fn end(&mut self) -> bool {
-        self.tell("end");
+        self.command("end");
         let deadline = Instant::now() + LONGEST_END;
         while Instant::now() < deadline {
             if let Ok(Some(status)) = self.child.try_wait() {

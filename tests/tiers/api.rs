@@ -31,7 +31,7 @@ fn refused(result: verbs::Result<()>, kind: ErrorKind, parts: &[&str]) {
 }
 
 #[test]
-fn messages_arrive_with_what_they_carry() {
+fn messages_arrive_with_their_bytes_and_immediate_data() {
     let (left, right) = pair(1);
     let (source, inbox) = (left.region(4096), right.region(4096));
     source.write_at(0, b"gathered from two places").unwrap();
@@ -41,8 +41,8 @@ fn messages_arrive_with_what_they_carry() {
         .qp
         .post_recv(&[ReceiveRequest::new(&inbox).wr_id(2), ReceiveRequest::new(RegionList::EMPTY).wr_id(3)])
         .unwrap();
-    let pieces = [source.slice(0..8).unwrap(), source.slice(8..24).unwrap()];
-    left.qp.post_send(&[SendRequest::send(&pieces).wr_id(11).signaled()]).unwrap();
+    let sges = [source.slice(0..8).unwrap(), source.slice(8..24).unwrap()];
+    left.qp.post_send(&[SendRequest::send(&sges).wr_id(11).signaled()]).unwrap();
     left.qp.post_send(&[SendRequest::send_with_immediate(Payload::inline(b"now"), 0xabcd_1234).wr_id(12)]).unwrap();
     left.qp.post_send(&[SendRequest::send(Payload::EMPTY).wr_id(13).signaled()]).unwrap();
 
@@ -86,15 +86,15 @@ fn atomics_return_the_value_before() {
     let (result, word) = (left.region(64), right.region(64));
     word.store_release_u64(8, 40).unwrap();
     let (into, remote) = (result.slice(..8).unwrap(), word.remote().slice(8..).unwrap());
-    let ask = |request: SendRequest<'_>| {
+    let execute = |request: SendRequest<'_>| {
         left.qp.post_send(&[request.wr_id(4).signaled()]).unwrap();
         left.succeeds(4);
         (result.load_acquire_u64(0).unwrap(), word.load_acquire_u64(8).unwrap())
     };
-    assert_eq!(ask(SendRequest::fetch_and_add(into, remote, 2)), (40, 42));
-    assert_eq!(ask(SendRequest::compare_and_swap(into, remote, 41, 1)), (42, 42));
-    assert_eq!(ask(SendRequest::compare_and_swap(into, remote, 42, u64::MAX)), (42, u64::MAX));
-    assert_eq!(ask(SendRequest::fetch_and_add(into, remote, 1)), (u64::MAX, 0));
+    assert_eq!(execute(SendRequest::fetch_and_add(into, remote, 2)), (40, 42));
+    assert_eq!(execute(SendRequest::compare_and_swap(into, remote, 41, 1)), (42, 42));
+    assert_eq!(execute(SendRequest::compare_and_swap(into, remote, 42, u64::MAX)), (42, u64::MAX));
+    assert_eq!(execute(SendRequest::fetch_and_add(into, remote, 1)), (u64::MAX, 0));
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn gid_index(context: &verbs::Context) -> AttributeFault {
 }
 
 #[test]
-fn the_peer_refuses_what_it_did_not_grant() {
+fn the_peer_refuses_ungranted_access() {
     type Grant = fn(&End) -> (MemoryRegion, RemoteMemory);
     let cases: [(u8, Grant); 3] = [
         (10, |right| {
@@ -312,7 +312,7 @@ fn the_error_state_flushes_in_order_and_reset_starts_over() {
 }
 
 #[test]
-fn a_channel_tells_of_solicited_messages_only_if_asked_to() {
+fn a_channel_armed_for_solicited_messages_ignores_others() {
     let end = End::open("127.0.2.27");
     let channel = end.context.create_comp_channel().unwrap();
     let cq = end.context.create_cq_with(16, &CompletionQueueOptions::default().channel(&channel, 7)).unwrap();

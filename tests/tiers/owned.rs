@@ -238,7 +238,7 @@ fn a_receive_that_is_too_small_comes_back_empty() {
 }
 
 #[test]
-fn what_cannot_be_posted_comes_back_at_once() {
+fn refused_requests_return_their_buffers_at_once() {
     let (a, b) = pair_with(15, &ConnectOptions::default(), &QueuePairOptions::default().max_send_wr(4).max_recv_wr(2));
     let (_region, remote) = b.region(16);
     let too_long = a.qp.post_send(Request::write(a.pool.copy_from(&[1; 17]).unwrap(), remote)).unwrap_err();
@@ -248,8 +248,8 @@ fn what_cannot_be_posted_comes_back_at_once() {
         a.qp.post_send(Request::read(a.pool.take(1).unwrap(), RemoteMemory::new(0, Rkey(1), 65))).unwrap_err();
     assert_eq!(no_room.error.kind(), ErrorKind::InvalidArgument, "{no_room}");
     let other = a.context.alloc_pd().unwrap();
-    let stranger = Buffer::from_vec(&other, vec![1]).unwrap();
-    let refused = a.qp.post_send(Request::send(stranger)).unwrap_err();
+    let foreign = Buffer::from_vec(&other, vec![1]).unwrap();
+    let refused = a.qp.post_send(Request::send(foreign)).unwrap_err();
     assert!(refused.to_string().contains("protection domain"), "{refused}");
 
     (0..2).for_each(|id| a.receive(id, 8));
@@ -267,7 +267,7 @@ fn what_cannot_be_posted_comes_back_at_once() {
 }
 
 #[test]
-fn reset_returns_what_is_held_and_the_queue_pair_works_again() {
+fn reset_returns_held_buffers_and_the_queue_pair_works_again() {
     let (a, b) = pair(17);
     let (region, remote) = b.region(64);
     for round in 0..5u64 {
@@ -301,7 +301,7 @@ fn reset_returns_what_is_held_and_the_queue_pair_works_again() {
 }
 
 #[test]
-fn destroying_and_dropping_return_what_is_held() {
+fn destroying_and_dropping_return_held_buffers() {
     for turn in 0..6 {
         let (a, b) = pair(19);
         let End { cq, pool, qp, pd, .. } = a;
@@ -363,7 +363,7 @@ fn a_panic_between_post_and_completion_loses_nothing() {
 }
 
 #[test]
-fn a_pool_stays_within_its_bound_and_reuses_what_lies_idle() {
+fn a_pool_stays_within_its_bound_and_reuses_idle_buffers() {
     let pd = verbs::open("soft:127.90.1.25").unwrap().alloc_pd().unwrap();
     let pool = BufferPool::new(&pd, 256 << 10).unwrap();
     let small: Vec<Buffer> = (0..1024).map(|_| pool.take(64).unwrap()).collect();
@@ -481,7 +481,7 @@ fn peers_cannot_reach_buffers() {
 }
 
 #[test]
-fn a_channel_announces_what_comes_back() {
+fn a_channel_reports_completions() {
     let (context, pd) = {
         let context = verbs::open("soft:127.90.1.33").unwrap();
         let pd = context.alloc_pd().unwrap();

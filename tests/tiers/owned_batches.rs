@@ -103,7 +103,7 @@ fn nothing_is_posted_in_a_wrong_state() {
 }
 
 #[test]
-fn reset_returns_what_was_posted_together() {
+fn reset_returns_a_posted_batch() {
     let (end, region) = end(5, &QueuePairOptions::default());
     // A message without a receive waits, and the others behind it.
     end.post(end.send(50, b"waits"));

@@ -42,7 +42,7 @@ fn datagram(from: &End, to: &End, bytes: &[u8]) -> Request {
 }
 
 #[test]
-fn a_datagram_arrives_behind_its_route_header_and_can_be_answered() {
+fn a_datagram_arrives_behind_its_route_header_and_can_be_replied_to() {
     let (a, b) = (end(1), end(2));
     b.receive(1, HEADER + 64);
     b.receive(2, HEADER);

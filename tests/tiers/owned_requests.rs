@@ -87,7 +87,7 @@ fn messages_without_a_payload_need_no_memory() {
 }
 
 #[test]
-fn refused_requests_give_back_what_they_had() {
+fn refused_requests_return_their_buffers() {
     let (a, b) = pair(5);
     let target = region(&b);
     let remote = target.remote();

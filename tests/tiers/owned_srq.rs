@@ -112,7 +112,7 @@ fn buffers_come_back_from_whichever_queue_pair_took_them() {
 }
 
 #[test]
-fn what_is_posted_to_the_queue_pair_comes_back_with_the_refusal() {
+fn a_receive_posted_to_the_queue_pair_is_refused_and_returned() {
     let sharing = Sharing::new(3, 1);
     let refused = sharing.receivers[0].post_recv(sharing.pool.copy_from(b"mine").unwrap(), 1).unwrap_err();
     assert_eq!((refused.error.verb(), refused.error.kind()), ("post_recv", ErrorKind::InvalidArgument));
@@ -151,7 +151,7 @@ fn a_full_queue_gives_the_buffer_back_until_one_is_polled() {
 }
 
 #[test]
-fn what_has_arrived_outlives_the_queue_pair() {
+fn unpolled_messages_outlive_the_queue_pair() {
     let mut sharing = Sharing::new(7, 2);
     sharing.post(0..6);
     let gone = sharing.receivers[0].qpn();
@@ -167,7 +167,7 @@ fn what_has_arrived_outlives_the_queue_pair() {
 }
 
 #[test]
-fn what_has_arrived_outlives_reset_and_what_was_sent_comes_back_once() {
+fn unpolled_messages_outlive_reset_and_sent_buffers_return_once() {
     let sharing = Sharing::new(9, 1);
     sharing.post(0..4);
     sharing.send(0, b"arrived");
@@ -183,8 +183,8 @@ fn what_has_arrived_outlives_reset_and_what_was_sent_comes_back_once() {
     sharing.senders[0].reset().unwrap();
     qp.connect(&sharing.senders[0].connection_info().unwrap()).unwrap();
     sharing.senders[0].connect(&qp.connection_info().unwrap()).unwrap();
-    sharing.send(0, b"anew");
-    sharing.received(1, qp.qpn(), b"anew");
+    sharing.send(0, b"again");
+    sharing.received(1, qp.qpn(), b"again");
     qp.post_send(Request::send(sharing.pool.copy_from(b"x").unwrap()).wr_id(60)).unwrap();
     assert_eq!(qp.buffers_in_flight(), (1, 0));
 }
@@ -251,7 +251,7 @@ fn a_half_filled_buffer_is_flushed_by_the_error_state_once() {
 }
 
 #[test]
-fn the_queue_is_busy_while_used_and_gives_back_what_waits() {
+fn a_queue_in_use_is_busy_and_a_destroyed_one_returns_its_receives() {
     let mut sharing = Sharing::new(15, 2);
     sharing.post(0..5);
     sharing.send(0, b"polled");

@@ -43,18 +43,18 @@ impl FakePeer {
     }
 
     /// Waits for the next packet and returns its sequence number.
-    pub(crate) fn hears(&self) -> Psn {
+    pub(crate) fn receive(&self) -> Psn {
         let mut buffer = [0; 8_192];
         let (length, _) = self.socket.recv_from(&mut buffer).expect("a packet");
         Packet::parse(&buffer[..length]).expect("RoCEv2").headers.bth.psn
     }
 
-    pub(crate) fn answer(&self, psn: Psn, syndrome: Syndrome) {
-        self.say(self.answer_packet(psn, syndrome));
+    pub(crate) fn respond(&self, psn: Psn, syndrome: Syndrome) {
+        self.send(self.response_packet(psn, syndrome));
     }
 
     /// Returns a response for packet `psn`, to be modified before it is sent.
-    pub(crate) fn answer_packet(&self, psn: Psn, syndrome: Syndrome) -> Headers {
+    pub(crate) fn response_packet(&self, psn: Psn, syndrome: Syndrome) -> Headers {
         let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, destination: self.other_qpn, psn, ..Bth::default() };
         Headers { bth, aeth: Some(Aeth { syndrome, msn: 1 }), ..Headers::default() }
     }
@@ -63,12 +63,12 @@ impl FakePeer {
     pub(crate) fn request(&self, psn: Psn) {
         let bth =
             Bth { opcode: Opcode::RC_SEND_ONLY, destination: self.other_qpn, psn, ack_request: true, ..Bth::default() };
-        self.say(Headers { bth, ..Headers::default() });
+        self.send(Headers { bth, ..Headers::default() });
     }
 
-    pub(crate) fn say(&self, headers: Headers) {
+    pub(crate) fn send(&self, headers: Headers) {
         let packet = self.packet(&headers);
-        self.say_bytes(&packet);
+        self.send_bytes(&packet);
     }
 
     /// Returns the packet with its ICRC.
@@ -80,7 +80,7 @@ impl FakePeer {
         packet
     }
 
-    pub(crate) fn say_bytes(&self, bytes: &[u8]) {
+    pub(crate) fn send_bytes(&self, bytes: &[u8]) {
         self.socket.send_to(bytes, (self.other, ROCE_PORT)).unwrap();
     }
 }

@@ -77,7 +77,7 @@ pub(crate) fn own_memory_deregistered(case: u8) -> String {
     let (end, peer) = FakePeer::with_end(case, &hasty().retry_cnt(7));
     let region = end.region(64);
     end.post(SendRequest::send(&region));
-    peer.hears();
+    peer.receive();
     // The peer is silent, so the request is sent again after its memory is gone.
     region.revoke().unwrap();
     end.why()
@@ -135,7 +135,7 @@ pub(crate) fn completion_queue_overflows(case: u8) -> String {
 pub(crate) fn no_timeout(case: u8) -> String {
     let (end, peer) = FakePeer::with_end(case, &hasty().timeout(0));
     end.send();
-    peer.hears();
+    peer.receive();
     end.qp.explain_state()
 }
 

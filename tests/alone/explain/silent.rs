@@ -12,19 +12,19 @@ use rdma_verbs::wire::{NakCode, Opcode, Syndrome};
 use super::fake_peer::{ACK, FIRST_PSN, FakePeer};
 use super::world::{End, ends, hasty, pair};
 
-fn somebody_at(address: [u8; 4]) -> ConnectionInfo {
+fn standard_peer_at(address: [u8; 4]) -> ConnectionInfo {
     ConnectionInfo::standard_peer(Qpn::new(0x77), Psn::new(5), Ipv4Addr::from(address).into(), Mtu::Mtu1024)
 }
 
 /// Returns why a SEND to this address fails.
 fn send_to(case: u8, address: [u8; 4]) -> String {
     let end = End::open(case, 1);
-    end.qp.connect_with(&somebody_at(address), &hasty()).unwrap();
+    end.qp.connect_with(&standard_peer_at(address), &hasty()).unwrap();
     end.send();
     end.why()
 }
 
-pub(crate) fn nobody_listens(case: u8) -> String {
+pub(crate) fn no_listener(case: u8) -> String {
     send_to(case, [127, 92, case, 9])
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn wrong_queue_pair_number(case: u8) -> String {
     left.why()
 }
 
-pub(crate) fn wrong_number_on_a_host_that_answers(case: u8) -> String {
+pub(crate) fn wrong_number_on_a_responding_host(case: u8) -> String {
     let (left, right) = pair(case);
     let lost = left.another();
     let info = right.info();
@@ -131,13 +131,13 @@ pub(crate) fn large_packets_vanish(case: u8) -> String {
     let (end, peer) = FakePeer::with_end(case, &hasty());
     let region = end.region(16_384);
     end.send();
-    peer.answer(peer.hears(), ACK);
+    peer.respond(peer.receive(), ACK);
     end.succeeds();
     end.post(SendRequest::send(&region));
     end.why()
 }
 
-pub(crate) fn answers_are_filtered(case: u8) -> String {
+pub(crate) fn responses_are_filtered(case: u8) -> String {
     let (end, peer) = FakePeer::with_end(case, &hasty());
     end.qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)]).unwrap();
     end.send();
@@ -152,17 +152,17 @@ pub(crate) fn answers_are_filtered(case: u8) -> String {
 pub(crate) fn one_loss_without_retries(case: u8) -> String {
     let (end, peer) = FakePeer::with_end(case, &hasty().retry_cnt(0));
     end.send();
-    peer.answer(peer.hears(), ACK);
+    peer.respond(peer.receive(), ACK);
     end.succeeds();
     end.send();
     end.why()
 }
 
-pub(crate) fn answer_after_the_last_try(case: u8) -> String {
+pub(crate) fn response_after_the_last_try(case: u8) -> String {
     let (end, peer) = FakePeer::with_end(case, &hasty());
     end.send();
     let failure = end.fails();
-    peer.answer(peer.hears(), ACK);
+    peer.respond(peer.receive(), ACK);
     end.until(|end| end.qp.report().unwrap().late_responses > 0);
     end.qp.explain(&failure)
 }
@@ -170,9 +170,9 @@ pub(crate) fn answer_after_the_last_try(case: u8) -> String {
 pub(crate) fn wrong_partition(case: u8) -> String {
     let (end, peer) = FakePeer::with_end(case, &hasty());
     end.send();
-    let mut answer = peer.answer_packet(peer.hears(), ACK);
-    answer.bth.pkey = 0x8123;
-    peer.say(answer);
+    let mut response = peer.response_packet(peer.receive(), ACK);
+    response.bth.pkey = 0x8123;
+    peer.send(response);
     let text = end.why();
     assert!(text.contains("0x8123"), "{text}");
     text
@@ -181,16 +181,16 @@ pub(crate) fn wrong_partition(case: u8) -> String {
 pub(crate) fn damaged_packets(case: u8) -> String {
     let (end, peer) = FakePeer::with_end(case, &hasty());
     end.send();
-    let answer = peer.answer_packet(peer.hears(), ACK);
-    let mut packet = peer.packet(&answer);
+    let response = peer.response_packet(peer.receive(), ACK);
+    let mut packet = peer.packet(&response);
     // The ICRC does not cover these changed bytes of the message count; the length is right.
     packet[13] ^= 0x55;
     packet[14] ^= 0x0f;
-    peer.say_bytes(&packet);
+    peer.send_bytes(&packet);
     end.why()
 }
 
-pub(crate) fn peer_answers_elsewhere(case: u8) -> String {
+pub(crate) fn peer_responds_to_another_queue_pair(case: u8) -> String {
     let (left, right) = ends(case);
     let info = left.info();
     let wrong = info.qpn(Qpn::new(info.qpn.value() ^ 1));
@@ -204,17 +204,17 @@ pub(crate) fn peer_answers_elsewhere(case: u8) -> String {
 pub(crate) fn unreliable_peer(case: u8) -> String {
     let (end, peer) = FakePeer::with_end(case, &hasty());
     end.send();
-    let mut answer = peer.answer_packet(peer.hears(), ACK);
-    answer.bth.opcode = Opcode::UC_SEND_ONLY;
-    peer.say(answer);
+    let mut response = peer.response_packet(peer.receive(), ACK);
+    response.bth.opcode = Opcode::UC_SEND_ONLY;
+    peer.send(response);
     end.why()
 }
 
 pub(crate) fn another_protocol(case: u8) -> String {
     let (end, peer) = FakePeer::with_end(case, &hasty());
     end.send();
-    peer.hears();
-    peer.say_bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    peer.receive();
+    peer.send_bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     end.why()
 }
 
@@ -236,8 +236,8 @@ pub(crate) fn peer_goes_to_error(case: u8) -> String {
 pub(crate) fn losses(case: u8) -> String {
     let (end, peer) = FakePeer::with_end(case, &hasty().retry_cnt(1));
     end.send();
-    let first = peer.hears();
-    fails_while(&end, || peer.answer(first, Syndrome::Nak(NakCode::SequenceError)))
+    let first = peer.receive();
+    fails_while(&end, || peer.respond(first, Syndrome::Nak(NakCode::SequenceError)))
 }
 
 /// Returns the explanation of the next failure, while the peer keeps sending.

@@ -29,8 +29,8 @@ fn datagrams(case: u8) -> (End, End) {
 
 /// Sends a datagram with this Q_Key, and waits until the other end has counted a drop for this reason.
 fn dropped(left: &End, right: &End, qkey: Qkey, reason: DropReason) -> String {
-    let way = left.pd.create_ah(&AddressVector::new(right.info().gid, 0)).unwrap();
-    left.post(SendRequest::send_to(Payload::inline(b"hello"), &way, right.qp.qpn(), qkey));
+    let handle = left.pd.create_ah(&AddressVector::new(right.info().gid, 0)).unwrap();
+    left.post(SendRequest::send_to(Payload::inline(b"hello"), &handle, right.qp.qpn(), qkey));
     left.succeeds();
     right.until(|right| right.qp.counters().get_drop(reason) > 0);
     right.qp.explain_state()
@@ -59,8 +59,8 @@ pub(crate) fn datagram_too_long(case: u8) -> String {
 pub(crate) fn group_not_attached(case: u8) -> String {
     let (left, right) = datagrams(case);
     let group = std::net::Ipv4Addr::new(239, 92, case, 1).into();
-    let way = left.pd.create_ah(&AddressVector::new(group, 0)).unwrap();
-    left.post(SendRequest::send_to(Payload::EMPTY, &way, rdma_verbs::verbs::Qpn::MULTICAST, QKEY));
+    let handle = left.pd.create_ah(&AddressVector::new(group, 0)).unwrap();
+    left.post(SendRequest::send_to(Payload::EMPTY, &handle, rdma_verbs::verbs::Qpn::MULTICAST, QKEY));
     left.succeeds();
     right.until(|_| left.qp.counters().get(Counter::SentPackets) > 0);
     right.qp.explain_state()

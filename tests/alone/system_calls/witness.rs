@@ -56,11 +56,11 @@ impl Witness {
         // The counting thread must not be watched itself, so it starts first. It gets the descriptor without a system
         // call, which it would have to let continue.
         let outcome = Arc::new(OnceLock::new());
-        let (attending, told) = (Arc::clone(&witness), Arc::clone(&outcome));
-        thread::spawn(move || attending.attend(&told));
+        let (attending, outcome_for_thread) = (Arc::clone(&witness), Arc::clone(&outcome));
+        thread::spawn(move || attending.attend(&outcome_for_thread));
         let installed = install();
         let is_installed = installed.as_ref().map(drop).map_err(|error| io::Error::from(error.kind()));
-        assert!(outcome.set(installed.ok()).is_ok(), "told once");
+        assert!(outcome.set(installed.ok()).is_ok(), "set once");
         is_installed.map(|()| witness)
     }
 

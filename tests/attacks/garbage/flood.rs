@@ -55,8 +55,8 @@ pub(crate) struct Flood {
 
 impl Flood {
     pub(crate) fn new(victim: &Victim, kind: Kind, destination: SocketAddr, rate: u64) -> Self {
-        let stranger = Ipv4Addr::new(127, 46, 0, 9);
-        let source = if kind == Kind::WrongAddress { stranger } else { victim.peer() };
+        let other_address = Ipv4Addr::new(127, 46, 0, 9);
+        let source = if kind == Kind::WrongAddress { other_address } else { victim.peer() };
         let socket = UdpSocket::bind((source, 0)).expect("an address of the loopback interface");
         let port = socket.local_addr().expect("bound").port();
         let packets = (0..BURST as u32).map(|number| packet(victim, kind, source, port, number)).collect();

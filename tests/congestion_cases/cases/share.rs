@@ -20,7 +20,7 @@ const UNRELIABLE: Case = Case(20, "beside an unreliable connection");
 /// Time between two losses of a single stream, at 1 Gbit/s and a round trip of 1 ms.
 const EPOCH: Duration = Duration::from_millis(200);
 /// Minimum interval of the applications' polls if there are many streams, to bound the run time.
-const LOOK_EVERY: Duration = Duration::from_micros(100);
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// Least and most of its fair share that a stream may have beside TCP, by the queue in BDP.
 const QUEUES: [(f64, f64, f64); 3] = [(0.25, 0.5, 2.0), (1.0, 0.8, 1.25), (4.0, 0.8, 1.25)];
 
@@ -40,7 +40,7 @@ fn hosts(count: usize) -> Row {
     let row = HOSTS.row(parameters, move |seed| {
         let link = switch(RATE, SITE, seed);
         let mut scene = Scene::pairs(link, false, count, 0);
-        scene.world.look_every = LOOK_EVERY;
+        scene.world.poll_interval = POLL_INTERVAL;
         let span = scene.measure(20 * EPOCH);
         let tcp = Scene::pairs(link, false, 0, count).measure(20 * EPOCH);
         let checks = vec![
@@ -65,7 +65,7 @@ fn queue_pairs(count: usize) -> Row {
         let one = Scene::write(link).measure(length).sum();
         let mut scene = Scene::of_pairs(link, 1, (0, 1));
         (0..count).for_each(|_| scene.world.add(Plan { depth: 4, ..Plan::new(false, (0, 1)) }));
-        scene.world.look_every = LOOK_EVERY;
+        scene.world.poll_interval = POLL_INTERVAL;
         let span = scene.measure_after(begin, length);
         let checks = vec![
             Check::between("of one's rate", span.sum() / one, 0.98, 1.02),

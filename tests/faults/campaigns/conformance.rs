@@ -13,7 +13,7 @@ mod conformance;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use rdma_verbs::fault::{Fault, turn_on_everywhere};
+use rdma_verbs::fault::{Fault, enable_everywhere};
 
 /// The variable that names the fault of this process, if any; with it the process runs the suite.
 const WITH_FAULT: &str = "RDMA_VERBS_FAULT";
@@ -65,7 +65,7 @@ fn be_the_suite(name: &str) -> ! {
     if name == NONE {
         conformance::main();
     }
-    turn_on_everywhere(choice::named(WITH_FAULT, name, &[Fault::VERBS, Fault::PROTOCOL].concat()));
+    enable_everywhere(choice::named(WITH_FAULT, name, &[Fault::VERBS, Fault::PROTOCOL].concat()));
     conformance::run(TIME_LIMIT, |said| {
         // The first scenario that finds the fault is enough.
         println!("found by {}", said.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -85,10 +85,10 @@ fn hunt(fault: Option<Fault>) -> Option<String> {
 }
 
 /// Runs the suite in a process with this fault, or with none. Returns its failure.
-fn hunt_with(fault: Option<Fault>, way: &str) -> Option<String> {
+fn hunt_with(fault: Option<Fault>, mode: &str) -> Option<String> {
     let mut suite = Command::new(std::env::current_exe().expect("the path of this program"));
     // The name selects every scenario.
-    suite.arg("/").stdin(Stdio::null()).env("RDMA_VERBS_FAULTS", way);
+    suite.arg("/").stdin(Stdio::null()).env("RDMA_VERBS_FAULTS", mode);
     suite.env(WITH_FAULT, fault.map_or(NONE.to_owned(), |fault| format!("{fault:?}")));
     let output = suite.output().expect("this program can be started again");
     if output.status.success() {

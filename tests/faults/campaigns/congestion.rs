@@ -18,7 +18,7 @@ mod world;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use rdma_verbs::fault::{Fault, turn_on};
+use rdma_verbs::fault::{Fault, enable};
 use row::{Bound, Check, Outcome, Row};
 
 const SEED: u64 = 1;
@@ -89,9 +89,9 @@ fn difference(sound: &Outcome, outcome: &Outcome) -> Option<String> {
 fn hunt(fault: Fault, sound: &[Sound]) -> Option<String> {
     let found = sound.iter().find_map(|sound| {
         let (row, before) = (&sound.row, sound.outcome());
-        turn_on(Some(fault));
+        enable(Some(fault));
         let outcome = row.measure(SEED);
-        turn_on(None);
+        enable(None);
         Some(format!("case {}, {}: {}", row.case, row.parameters, difference(before, &outcome)?))
     });
     println!("{fault:?}: {}", found.as_deref().unwrap_or("NOT FOUND"));

@@ -15,7 +15,7 @@ mod world;
 
 use std::time::{Duration, Instant};
 
-use rdma_verbs::fault::{Fault, turn_on};
+use rdma_verbs::fault::{Fault, enable};
 use stream::{Cell, Stream, measure};
 use world::{Control, Link, Peers, Trouble};
 
@@ -82,13 +82,13 @@ fn difference(sound: &Cell, cell: &Cell) -> Option<String> {
 
 /// Returns the first case that finds the fault, with the difference.
 fn hunt(fault: Fault, sound: &[(Case, Cell)]) -> Option<String> {
-    turn_on(Some(fault));
+    enable(Some(fault));
     let found = sound.iter().find_map(|(case, sound)| {
         let seen = difference(sound, &run(*case))?;
         let (operation, Link { round_trip, loss, .. }, _) = case;
         Some(format!("{operation:?}, {round_trip:?}, {loss} of a million lost: {seen}"))
     });
-    turn_on(None);
+    enable(None);
     println!("{fault:?}: {}", found.as_deref().unwrap_or("NOT FOUND"));
     found
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use netsim::watch::{run_watched, watched};
 use netsim::world::Outcome;
 use netsim::{datagrams, shared, turns, unreliable, windows};
-use rdma_verbs::fault::{Fault, turn_on};
+use rdma_verbs::fault::{Fault, enable};
 
 /// Number of seeds after which a fault counts as not found.
 const MOST_SEEDS: u64 = 1_000;
@@ -47,9 +47,9 @@ fn break_of(seed: u64) -> Option<String> {
 
 /// Returns the seed that finds the fault.
 fn hunt(fault: Fault) -> Option<u64> {
-    turn_on(Some(fault));
+    enable(Some(fault));
     let found = (1..=MOST_SEEDS).find_map(|seed| break_of(seed).map(|said| (seed, said)));
-    turn_on(None);
+    enable(None);
     match &found {
         Some((seed, said)) => println!("{fault:?}: found at seed {seed}: {}", summary(said)),
         None => println!("{fault:?}: NOT FOUND in {MOST_SEEDS} seeds"),

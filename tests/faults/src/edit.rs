@@ -52,7 +52,7 @@ fn edit(source: &str, changes: &[(&str, &Change)]) -> Result<String, Vec<String>
     let mut problems = Vec::new();
     let mut by_function: BTreeMap<usize, Vec<Edit<'_>>> = BTreeMap::new();
     for (fault, change) in changes {
-        match place(source, &functions, change) {
+        match locate(source, &functions, change) {
             Ok((index, range)) => {
                 by_function.entry(index).or_default().push(Edit { fault, range, with: &change.with });
             }
@@ -89,7 +89,7 @@ struct Edit<'table> {
 }
 
 /// Finds the function of a change, and its text there. Functions of the same name, in several `impl`s, count as one.
-fn place(source: &str, functions: &[Function], change: &Change) -> Result<(usize, Range<usize>), String> {
+fn locate(source: &str, functions: &[Function], change: &Change) -> Result<(usize, Range<usize>), String> {
     let named = || functions.iter().enumerate().filter(|(_, function)| function.name == change.function);
     if named().next().is_none() {
         return Err("there is no such function".to_owned());
@@ -199,7 +199,7 @@ impl Number {
     }
 
     #[test]
-    fn what_does_not_fit_is_told_all_at_once() {
+    fn all_mismatches_are_reported_together() {
         let changes = [
             ("Gone", change("sum", "a * b", "a")),
             ("Ambiguous", change("Number::add_twice", "self.add(self)", "")),
@@ -232,7 +232,7 @@ impl Number {
     }
 
     #[test]
-    fn what_is_always_replaced_must_occur_once() {
+    fn always_replaced_text_must_occur_once() {
         let always = |text: &str| Always { file: "a.rs".into(), text: text.into(), with: "2".into() };
         assert_eq!(replace_once("const A: u8 = 1;", &always("1")).as_deref(), Ok("const A: u8 = 2;"));
         assert!(replace_once("11", &always("1")).expect_err("twice").contains("occurs 2 times"));

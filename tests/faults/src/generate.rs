@@ -47,12 +47,12 @@ pub(crate) fn on() -> Option<Fault> {
 }
 
 /// Switches a fault on, for this thread; and the one before off.
-pub fn turn_on(fault: Option<Fault>) {
+pub fn enable(fault: Option<Fault>) {
     HERE.set(fault);
 }
 
 /// Switches a fault on for all threads, until the process ends; the first one counts.
-pub fn turn_on_everywhere(fault: Fault) {
+pub fn enable_everywhere(fault: Fault) {
     EVERYWHERE.get_or_init(|| fault);
 }
 ";
@@ -124,7 +124,7 @@ mod tests {
     use crate::functions::functions;
 
     #[test]
-    fn the_manifest_keeps_what_the_campaigns_need() {
+    fn the_manifest_keeps_the_dependencies_of_the_campaigns() {
         let before = "[package]\nname = \"a\"\n[dev-dependencies]\nlibtest-mimic = \"1\"\nrand = \"1\"\n\
                       [target.'cfg(unix)'.dev-dependencies]\nnix = \"1\"\n[[test]]\nname = \"other\"\n";
         let text = manifest(before).expect("TOML");

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_somebody_is_left_alone() {
+    fn a_directory_without_the_marker_is_left_alone() {
         let (root, own) = (Folder::new("source"), Folder::new("own"));
         own.write("letter", "dear");
         assert!(copy(&root.0, &own.0, Files::new()).expect_err("it is no copy").contains("neither empty nor"));

@@ -42,13 +42,13 @@ impl Axis {
     }
 
     /// Returns the position of a value, from 0 to 1.
-    fn place(&self, value: f64) -> f64 {
+    fn position(&self, value: f64) -> f64 {
         let (begin, end) = self.range;
-        let place = match self.scale {
+        let position = match self.scale {
             Scale::Linear => (value - begin) / (end - begin),
             Scale::Logarithmic => (value / begin).ln() / (end / begin).ln(),
         };
-        place.clamp(0.0, 1.0)
+        position.clamp(0.0, 1.0)
     }
 }
 
@@ -138,11 +138,11 @@ impl Chart {
     }
 
     fn x(&self, value: f64) -> f64 {
-        LEFT + self.x.place(value) * (RIGHT - LEFT)
+        LEFT + self.x.position(value) * (RIGHT - LEFT)
     }
 
     fn y(&self, value: f64) -> f64 {
-        BOTTOM - self.y.place(value) * (BOTTOM - TOP)
+        BOTTOM - self.y.position(value) * (BOTTOM - TOP)
     }
 }
 

@@ -70,14 +70,14 @@ pub(crate) fn options() -> ConnectOptions {
 }
 
 pub(crate) fn connect(left: &QueuePair, right: &QueuePair, peer_kind: PeerKind) {
-    let told = |qp: &QueuePair| {
+    let info_of = |qp: &QueuePair| {
         let info = qp.connection_info().unwrap();
         match peer_kind {
             PeerKind::Native => info,
             PeerKind::Standard => ConnectionInfo::standard_peer(info.qpn, info.psn, info.gid, info.path_mtu),
         }
     };
-    let (left_info, right_info) = (told(left), told(right));
+    let (left_info, right_info) = (info_of(left), info_of(right));
     left.connect_with(&right_info, &options()).unwrap();
     right.connect_with(&left_info, &options()).unwrap();
 }
@@ -134,7 +134,7 @@ pub(crate) fn refused_invalidation(left: &End, right: &End, from: &QueuePair, to
 }
 
 /// Waits until everything that one end sent has arrived at the other.
-pub(crate) fn settle(left: &End, right: &End) {
+pub(crate) fn wait_arrived(left: &End, right: &End) {
     let arrived = |from: &End, to: &End| {
         let counters = to.context.counters();
         from.count(Counter::SentPackets) == counters.get(Counter::ReceivedPackets)

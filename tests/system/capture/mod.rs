@@ -19,7 +19,7 @@ use rdma_verbs::wire::{Flow, ICRC_BYTES, NakCode, Opcode, Syndrome, icrc};
 use support::PATIENCE;
 use support::process::ignored_test;
 
-use self::ends::{End, PeerKind, connect, every_operation, file, refused_invalidation, remove, settle};
+use self::ends::{End, PeerKind, connect, every_operation, file, refused_invalidation, remove, wait_arrived};
 use self::file::{CaptureFile, Captured};
 
 /// All operation codes of the reliable service.
@@ -61,7 +61,7 @@ fn capture_all(name: &str, left: &str, right: &str, peer_kind: PeerKind) {
     let right_capture = right.capture(&format!("{name}-right"));
     every_operation(&left, &right);
     refused_invalidation(&left, &right, &other[0], &other[1], 1_000);
-    settle(&left, &right);
+    wait_arrived(&left, &right);
 
     let paths = [left_capture.path().to_owned(), right_capture.path().to_owned()];
     let summaries = [left_capture.stop().unwrap(), right_capture.stop().unwrap()];
@@ -169,15 +169,15 @@ fn repetitions_are_marked() {
 }
 
 #[test]
-fn dropped_packets_say_why() {
+fn dropped_packets_have_their_reason() {
     let end = End::open("127.91.2.3");
     end.qp.connect(&end.qp.connection_info().unwrap()).unwrap();
     let capture = end.context.start_capture(&CaptureOptions::new(file("drops"))).unwrap();
-    let stranger = UdpSocket::bind("127.91.2.4:0").unwrap();
+    let sender = UdpSocket::bind("127.91.2.4:0").unwrap();
     let flow = Flow {
-        source: stranger.local_addr().unwrap().ip(),
+        source: sender.local_addr().unwrap().ip(),
         destination: "127.91.2.3".parse().unwrap(),
-        source_port: stranger.local_addr().unwrap().port(),
+        source_port: sender.local_addr().unwrap().port(),
     };
     // An acknowledgement for a queue pair; its ICRC covers an identification that no socket reports.
     let acknowledgement = |qpn: Qpn| {
@@ -190,7 +190,7 @@ fn dropped_packets_say_why() {
         packet
     };
     let unknown = Qpn::new(end.qp.qpn().value() ^ 1);
-    let send = |bytes: &[u8]| stranger.send_to(bytes, (flow.destination, ROCE_PORT)).unwrap();
+    let send = |bytes: &[u8]| sender.send_to(bytes, (flow.destination, ROCE_PORT)).unwrap();
     send(b"short");
     send(&acknowledgement(unknown));
     send(&acknowledgement(end.qp.qpn()));
@@ -232,7 +232,7 @@ fn one_queue_pair_of_several_is_captured() {
         right.succeeds(1);
         left.succeeds(1);
     }
-    settle(&left, &right);
+    wait_arrived(&left, &right);
     let path = capture.path().to_owned();
     capture.stop().unwrap();
     let found = CaptureFile::read(&path);
@@ -279,7 +279,7 @@ fn captures_are_limited_and_independent() {
         let data = end.region.slice(0..10).unwrap();
         end.qp.post_send(&[SendRequest::write(data, end.region.remote()).wr_id(1).signaled()]).unwrap();
         end.succeeds(1);
-        settle(&end, &end);
+        wait_arrived(&end, &end);
     };
     let passed = || end.count(Counter::SentPackets) + end.count(Counter::ReceivedPackets);
     write();

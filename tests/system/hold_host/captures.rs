@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rdma_verbs::verbs::{self, CaptureOptions};
 
-use super::processes::{Folder, STRANGER, connect_to_itself, is_root};
+use super::processes::{Folder, OTHER_USER, connect_to_itself, is_root};
 
 /// Creates a folder that all may write to, without the sticky bit, with which Linux' own protection of links would
 /// apply.
@@ -57,12 +57,12 @@ fn a_link_of_another_user_is_not_followed() {
     let folder = shared_folder("link");
     let (precious, link) = (precious(&folder), folder.0.join("capture.pcapng"));
     symlink(&precious, &link).unwrap();
-    std::os::unix::fs::lchown(&link, Some(STRANGER), Some(STRANGER)).unwrap();
+    std::os::unix::fs::lchown(&link, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
     check_harmless(capture("soft:127.99.2.1", &link), &link, &precious);
 }
 
 #[test]
-fn a_link_that_leads_nowhere_makes_no_file() {
+fn a_dangling_link_makes_no_file() {
     if !is_root() {
         return;
     }
@@ -82,13 +82,13 @@ fn a_file_of_another_user_gets_no_packets() {
     let file = folder.0.join("capture.pcapng");
     std::fs::write(&file, "precious").unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
-    chown(&file, Some(STRANGER), Some(STRANGER)).unwrap();
+    chown(&file, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
     check_harmless(capture("soft:127.99.2.3", &file), &file, &file);
     // The same holds in a folder of the user's own.
     let own = Folder::new("own");
     let file = own.0.join("capture.pcapng");
     std::fs::write(&file, "precious").unwrap();
-    chown(&file, Some(STRANGER), Some(STRANGER)).unwrap();
+    chown(&file, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
     check_harmless(capture("soft:127.99.2.4", &file), &file, &file);
 }
 

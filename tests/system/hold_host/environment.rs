@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use super::processes::{Folder, STRANGER, copy_of_this_program, is_root, print_warnings, role_of_stranger, run};
+use super::processes::{Folder, OTHER_USER, copy_of_this_program, is_root, print_warnings, role_of_other_user, run};
 
 /// Set in the process that is the victim.
 const GO: &str = "RDMA_VERBS_TEST_GO";
@@ -32,12 +32,12 @@ fn a_setuid_program_takes_no_orders_from_the_environment() {
     let precious = folder.0.join("precious");
     std::fs::write(&precious, "of root alone").unwrap();
     std::fs::set_permissions(&precious, PermissionsExt::from_mode(0o600)).unwrap();
-    let mut command = role_of_stranger(&program, "environment::privileged_program");
+    let mut command = role_of_other_user(&program, "environment::privileged_program");
     command.env(GO, "1").env("RDMA_VERBS_CAPTURE", &precious).env("RDMA_VERBS_CAPTURE_BYTES", "1000000");
     let (_, said) = run(command);
     // Otherwise the file system has ignored the setuid bit, and the test shows nothing.
-    assert!(said.contains(&format!("runs as 0 of {STRANGER}")), "{said}");
+    assert!(said.contains(&format!("runs as 0 of {OTHER_USER}")), "{said}");
     assert!(std::fs::read(&precious).unwrap() == b"of root alone", "another user had root's file overwritten");
     assert!(said.contains("connected"), "{said}");
-    assert!(said.contains("RDMA_VERBS_CAPTURE"), "nothing says why there is no capture: {said}");
+    assert!(said.contains("RDMA_VERBS_CAPTURE"), "no reason for the missing capture: {said}");
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rdma_verbs::verbs::{self, CompletionQueue, Context, QueuePair};
 
 /// The user that attackers run as.
-pub(crate) const STRANGER: u32 = 65_534;
+pub(crate) const OTHER_USER: u32 = 65_534;
 /// The device that a process opens.
 const DEVICE: &str = "RDMA_VERBS_TEST_DEVICE";
 
@@ -61,9 +61,9 @@ pub(crate) fn role(program: &Path, name: &str) -> Command {
 }
 
 /// Like [`role`], as another user.
-pub(crate) fn role_of_stranger(program: &Path, name: &str) -> Command {
+pub(crate) fn role_of_other_user(program: &Path, name: &str) -> Command {
     let mut command = role(program, name);
-    command.uid(STRANGER).gid(STRANGER).current_dir("/");
+    command.uid(OTHER_USER).gid(OTHER_USER).current_dir("/");
     command
 }
 

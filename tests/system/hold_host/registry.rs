@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::processes::{STRANGER, Victim, is_root, role, run_inside};
+use super::processes::{OTHER_USER, Victim, is_root, role, run_inside};
 
 /// Fresh shared memory and temporary files that no other process uses.
 const FRESH: &str = "mount -t tmpfs tmpfs /dev/shm\nmount -t tmpfs tmpfs /tmp\nmount -t tmpfs tmpfs /run\n\
@@ -62,7 +62,7 @@ fn read_only_shared_memory_refuses_no_connection() {
 /// Has another user create a folder first.
 fn squat(path: &str) {
     std::fs::create_dir(path).unwrap();
-    std::os::unix::fs::chown(path, Some(STRANGER), Some(STRANGER)).unwrap();
+    std::os::unix::fs::chown(path, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
 }
 
@@ -81,14 +81,14 @@ fn inside_taken_folders() {
     std::fs::create_dir_all(runtime).unwrap();
     std::fs::set_permissions(runtime, PermissionsExt::from_mode(0o700)).unwrap();
     let (one, other) = share("soft:127.99.3.3");
-    for word in ["/dev/shm/rdma-verbs-0", &format!("user {STRANGER}"), "remove"] {
+    for word in ["/dev/shm/rdma-verbs-0", &format!("user {OTHER_USER}"), "remove"] {
         assert!(one.said.contains(word), "no \"{word}\" in: {}", one.said);
     }
     one.end();
     other.end();
     // Without the last folder, each process is alone.
     std::fs::remove_dir_all(runtime).unwrap();
-    work_alone("soft:127.99.3.4", &["/dev/shm/rdma-verbs-0", &format!("user {STRANGER}")]);
+    work_alone("soft:127.99.3.4", &["/dev/shm/rdma-verbs-0", &format!("user {OTHER_USER}")]);
     for path in ["/dev/shm/rdma-verbs-0", "/tmp/rdma-verbs-0"] {
         assert_eq!(std::fs::read_dir(path).unwrap().count(), 0, "something of the victim lies in {path}");
     }
@@ -145,7 +145,7 @@ fn is_socket(path: &std::path::Path) -> bool {
 }
 
 #[test]
-fn what_no_process_uses_is_removed() {
+fn unused_files_are_removed() {
     if is_root() {
         run_inside(FRESH, "registry::inside_many_namespaces");
     }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use socket2::{Domain, MaybeUninitSlice, SockAddr, Socket, Type};
 
-use super::processes::{Folder, Victim, copy_of_this_program, is_root, role, role_of_stranger, run};
+use super::processes::{Folder, Victim, copy_of_this_program, is_root, role, role_of_other_user, run};
 
 /// Sockets that attackers send to, separated by spaces.
 const TARGETS: &str = "RDMA_VERBS_TEST_TARGETS";
@@ -79,11 +79,11 @@ fn sender_of_descriptors() {
     println!("sent");
 }
 
-fn send_descriptors_to(victim: &Victim, is_stranger: bool) {
+fn send_descriptors_to(victim: &Victim, is_other_user: bool) {
     let folder = Folder::new("descriptors");
     let program = copy_of_this_program(&folder, 0o755);
     let name = "sockets::sender_of_descriptors";
-    let mut attacker = if is_stranger { role_of_stranger(&program, name) } else { role(&program, name) };
+    let mut attacker = if is_other_user { role_of_other_user(&program, name) } else { role(&program, name) };
     let inboxes = unix_sockets(victim.id(), "inbox");
     assert_eq!(inboxes.len(), 1, "{inboxes:?}");
     attacker.env(TARGETS, inboxes.join(" "));
@@ -138,7 +138,7 @@ fn another_user_cannot_fill_the_listener() {
     assert!(!listeners.is_empty());
     let folder = Folder::new("listener");
     let program = copy_of_this_program(&folder, 0o755);
-    let mut attacker = role_of_stranger(&program, "sockets::filler_of_listeners");
+    let mut attacker = role_of_other_user(&program, "sockets::filler_of_listeners");
     attacker.env(TARGETS, listeners.join(" "));
     let limit = libc::rlimit { rlim_cur: 8_192, rlim_max: 8_192 };
     // SAFETY: the closure makes one system call, which is allowed between fork and exec.

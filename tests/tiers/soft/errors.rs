@@ -30,7 +30,7 @@ fn posting_in_the_wrong_state_names_it() {
 }
 
 #[test]
-fn error_state_flushes_what_is_posted_before_and_after() {
+fn error_state_flushes_earlier_and_later_posts() {
     let (a, _b) = pair("127.78.3.3", "127.78.3.4", 64, PeerKind::Native);
     a.post_recv(1, &[]).unwrap();
     to_state(&*a.qp, QueuePairState::Error);
@@ -119,20 +119,20 @@ fn full_queue_is_its_own_error_and_rollback_posts_nothing() {
 }
 
 #[test]
-fn wrong_ways_to_a_peer_are_refused() {
+fn wrong_address_vectors_are_refused() {
     let (a, b) = (Node::new("127.78.3.17", 64), Node::new("127.78.3.18", 64));
     a.qp.modify(&init_attributes()).unwrap();
-    let mut way = a.ready_to_receive(&b, PeerKind::Native);
-    way.ah_attr = Some(AddressVector::new(b.context.query_gid(1, 0).unwrap().gid, 3));
-    let error = a.qp.modify(&way).unwrap_err();
+    let mut attributes = a.ready_to_receive(&b, PeerKind::Native);
+    attributes.ah_attr = Some(AddressVector::new(b.context.query_gid(1, 0).unwrap().gid, 3));
+    let error = a.qp.modify(&attributes).unwrap_err();
     assert!(error.to_string().starts_with("modify_qp: ah_attr.sgid_index is 3; that entry"), "{error}");
-    way.ah_attr = Some(AddressVector::new(b.context.query_gid(1, 0).unwrap().gid, 16));
-    let error = a.qp.modify(&way).unwrap_err();
+    attributes.ah_attr = Some(AddressVector::new(b.context.query_gid(1, 0).unwrap().gid, 16));
+    let error = a.qp.modify(&attributes).unwrap_err();
     assert_eq!(error.to_string(), "modify_qp: ah_attr.sgid_index is 16; allowed are 0 to 15");
-    way.ah_attr = Some(AddressVector::new(Gid::ZERO, 0));
-    assert_eq!(a.qp.modify(&way).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    way.ah_attr = Some(AddressVector::new("2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap().into(), 0));
-    assert!(a.qp.modify(&way).unwrap_err().to_string().contains("other address family"));
+    attributes.ah_attr = Some(AddressVector::new(Gid::ZERO, 0));
+    assert_eq!(a.qp.modify(&attributes).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    attributes.ah_attr = Some(AddressVector::new("2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap().into(), 0));
+    assert!(a.qp.modify(&attributes).unwrap_err().to_string().contains("other address family"));
     assert_eq!(a.qp.query().unwrap().qp_state, QueuePairState::Init);
 }
 

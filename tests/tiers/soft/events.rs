@@ -111,7 +111,7 @@ fn ping_pong_in_an_asynchronous_runtime() {
 }
 
 #[test]
-fn descriptor_wakes_for_what_the_engine_does_alone() {
+fn descriptor_is_readable_after_work_of_the_engine_alone() {
     // The peer is silent: only the engine's own deadline leads to the completion.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (a, b) = (Node::new("127.78.4.9", 64), Node::new("127.78.4.10", 64));
