@@ -42,7 +42,7 @@ scenarios! {
     destroyed_while_receiving: "IBTA, queue pair verbs: destroy with work outstanding";
     initialised_without_qkey_refused: "IBTA, queue pair verbs: RESET to INIT needs the Q_Key";
     path_attributes_refused: "IBTA, queue pair verbs: a datagram queue pair has no path";
-    attributes_come_back: "ibv_query_qp(3)";
+    query_returns_attributes: "ibv_query_qp(3)";
     cannot_be_connected: "IBTA, unreliable service: datagrams have no peer";
     activation_names_the_state: "IBTA, queue pair states";
 }
@@ -308,7 +308,7 @@ fn path_attributes_refused(world: &World) {
     modify_refused(&end, &attributes, &["ah_attr", "rq_psn"]);
 }
 
-fn attributes_come_back(world: &World) {
+fn query_returns_attributes(world: &World) {
     let end = idle(world, 0, &shape());
     end.qp.modify(&to_state(QueuePairState::ReadyToReceive)).unwrap();
     let mut attributes = to_state(QueuePairState::ReadyToSend);

@@ -213,7 +213,7 @@ fn nothing_passes_a_key_that_was_revoked() {
 }
 
 #[test]
-fn queue_pairs_with_a_common_peer_take_turns() {
+fn queue_pairs_with_a_common_peer_share_its_window() {
     // Without faults, a waiting queue pair rarely has packets in flight that request no acknowledgement.
     judge(turns::run, 3 * SMALL_SEEDS);
 }

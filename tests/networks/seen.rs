@@ -44,7 +44,7 @@ fn losses_at_random_are_called_chance() {
 }
 
 #[test]
-fn losses_before_a_full_queue_are_put_down_to_it() {
+fn losses_before_a_full_queue_are_attributed_to_it() {
     for streams in [1, 4] {
         let link = Link { queue_bytes: 100_000, ..Link::new(1_000, ROUND_TRIP, 0) };
         let report = report(world(link, streams), streams);

@@ -61,7 +61,7 @@ async fn until(condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn receives_serve_whichever_queue_pair_has_a_message() {
+fn receives_serve_any_queue_pair_with_a_message() {
     on_both(|| async {
         let sharing = Sharing::new(1, 3);
         for peer in [2, 0, 1, 1] {
@@ -237,7 +237,7 @@ fn when_the_runtime_ends_receives_fail() {
 
 /// A queue pair is dropped while the task ends: the last of the two destroys the queue.
 #[test]
-fn a_queue_pair_that_is_dropped_while_the_runtime_ends_leaves_no_receive_waiting() {
+fn a_queue_pair_dropped_while_the_runtime_ends_leaves_no_receive_pending() {
     for round in 0..20 {
         let mut dropping = None;
         let (result, sharing) = end_of_runtime(17, |sharing| {

@@ -98,7 +98,7 @@ fn wr_ids(returned: &[Finished]) -> Vec<u64> {
 }
 
 #[test]
-fn buffers_come_back_from_whichever_queue_pair_took_them() {
+fn buffers_return_from_any_queue_pair() {
     let sharing = Sharing::new(1, 3);
     sharing.post(10..16);
     for (wr_id, peer) in [(10, 2), (11, 0), (12, 0), (13, 1), (14, 2)] {

@@ -180,7 +180,7 @@ fn explanations_name_the_true_cause() {
 }
 
 #[test]
-fn words_of_a_cause_are_its_own() {
+fn words_of_a_cause_are_unique() {
     for (place, (cause, words)) in CAUSES.iter().enumerate() {
         assert!(CASES.iter().any(|case| case.0 == *cause), "{cause} has no case");
         for (other, other_words) in &CAUSES[place + 1..] {

@@ -126,7 +126,7 @@ fn now() -> u64 {
 }
 
 #[test]
-fn every_operation_between_peers_that_know_each_other() {
+fn every_operation_between_native_peers() {
     capture_all("ours", "127.91.1.1", "127.91.1.2", PeerKind::Native);
 }
 

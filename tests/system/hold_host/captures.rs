@@ -93,7 +93,7 @@ fn a_file_of_another_user_gets_no_packets() {
 }
 
 #[test]
-fn a_second_name_of_a_file_is_not_written_to() {
+fn a_hard_linked_file_is_not_written_to() {
     let folder = Folder::new("second-name");
     let (precious, name) = (precious(&folder), folder.0.join("capture.pcapng"));
     std::fs::hard_link(&precious, &name).unwrap();
@@ -101,7 +101,7 @@ fn a_second_name_of_a_file_is_not_written_to() {
 }
 
 #[test]
-fn an_own_file_in_a_folder_of_all_is_not_written_to() {
+fn an_own_file_in_a_world_writable_folder_is_not_written_to() {
     // Another user may have renamed it.
     let folder = shared_folder("renamed");
     let file = folder.0.join("capture.pcapng");

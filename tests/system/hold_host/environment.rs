@@ -23,7 +23,7 @@ fn privileged_program() {
 }
 
 #[test]
-fn a_setuid_program_takes_no_orders_from_the_environment() {
+fn a_setuid_program_ignores_the_environment() {
     if !is_root() {
         return;
     }

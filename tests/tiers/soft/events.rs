@@ -147,7 +147,7 @@ fn asynchronous_events_are_readable_until_taken() {
 }
 
 #[test]
-fn moderated_queue_announces_many_at_once_and_the_last_ones_in_time() {
+fn moderated_queue_signals_many_at_once_and_the_last_ones_in_time() {
     let (a, b) = pair("127.78.4.13", "127.78.4.14", 64, PeerKind::Native);
     b.cq.moderate(4, Duration::from_millis(20)).unwrap();
     (0..6).for_each(|_| b.post_recv(1, &[]).unwrap());
@@ -171,7 +171,7 @@ fn moderated_queue_announces_many_at_once_and_the_last_ones_in_time() {
 /// Two threads post, one sleeps between completions without a timeout of its own: a lost event would leave it asleep
 /// until the deadline.
 #[test]
-fn no_announcement_is_lost_under_stress() {
+fn no_event_is_lost_under_stress() {
     let requests = 20_000_u64;
     for moderated in [false, true] {
         let (a, b) = pair("127.78.4.15", "127.78.4.16", 4_096, PeerKind::Native);

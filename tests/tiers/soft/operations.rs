@@ -48,7 +48,7 @@ fn all_operations(first: &str, second: &str, peer_kind: PeerKind) {
 }
 
 #[test]
-fn all_operations_between_peers_that_know_each_other() {
+fn all_operations_between_native_peers() {
     all_operations("127.78.1.1", "127.78.1.2", PeerKind::Native);
 }
 
@@ -73,7 +73,7 @@ fn devices_on_one_address_get_their_own_packets() {
 }
 
 #[test]
-fn queue_pair_talks_to_itself() {
+fn queue_pair_connected_to_itself_works() {
     let node = Node::new("127.78.1.6", 4_096);
     node.try_connect(&node, PeerKind::Native).unwrap();
     for turn in 0..100 {

@@ -58,7 +58,7 @@ fn many_devices_in_one_process() {
 }
 
 #[test]
-fn memory_comes_and_goes_while_packets_fly() {
+fn regions_are_registered_and_deregistered_under_traffic() {
     let (a, b) = pair("127.78.5.3", "127.78.5.4", 1 << 16, PeerKind::Native);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
