@@ -103,7 +103,7 @@ impl End {
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
         let near = self.pd.alloc_mr(16 * QUEUE_PAIRS, access).unwrap();
         let far = peer.pd.alloc_mr(8 * QUEUE_PAIRS, access).unwrap();
-        let place = |number: usize| -> Range<usize> { 8 * number..8 * (number + 1) };
+        let range_of = |number: usize| -> Range<usize> { 8 * number..8 * (number + 1) };
         for (number, qp) in self.qps.iter().enumerate() {
             near.write_at(8 * number, &(number as u64 + 1).to_le_bytes()).unwrap();
             let remote = far.remote().slice(range_of(number)).unwrap();

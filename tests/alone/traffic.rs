@@ -46,13 +46,13 @@ impl End {
     }
 
     fn post_receive(&self, slot: usize) {
-        let place = ARRIVING + slot * SMALL;
-        self.qp.post_recv(&[ReceiveRequest::new(self.mr.slice(place..place + SMALL).unwrap())]).unwrap();
+        let offset = ARRIVING + slot * SMALL;
+        self.qp.post_recv(&[ReceiveRequest::new(self.mr.slice(offset..offset + SMALL).unwrap())]).unwrap();
     }
 
     fn small(&self, slot: usize, is_signaled: bool) -> SendRequest<'_> {
-        let place = LEAVING + slot * SMALL;
-        let request = SendRequest::send(self.mr.slice(place..place + SMALL).unwrap());
+        let offset = LEAVING + slot * SMALL;
+        let request = SendRequest::send(self.mr.slice(offset..offset + SMALL).unwrap());
         if is_signaled { self.signaled(request) } else { request }
     }
 
@@ -80,9 +80,9 @@ impl End {
         assert_eq!(received, count);
     }
 
-    fn word_at(&self, place: usize) -> [u8; SMALL] {
+    fn word_at(&self, offset: usize) -> [u8; SMALL] {
         let mut word = [0; SMALL];
-        self.mr.read_at(place, &mut word).unwrap();
+        self.mr.read_at(offset, &mut word).unwrap();
         word
     }
 
@@ -180,8 +180,8 @@ impl Ends {
         let [near, far] = &self.0;
         for message in 0..messages {
             self.wait_sent(LARGE_IN_FLIGHT - 1);
-            let place = message % LARGE_IN_FLIGHT * LARGEST;
-            let range = place..place + bytes;
+            let offset = message % LARGE_IN_FLIGHT * LARGEST;
+            let range = offset..offset + bytes;
             let remote = far.mr.remote().slice(range.clone()).unwrap();
             let request = near.signaled(request(near.mr.slice(range).unwrap(), remote));
             near.qp.post_send(&[request]).unwrap();

@@ -39,7 +39,7 @@ impl Line {
         lab.post_send(HONEST, 0, Data::Sges(&sges));
         lab.carry();
         assert_eq!(lab.completions(VICTIM).len(), 1, "the honest packet arrives");
-        let payload: Vec<u8> = (0..LENGTH).map(|place| (place * 7) as u8).collect();
+        let payload: Vec<u8> = (0..LENGTH).map(|index| (index * 7) as u8).collect();
         let next = lab.aim().send(Psn::new(lab.first_psns[HONEST].value()).plus(1), &payload);
         let bytes = next.udp_payload();
         let expected = lab.count(VICTIM, Counter::ReceivedPackets);
@@ -69,8 +69,8 @@ fn one_bit(kind: Kind) {
             line = Line::new(kind);
         }
     }
-    let places: Vec<String> = wrong.iter().map(|bit| format!("byte {} bit {}", bit / 8, bit % 8)).collect();
-    assert!(wrong.is_empty(), "{} flipped bits of {} pass: {places:?}", wrong.len(), line.bytes.len() * 8);
+    let positions: Vec<String> = wrong.iter().map(|bit| format!("byte {} bit {}", bit / 8, bit % 8)).collect();
+    assert!(wrong.is_empty(), "{} flipped bits of {} pass: {positions:?}", wrong.len(), line.bytes.len() * 8);
 }
 
 fn two_bits(tries: u64) {
@@ -108,10 +108,10 @@ fn mutated(kind: Kind, form: Form) {
         }
         let mut bytes = line.bytes.clone();
         for _ in 0..line.lab.random.between(1, 6) {
-            let place = line.lab.random.below(bytes.len() as u64) as usize;
+            let index = line.lab.random.below(bytes.len() as u64) as usize;
             // The low bits of the reserved byte are not checked.
-            if place != 4 {
-                bytes[place] ^= 1 << line.lab.random.below(8);
+            if index != 4 {
+                bytes[index] ^= 1 << line.lab.random.below(8);
             }
         }
         match line.lab.random.below(8) {

@@ -148,7 +148,7 @@ fn succeed(end: &End, completions: &[Completion]) {
 /// Sends a message of `length` bytes of a pattern, which must arrive unchanged; the receiver must have nothing posted.
 #[track_caller]
 pub(crate) fn send(from: &End, to: &End, length: usize, seed: u8) {
-    let sent: Vec<u8> = (0..length).map(|place| (place as u8).wrapping_mul(31) ^ seed).collect();
+    let sent: Vec<u8> = (0..length).map(|index| (index as u8).wrapping_mul(31) ^ seed).collect();
     from.region.write_at(0, &sent).expect("in the region");
     to.region.write_at(0, &vec![!seed; length]).expect("in the region");
     to.qp.post_recv(&[ReceiveRequest::new(to.region.slice(..length).expect("in the region"))]).expect("post_recv");

@@ -97,9 +97,9 @@ fn unmapped(world: &World) {
     let end = world.end(0, &Shape::default());
     let pages = Pages::closed(2);
     let region = register(&end, &pages, ALL_RIGHTS);
-    let place = format!("{:#x}", pages.at(8).addr());
+    let address = format!("{:#x}", pages.at(8).addr());
     let range = region.slice(8..100).unwrap();
-    let names = ["advise_mr", "sg_list", &place, "length 92", "mapped"];
+    let names = ["advise_mr", "sg_list", &address, "length 92", "mapped"];
     refused(end.pd.advise_mr(MemoryAdvice::Prefetch, FLUSH, range), INVALID, &names);
     refused(end.pd.advise_mr(MemoryAdvice::PrefetchWrite, FLUSH, range), INVALID, &names);
 }

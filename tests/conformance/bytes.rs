@@ -33,14 +33,14 @@ pub(crate) fn check_all(region: &MemoryRegion, offset: usize, len: usize, value:
 #[track_caller]
 fn check_equal(found: &[u8], expected: &[u8], offset: usize) {
     let first = found.iter().zip(expected).position(|(found, expected)| found != expected);
-    if let Some(place) = first {
-        let last = found.iter().zip(expected).rposition(|(found, expected)| found != expected).unwrap_or(place);
+    if let Some(first) = first {
+        let last = found.iter().zip(expected).rposition(|(found, expected)| found != expected).unwrap_or(first);
         panic!(
             "bytes {}..={} differ: {:#04x} is there instead of {:#04x}",
-            offset + place,
+            offset + first,
             offset + last,
-            found[place],
-            expected[place]
+            found[first],
+            expected[first]
         );
     }
 }

@@ -405,8 +405,8 @@ fn all_queue_pairs_end(world: &World) {
     let mut fatal: Vec<_> = (0..3).map(|_| end.event()).collect();
     for qp in [&end.qp, &idle[0], &idle[1]] {
         let event = AsyncEvent::QueuePairFatal(qp.qpn());
-        let place = fatal.iter().position(|found| *found == event).unwrap_or_else(|| panic!("no {event:?}"));
-        fatal.swap_remove(place);
+        let index = fatal.iter().position(|found| *found == event).unwrap_or_else(|| panic!("no {event:?}"));
+        fatal.swap_remove(index);
         assert_eq!(qp.state().unwrap(), QueuePairState::Error);
     }
     assert_eq!(fresh.state().unwrap(), QueuePairState::Reset, "it has nothing to complete");

@@ -125,9 +125,9 @@ fn copy_bounds(world: &World) {
     let memory = alloc(&end, 64);
     let invalid = ErrorKind::InvalidArgument;
     for offset in [61, 65, usize::MAX] {
-        let place = format!("dm_offset is {offset}");
-        refused(memory.copy_in(offset, &[1; 4]), invalid, &["memcpy_to_dm", &place, "length 4", "64 bytes"]);
-        refused(memory.copy_out(offset, &mut [1; 4]), invalid, &["memcpy_from_dm", &place, "64 bytes"]);
+        let named_offset = format!("dm_offset is {offset}");
+        refused(memory.copy_in(offset, &[1; 4]), invalid, &["memcpy_to_dm", &named_offset, "length 4", "64 bytes"]);
+        refused(memory.copy_out(offset, &mut [1; 4]), invalid, &["memcpy_from_dm", &named_offset, "64 bytes"]);
     }
     holds(&memory, 0, &[0; 64]);
 }

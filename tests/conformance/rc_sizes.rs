@@ -106,16 +106,16 @@ fn send_small(world: &World) {
 
 fn write_small(world: &World) {
     let (left, right) = world.pair();
-    for place in 0..8 {
+    for offset in 0..8 {
         for len in 1..24 {
             right.region.write_at(0, &[0xcc; 48]).unwrap();
-            let seed = (place * 100 + len) as u64;
+            let seed = (offset * 100 + len) as u64;
             fill(&left.region, 0, len, seed);
-            left.post(&[SendRequest::write(left.at(0..len), right.far(place..place + len)).signaled()]);
+            left.post(&[SendRequest::write(left.at(0..len), right.far(offset..offset + len)).signaled()]);
             left.written(0);
-            check_all(&right.region, 0, place, 0xcc);
-            check(&right.region, place, len, seed);
-            check_all(&right.region, place + len, 48 - place - len, 0xcc);
+            check_all(&right.region, 0, offset, 0xcc);
+            check(&right.region, offset, len, seed);
+            check_all(&right.region, offset + len, 48 - offset - len, 0xcc);
         }
     }
 }

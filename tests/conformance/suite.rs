@@ -281,8 +281,8 @@ fn remember_panics() {
         if !of_scenario {
             return default(info);
         }
-        let place = info.location().map_or(String::new(), |place| format!("{}:{}: ", place.file(), place.line()));
-        SAID.set(Some(format!("{place}{}", text_of(info.payload()))));
+        let location = info.location().map_or(String::new(), |at| format!("{}:{}: ", at.file(), at.line()));
+        SAID.set(Some(format!("{location}{}", text_of(info.payload()))));
     }));
 }
 
@@ -314,10 +314,10 @@ fn check_tables(families: &[&[Scenario]]) {
             assert!(exists, "{table} names the scenario {named}, which does not exist");
         }
         for named in text.split('`').filter(|text| text.contains(".rs::")) {
-            let (place, function) = named.split_once("::").expect("it was looked for");
+            let (path, function) = named.split_once("::").expect("a name with two parts");
             // A star stands for all tests of the file.
             let wanted = if function == "*" { "#[test]".to_owned() } else { format!("fn {function}(") };
-            assert!(file(place).contains(&wanted), "{table} names the test {named}, which does not exist");
+            assert!(file(path).contains(&wanted), "{table} names the test {named}, which does not exist");
         }
     }
 }

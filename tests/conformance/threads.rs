@@ -49,9 +49,9 @@ fn post_send_at_once(world: &World) {
             let (left, right) = (&left, &right);
             scope.spawn(move || {
                 for step in 0..EACH {
-                    let (value, place) = (number * EACH + step, number as usize * 8);
+                    let (value, offset) = (number * EACH + step, number as usize * 8);
                     let bytes = value.to_ne_bytes();
-                    let request = SendRequest::write(Payload::inline(&bytes), right.far(place..place + 8));
+                    let request = SendRequest::write(Payload::inline(&bytes), right.far(offset..offset + 8));
                     post_patiently(left, request.wr_id(value).signaled());
                 }
             });

@@ -19,11 +19,11 @@ const LARGEST_INPUT: usize = 1024;
 const MOST_STEPS: usize = 24;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Length of each queue, and the number and length of slots for its bytes, so that none is in use twice at a time.
-const SLOTS: usize = 8;
-const PLACES: usize = 16;
-const PLACE_BYTES: usize = 64;
+const QUEUE_DEPTH: usize = 8;
+const SLOTS: usize = 16;
+const SLOT_BYTES: usize = 64;
 /// Offsets of the results of own requests, of the word that the peer writes, and of the peer's counter.
-const RESULTS: usize = PLACES * PLACE_BYTES;
+const RESULTS: usize = SLOTS * SLOT_BYTES;
 const WRITTEN: usize = 2 * RESULTS;
 const COUNTED: usize = WRITTEN + 8;
 const REGION_BYTES: usize = COUNTED + 8;
@@ -61,7 +61,7 @@ fn step(byte: u8) -> Step {
 struct Posted {
     wr_id: u64,
     /// Offset of its result.
-    place: usize,
+    offset: usize,
     step: Step,
     /// The expected value of a READ or an atomic.
     finds: u64,
@@ -113,7 +113,7 @@ impl End {
     }
 
     fn create(&mut self) {
-        let slots = SLOTS as u32;
+        let slots = QUEUE_DEPTH as u32;
         let options = QueuePairOptions::default().max_send_wr(slots).max_recv_wr(slots);
         self.qp = Some(self.pd.create_qp_with(&self.cq, &self.cq, &options.max_inline_data(64)).unwrap());
     }
@@ -151,32 +151,32 @@ impl End {
     }
 
     fn post_receive(&mut self) {
-        if self.receives.len() == PLACES {
+        if self.receives.len() == SLOTS {
             return;
         }
         let wr_id = self.next_wr_id;
-        let place = self.receives_posted % PLACES * PLACE_BYTES;
-        let into = self.region.slice(place..place + PLACE_BYTES).unwrap();
+        let offset = self.receives_posted % SLOTS * SLOT_BYTES;
+        let into = self.region.slice(offset..offset + SLOT_BYTES).unwrap();
         match self.qp().post_recv(&[ReceiveRequest::new(into).wr_id(wr_id)]) {
             Ok(()) => {
-                self.receives.push_back((wr_id, place));
+                self.receives.push_back((wr_id, offset));
                 self.receives_posted += 1;
                 self.next_wr_id += 1;
             }
             // A slot becomes free when its message arrives, even if its completion has not been polled.
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::QueueFull, "{error}");
-                assert!(self.receives.len() >= SLOTS, "{} receives fill the queue", self.receives.len());
+                assert!(self.receives.len() >= QUEUE_DEPTH, "{} receives fill the queue", self.receives.len());
             }
         }
     }
 
     fn post_send(&mut self, step: Step, peer: RemoteMemory, trouble: &AtomicBool) {
         // A queue full of requests that succeed without completions would stay full forever.
-        let step = if self.sends.len() + 1 == SLOTS { signaled(step) } else { step };
+        let step = if self.sends.len() + 1 == QUEUE_DEPTH { signaled(step) } else { step };
         let wr_id = self.next_wr_id;
-        let place = RESULTS + self.sends_posted % PLACES * PLACE_BYTES;
-        let result = self.region.slice(place..place + 8).unwrap();
+        let offset = RESULTS + self.sends_posted % SLOTS * SLOT_BYTES;
+        let result = self.region.slice(offset..offset + 8).unwrap();
         let (word, count) = (peer.slice(WRITTEN..COUNTED).unwrap(), peer.slice(COUNTED..).unwrap());
         let value = (self.written + 1).to_ne_bytes();
         let mut message = [self.next_sent as u8; 64];
@@ -197,14 +197,14 @@ impl End {
         };
         let request = if signaled { request.signaled() } else { request };
         let posted = self.qp().post_send(&[request.wr_id(wr_id)]);
-        let is_full = self.sends.len() == SLOTS;
+        let is_full = self.sends.len() == QUEUE_DEPTH;
         assert_eq!(posted.is_err(), is_full, "{} slots are in use: {posted:?}", self.sends.len());
         if let Err(error) = posted {
             return assert_eq!(error.kind(), ErrorKind::QueueFull, "{error}");
         }
         self.next_wr_id += 1;
         self.sends_posted += 1;
-        self.sends.push_back(Posted { wr_id, place, step, finds });
+        self.sends.push_back(Posted { wr_id, offset, step, finds });
         match step {
             Step::Send { .. } => self.next_sent += 1,
             Step::Write { .. } => self.written += 1,
@@ -222,11 +222,11 @@ impl End {
     fn check(&mut self, completion: &Completion, trouble: &AtomicBool) {
         assert_eq!(completion.qpn(), self.qp().qpn());
         assert!(completion.is_success() || trouble.load(Ordering::Acquire), "{completion:?}");
-        if let Some(&(wr_id, place)) = self.receives.front()
+        if let Some(&(wr_id, offset)) = self.receives.front()
             && wr_id == completion.wr_id()
         {
             self.receives.pop_front();
-            return self.check_receive(completion, place);
+            return self.check_receive(completion, offset);
         }
         loop {
             let posted =
@@ -238,11 +238,11 @@ impl End {
         }
     }
 
-    fn check_receive(&mut self, completion: &Completion, place: usize) {
+    fn check_receive(&mut self, completion: &Completion, offset: usize) {
         let Ok(success) = completion.result() else {
             return assert_eq!(completion.status(), CompletionStatus::WorkRequestFlushedError, "{completion:?}");
         };
-        let bytes = self.region.to_vec(place..place + success.byte_len as usize).unwrap();
+        let bytes = self.region.to_vec(offset..offset + success.byte_len as usize).unwrap();
         let number = self.next_received;
         assert_eq!((success.opcode, success.immediate), (CompletionOpcode::Receive, None));
         assert_eq!(bytes[..4], number.to_be_bytes(), "messages come in order, each once");
@@ -261,7 +261,7 @@ impl End {
             return;
         }
         assert!(!self.has_failed && is_signaled(posted.step), "{completion:?} of {posted:?}");
-        let found = self.region.load_acquire_u64(posted.place).unwrap();
+        let found = self.region.load_acquire_u64(posted.offset).unwrap();
         let expected = match posted.step {
             Step::Send { .. } => CompletionOpcode::Send,
             Step::Write { .. } => CompletionOpcode::Write,

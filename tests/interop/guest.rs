@@ -97,8 +97,8 @@ impl Reply {
     pub(crate) fn connection_info(&self, path_mtu: Mtu) -> Result<ConnectionInfo> {
         let digits = self.word("gid")?;
         let mut gid = [0; 16];
-        for (place, byte) in gid.iter_mut().enumerate() {
-            let pair = digits.get(2 * place..2 * place + 2).ok_or("a GID has 32 digits")?;
+        for (index, byte) in gid.iter_mut().enumerate() {
+            let pair = digits.get(2 * index..2 * index + 2).ok_or("a GID has 32 digits")?;
             *byte = u8::from_str_radix(pair, 16)?;
         }
         let (qpn, psn) = (Qpn::new(self.number("qpn")? as u32), Psn::new(self.number("psn")? as u32));

@@ -21,7 +21,7 @@ const HEARD: usize = 200;
 const IMMEDIATE: u32 = 0x31;
 
 fn pattern(length: usize) -> Vec<u8> {
-    (0..length).map(|place| (7 * place + length) as u8).collect()
+    (0..length).map(|index| (7 * index + length) as u8).collect()
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -150,8 +150,8 @@ fn our_writes_and_reads(home: &mut Home) -> Outcome {
     let there = memory.slice(0..3_000)?;
     home.perform_well(&connection.qp, SendRequest::write(RegionList::from(&pieces), there))?;
     home.guest.expect_pattern("open", 0, 3_000, 50)?;
-    let places = [home.open.slice(10_000..11_001)?, home.open.slice(11_001..13_000)?];
-    home.perform_well(&connection.qp, SendRequest::read(&places, there))?;
+    let ranges = [home.open.slice(10_000..11_001)?, home.open.slice(11_001..13_000)?];
+    home.perform_well(&connection.qp, SendRequest::read(&ranges, there))?;
     home.own_bytes_are(10_000, &pattern(50, 3_000))?;
     let inline = pattern(51, 33);
     home.perform_well(&connection.qp, SendRequest::write(Payload::inline(&inline), memory.slice(0..33)?))?;

@@ -226,15 +226,15 @@ pub(super) fn flushes_that_we_refuse(home: &mut Home) -> Outcome {
 pub(super) fn our_atomic_writes(home: &mut Home) -> Outcome {
     let (connection, known) = home.connect_for("atomic_write", USUAL)?;
     let (qp, memory) = (&connection.qp, connection.remote.memory("open")?);
-    let place = memory.slice(WORD_OFFSET..WORD_OFFSET + 8)?;
+    let word_target = memory.slice(WORD_OFFSET..WORD_OFFSET + 8)?;
     let word = 0x0123_4567_89ab_cdef_u64.to_ne_bytes();
     if !known {
-        let request = SendRequest::atomic_write(Payload::inline(&word), place);
+        let request = SendRequest::atomic_write(Payload::inline(&word), word_target);
         return home.unknown_there(&connection, request, "ATOMIC WRITE");
     }
     home.guest.command(&format!("fill open 0 {} 360", 2 * WORD_OFFSET))?;
     home.open.write_at(64, &word)?;
-    qp.post_send(&[SendRequest::atomic_write(home.open.slice(64..72)?, place).wr_id(3).signaled()])?;
+    qp.post_send(&[SendRequest::atomic_write(home.open.slice(64..72)?, word_target).wr_id(3).signaled()])?;
     home.done(qp, 3, CompletionOpcode::AtomicWrite)?;
     let found = home.guest.command(&format!("peek open {WORD_OFFSET}"))?.number("value")?;
     ensure(found == u64::from_ne_bytes(word), &format!("the word is {found:#x}"))?;
@@ -249,7 +249,7 @@ pub(super) fn our_atomic_writes(home: &mut Home) -> Outcome {
 /// More than may be outstanding, each behind a WRITE, between atomics on the same word.
 fn our_atomic_writes_among_others(home: &mut Home, qp: &QueuePair, memory: RemoteMemory) -> Outcome {
     const STEP: usize = 1000;
-    let place = memory.slice(AREA_BYTES..AREA_BYTES + 8)?;
+    let word_target = memory.slice(AREA_BYTES..AREA_BYTES + 8)?;
     home.fill(MANY * STEP, 370)?;
     let results = home.pd.alloc_mr(8 * MANY, AccessFlags::LOCAL_WRITE)?;
     for index in 0..MANY {
@@ -257,8 +257,8 @@ fn our_atomic_writes_among_others(home: &mut Home, qp: &QueuePair, memory: Remot
         let (word, old) = ((1000 * index as u64).to_ne_bytes(), results.slice(8 * index..8 * index + 8)?);
         qp.post_send(&[
             SendRequest::write(home.open.slice(range.clone())?, memory.slice(range)?).wr_id(wr_id).signaled(),
-            SendRequest::atomic_write(Payload::inline(&word), place).wr_id(wr_id + 1).signaled(),
-            SendRequest::fetch_and_add(old, place, 1).wr_id(wr_id + 2).signaled(),
+            SendRequest::atomic_write(Payload::inline(&word), word_target).wr_id(wr_id + 1).signaled(),
+            SendRequest::fetch_and_add(old, word_target, 1).wr_id(wr_id + 2).signaled(),
         ])?;
     }
     for wr_id in (0..MANY as u64).map(|index| 10 * index) {
@@ -309,19 +309,19 @@ pub(super) fn guests_atomic_writes(home: &mut Home) -> Outcome {
     }
     let (base, rkey) = (home.open.iova(), home.open.rkey().0);
     home.fill(2 * WORD_OFFSET, 380)?;
-    let (place, word) = (base + WORD_OFFSET as u64, 0xfedc_ba98_7654_3210_u64);
-    let posted = home.guest.command(&format!("atomic_write {place} {rkey} {word} post=1"))?.number("first")?;
+    let (word_target, word) = (base + WORD_OFFSET as u64, 0xfedc_ba98_7654_3210_u64);
+    let posted = home.guest.command(&format!("atomic_write {word_target} {rkey} {word} post=1"))?.number("first")?;
     home.guest_done(&connection.remote, posted, "atomic_write")?;
     let mut expected = pattern(380, 2 * WORD_OFFSET);
     expected[WORD_OFFSET..WORD_OFFSET + 8].copy_from_slice(&word.to_ne_bytes());
     home.own_bytes_are(0, &expected)?;
     // Many, with an atomic on the same word among them.
-    let done = home.guest.command(&format!("atomic_write {place} {rkey} 500 count={MANY}"))?;
+    let done = home.guest.command(&format!("atomic_write {word_target} {rkey} 500 count={MANY}"))?;
     done.expect(&[("status", "success"), ("done", &MANY.to_string())])?;
-    let done = home.guest.command(&format!("faa {place} {rkey} 3 count=4"))?;
+    let done = home.guest.command(&format!("faa {word_target} {rkey} 3 count=4"))?;
     done.expect(&[("status", "success"), ("old", "509")])?;
     let written = home.guest.command(&format!("write {base} {rkey} 60000 381 post=1"))?.number("first")?;
-    let posted = home.guest.command(&format!("atomic_write {place} {rkey} 77 post=1"))?.number("first")?;
+    let posted = home.guest.command(&format!("atomic_write {word_target} {rkey} 77 post=1"))?.number("first")?;
     home.guest_done(&connection.remote, written, "write")?;
     home.guest_done(&connection.remote, posted, "atomic_write")?;
     let mut expected = pattern(381, 60_000);

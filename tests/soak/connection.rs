@@ -68,7 +68,7 @@ fn pattern(salt: u64, step: Step, round: u64) -> Vec<u8> {
     let seed = salt.wrapping_mul(131) ^ (step as u64).wrapping_mul(7_919) ^ round.wrapping_mul(0x9e37_79b9);
     let length = 8 + seed % LONGEST;
     let start = round.to_le_bytes().into_iter();
-    start.chain((8..length).map(|place| (seed.rotate_left(place as u32 % 61) ^ place) as u8)).collect()
+    start.chain((8..length).map(|index| (seed.rotate_left(index as u32 % 61) ^ index) as u8)).collect()
 }
 
 impl Connection {
@@ -226,7 +226,7 @@ impl Connection {
         let found = region.to_vec(start..start + expected.len()).map_err(|error| error.to_string())?;
         match found.iter().zip(expected).position(|(found, expected)| found != expected) {
             None => Ok(()),
-            Some(place) => Err(format!("byte {place} of {} is wrong, in round {}", expected.len(), self.round)),
+            Some(index) => Err(format!("byte {index} of {} is wrong, in round {}", expected.len(), self.round)),
         }
     }
 }

@@ -6,7 +6,7 @@
 //! | `link PEER` | resets connections to it; reports `infos PEER REMOTE UD-INFO INFO…` |
 //! | `go PEER REMOTE UD-INFO INFO…` | connects, and starts |
 //! | `cut PEER` | the peer is gone: failures are expected |
-//! | `tell PEER NUMBER` | reports `end …`: the state of this end of a connection whose other end failed |
+//! | `explain PEER NUMBER` | reports `end …`: the state of this end of a connection whose other end failed |
 //! | `holdings` | reports `holdings JSON` |
 //! | `stop` | starts nothing more; reports `idle COUNTS` when all operations have ended |
 //! | `end` | exits |

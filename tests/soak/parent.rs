@@ -157,7 +157,7 @@ impl Parent<'_> {
         let started = Process::start(self.arguments, member, self.lives, &self.sender);
         let process = started.map_err(|error| format!("a process cannot be started: {error}"))?;
         match self.processes.get_mut(member) {
-            Some(place) => *place = process,
+            Some(slot) => *slot = process,
             None => self.processes.push(process),
         }
         self.expect(member, "ready").map(drop)

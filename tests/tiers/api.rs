@@ -61,7 +61,7 @@ fn messages_arrive_with_their_bytes_and_immediate_data() {
 fn one_sided_operations_work_on_the_peers_memory() {
     let (left, right) = pair(3);
     let (near, far) = (left.region(1 << 20), right.region(1 << 20));
-    let pattern: Vec<u8> = (0..1 << 19).map(|place: u32| (place ^ (place >> 8)) as u8).collect();
+    let pattern: Vec<u8> = (0..1 << 19).map(|index: u32| (index ^ (index >> 8)) as u8).collect();
     near.write_at(0, &pattern).unwrap();
     right.qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY).wr_id(9)]).unwrap();
     let (half, remote) = (near.slice(..1 << 19).unwrap(), far.remote());
@@ -345,9 +345,9 @@ fn several_threads_post_and_poll() {
         for thread in 0..THREADS {
             let (end, region) = (&end, &region);
             scope.spawn(move || {
-                let place = thread as usize * 64;
+                let offset = thread as usize * 64;
                 let (from, to) =
-                    (region.slice(place..place + 8).unwrap(), region.remote().slice(2048 + place..).unwrap());
+                    (region.slice(offset..offset + 8).unwrap(), region.remote().slice(2048 + offset..).unwrap());
                 for number in 0..EACH {
                     let request = SendRequest::write(from, to).wr_id(thread * EACH + number).signaled();
                     while let Err(error) = end.qp.post_send(&[request]) {

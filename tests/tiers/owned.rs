@@ -302,7 +302,7 @@ fn reset_returns_held_buffers_and_the_queue_pair_works_again() {
 
 #[test]
 fn destroying_and_dropping_return_held_buffers() {
-    for turn in 0..6 {
+    for step in 0..6 {
         let (a, b) = pair(19);
         let End { cq, pool, qp, pd, .. } = a;
         let (_region, remote) = b.region(1 << 20);
@@ -314,7 +314,7 @@ fn destroying_and_dropping_return_held_buffers() {
         }
         let moved = Buffer::from_vec(&pd, vec![5; 100]).unwrap();
         qp.post_send(Request::write(moved, remote).wr_id(8)).unwrap();
-        match turn % 3 {
+        match step % 3 {
             0 => assert_eq!(qp.destroy().unwrap().len(), 17),
             1 => drop(qp),
             // The buffers come back in every order of dropping.

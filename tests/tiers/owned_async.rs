@@ -142,13 +142,13 @@ fn many_tasks_share_a_queue_pair_and_a_task_uses_many() {
         let tasks: Vec<_> = (0..16)
             .map(|index| {
                 let (qp, pool) = (a.qp.clone(), pool.clone());
-                let place = remote.slice(index * 64..(index + 1) * 64).unwrap();
+                let target = remote.slice(index * 64..(index + 1) * 64).unwrap();
                 tokio::spawn(async move {
                     let mut buffer = pool.take(8).unwrap();
                     for round in 0..50u64 {
                         buffer.clear();
                         buffer.extend_from_slice(&round.to_ne_bytes());
-                        let (written, back) = qp.write(buffer, place).await;
+                        let (written, back) = qp.write(buffer, target).await;
                         written.unwrap();
                         buffer = back;
                     }

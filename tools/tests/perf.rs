@@ -197,7 +197,7 @@ fn check_picture(file: &PathBuf, words: &[&str]) -> Result<(), Failed> {
         let is_there = document.descendants().any(|node| node.text().is_some_and(|text| text.contains(word)));
         ensure(is_there, || format!("\"{word}\" is not in the picture"))?;
     }
-    ensure(!text.contains("NaN") && !text.contains("inf"), || "something has no place".to_owned())
+    ensure(!text.contains("NaN") && !text.contains("inf"), || "a value is not a number".to_owned())
 }
 
 fn picture(name: &str) -> PathBuf {

@@ -149,8 +149,8 @@ const CASES: &[Case] = &[
 
 /// Returns the cause that the text names first.
 fn named_first(text: &str) -> Option<&'static str> {
-    let places = CAUSES.iter().filter_map(|(cause, words)| text.find(words).map(|place| (place, *cause)));
-    places.min().map(|(_, cause)| cause)
+    let positions = CAUSES.iter().filter_map(|(cause, words)| text.find(words).map(|position| (position, *cause)));
+    positions.min().map(|(_, cause)| cause)
 }
 
 #[test]
@@ -181,9 +181,9 @@ fn explanations_name_the_true_cause() {
 
 #[test]
 fn words_of_a_cause_are_unique() {
-    for (place, (cause, words)) in CAUSES.iter().enumerate() {
+    for (position, (cause, words)) in CAUSES.iter().enumerate() {
         assert!(CASES.iter().any(|case| case.0 == *cause), "{cause} has no case");
-        for (other, other_words) in &CAUSES[place + 1..] {
+        for (other, other_words) in &CAUSES[position + 1..] {
             assert!(!words.contains(other_words) && !other_words.contains(words), "{cause} and {other}");
         }
     }

@@ -19,7 +19,7 @@ fn to_hex(info: &ConnectionInfo) -> String {
 
 fn from_hex(text: &str) -> ConnectionInfo {
     let bytes: Vec<u8> =
-        (0..text.len() / 2).map(|place| u8::from_str_radix(&text[2 * place..2 * place + 2], 16).unwrap()).collect();
+        (0..text.len() / 2).map(|index| u8::from_str_radix(&text[2 * index..2 * index + 2], 16).unwrap()).collect();
     ConnectionInfo::from_bytes(&bytes).unwrap()
 }
 

@@ -144,7 +144,7 @@ fn calmest(ends: &Ends, witness: Option<&Witness>, kind: &Kind) -> Cost {
     let rounds: Vec<Cost> = (0..ROUNDS).map(round).collect();
     let both = |cost: &Cost| cost.sends().iter().sum::<f64>();
     let calmest = rounds.iter().min_by(|one, other| both(one).total_cmp(&both(other))).unwrap();
-    let fewest = |place: usize| rounds.iter().filter_map(|round| round.others).map(|others| others[place]).min();
+    let fewest = |index: usize| rounds.iter().filter_map(|round| round.others).map(|others| others[index]).min();
     Cost { others: fewest(0).zip(fewest(1)).map(<[u64; 2]>::from), ..calmest.clone() }
 }
 
@@ -171,7 +171,7 @@ fn a_message_takes_few_system_calls() {
             let (waits, most) = (cost.waits().unwrap_or_default(), kind.waits);
             assert!(waits <= most, "{}: {waits} waits a message, expected at most {most}: {by_number:?}", kind.name);
             let strange = cost.others.map_or(0, |others| others[1]);
-            assert_eq!(strange, 0, "{}: calls with no place on the way of a message: {by_number:?}", kind.name);
+            assert_eq!(strange, 0, "{}: calls that a message does not need: {by_number:?}", kind.name);
         }
     });
 }

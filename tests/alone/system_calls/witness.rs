@@ -89,8 +89,8 @@ impl Witness {
         let Some(reports) = reports else { return };
         while let Ok(report) = take(reports) {
             if let Some((id, number)) = report {
-                let place = usize::try_from(number).unwrap_or(NUMBERS).min(NUMBERS - 1);
-                self.calls[place].fetch_add(1, Ordering::Relaxed);
+                let index = usize::try_from(number).unwrap_or(NUMBERS).min(NUMBERS - 1);
+                self.calls[index].fetch_add(1, Ordering::Relaxed);
                 let_go_on(reports, id);
             }
         }
@@ -122,7 +122,7 @@ fn program() -> Vec<libc::sock_filter> {
     let mut steps = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
     // Each comparison jumps over the remaining ones, and over the report.
     let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    steps.extend(PASSED.iter().enumerate().map(|(place, number)| step(jump, count - place, *number as u32)));
+    steps.extend(PASSED.iter().enumerate().map(|(index, number)| step(jump, count - index, *number as u32)));
     steps.push(step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_USER_NOTIF));
     steps.push(step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW));
     steps

@@ -69,14 +69,14 @@ fn run(arguments: &Arguments) -> Result<(), Vec<String>> {
 
 fn list(table: &Table) {
     for fault in &table.faults {
-        let mut places: Vec<String> = Vec::new();
+        let mut locations: Vec<String> = Vec::new();
         for change in &fault.changes {
-            let place = format!("{} {}", change.file, change.function);
-            if !places.contains(&place) {
-                places.push(place);
+            let location = format!("{} {}", change.file, change.function);
+            if !locations.contains(&location) {
+                locations.push(location);
             }
         }
-        println!("{}\t{}\t{}", fault.name, fault.campaign, places.join(", "));
+        println!("{}\t{}\t{}", fault.name, fault.campaign, locations.join(", "));
     }
 }
 

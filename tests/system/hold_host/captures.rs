@@ -26,20 +26,20 @@ fn capture(device: &str, path: &Path) -> verbs::Result<PathBuf> {
 }
 
 /// Checks that a capture used another file or none, and that the file at `precious` is unchanged.
-fn check_harmless(result: verbs::Result<PathBuf>, asked: &Path, precious: &Path) {
+fn check_harmless(result: verbs::Result<PathBuf>, requested: &Path, precious: &Path) {
     let text = std::fs::read(precious).unwrap();
     assert!(text == b"precious", "{} bytes of packets in it; the capture: {result:?}", text.len());
     match result {
         Ok(taken) => {
             let found = taken.symlink_metadata().unwrap();
             let user = std::fs::metadata("/proc/self").unwrap().uid();
-            assert_ne!(taken, asked);
+            assert_ne!(taken, requested);
             assert!(
                 found.is_file() && found.uid() == user && found.nlink() == 1 && found.mode() & 0o077 == 0,
                 "{found:?}"
             );
         }
-        Err(error) => assert!(error.to_string().contains(&asked.display().to_string()), "{error}"),
+        Err(error) => assert!(error.to_string().contains(&requested.display().to_string()), "{error}"),
     }
 }
 

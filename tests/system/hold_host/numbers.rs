@@ -27,9 +27,9 @@ fn a_number_is_not_given_again_soon() {
     let numbers = (0..6_000).map(|_| pd.create_qp(&cq, &cq).unwrap().qpn().value());
     let mut last_seen = HashMap::new();
     let mut again = 0;
-    for (turn, number) in numbers.enumerate() {
-        let before: Option<usize> = last_seen.insert(number, turn);
-        again += usize::from(before.is_some_and(|before| turn - before < 2_000));
+    for (index, number) in numbers.enumerate() {
+        let before: Option<usize> = last_seen.insert(number, index);
+        again += usize::from(before.is_some_and(|before| index - before < 2_000));
     }
     assert_eq!(again, 0, "numbers came again within 2,000 others");
 }

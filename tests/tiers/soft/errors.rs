@@ -140,9 +140,9 @@ fn wrong_address_vectors_are_refused() {
 fn overflow_of_a_completion_queue_is_reported() {
     let (a, b) = pair("127.78.3.19", "127.78.3.20", 4_096, PeerKind::Native);
     a.cq.resize(4).unwrap();
-    for turn in 0..8 {
+    for round in 0..8 {
         let write = Operation::Write { remote_addr: BASE, rkey: b.mr.rkey() };
-        a.post_send(turn, write, Data::Inline(&[b"x"])).unwrap();
+        a.post_send(round, write, Data::Inline(&[b"x"])).unwrap();
     }
     let end = std::time::Instant::now() + PATIENCE;
     let error = loop {

@@ -14,7 +14,7 @@ fn ping_pong_by_sleeping() {
     let (a, b) = pair("127.78.4.1", "127.78.4.2", 4_096, PeerKind::Native);
     b.post_recv(0, &[b.sge(0, 64)]).unwrap();
     let server = std::thread::spawn(move || {
-        let (mut turn, mut answered) = (0u64, 0);
+        let (mut round, mut answered) = (0u64, 0);
         while answered < 500 {
             let done = b.completion_by_event();
             assert!(done.status.is_success(), "{done:?}");
@@ -23,17 +23,17 @@ fn ping_pong_by_sleeping() {
                 continue;
             }
             b.post_recv(0, &[b.sge(0, 64)]).unwrap();
-            b.post_send(1, Operation::Send, Data::Inline(&[&turn.to_le_bytes()])).unwrap();
-            turn += 1;
+            b.post_send(1, Operation::Send, Data::Inline(&[&round.to_le_bytes()])).unwrap();
+            round += 1;
         }
         b
     });
-    for turn in 0..500u64 {
+    for round in 0..500u64 {
         a.post_recv(1, &[a.sge(0, 64)]).unwrap();
         a.post_send(2, Operation::Send, Data::Inline(&[b"ping"])).unwrap();
         let seen = [a.completion_by_event(), a.completion_by_event()];
         assert!(seen.iter().all(|done| done.status.is_success()), "{seen:?}");
-        assert_eq!(a.region().load_acquire_u64(0).unwrap(), turn);
+        assert_eq!(a.region().load_acquire_u64(0).unwrap(), round);
     }
     drop(server.join().unwrap());
 }
@@ -87,11 +87,11 @@ async fn completion(node: &Node, descriptor: &AsyncFd<BorrowedFd<'_>>) -> RawCom
     }
 }
 
-async fn ping(node: &Node, turns: u64) {
+async fn ping(node: &Node, rounds: u64) {
     let descriptor = watch(node.channel.fd());
-    for turn in 0..turns {
+    for round in 0..rounds {
         node.post_recv(1, &[node.sge(0, 64)]).unwrap();
-        node.post_send(2, Operation::Send, Data::Inline(&[&turn.to_le_bytes()])).unwrap();
+        node.post_send(2, Operation::Send, Data::Inline(&[&round.to_le_bytes()])).unwrap();
         for _ in 0..2 {
             let done = completion(node, &descriptor).await;
             assert!(done.status.is_success(), "{done:?}");

@@ -76,13 +76,13 @@ fn devices_on_one_address_get_their_own_packets() {
 fn queue_pair_connected_to_itself_works() {
     let node = Node::new("127.78.1.6", 4_096);
     node.try_connect(&node, PeerKind::Native).unwrap();
-    for turn in 0..100 {
+    for round in 0..100 {
         node.post_recv(1, &[node.sge(2_048, 64)]).unwrap();
-        node.post_send(2, Operation::Send, Data::Inline(&[&[turn; 64]])).unwrap();
+        node.post_send(2, Operation::Send, Data::Inline(&[&[round; 64]])).unwrap();
         let mut seen = [node.completion(), node.completion()].map(|completion| completion.wr_id);
         seen.sort_unstable();
         assert_eq!(seen, [1, 2]);
-        assert_eq!(read(node.region(), 2_048, 64), [turn; 64]);
+        assert_eq!(read(node.region(), 2_048, 64), [round; 64]);
     }
 }
 
@@ -91,7 +91,7 @@ fn ping_pong_by_polling() {
     let (a, b) = pair("127.78.1.7", "127.78.1.8", 4_096, PeerKind::Native);
     let server = std::thread::spawn(move || {
         b.post_recv(1, &[b.sge(0, 64)]).unwrap();
-        let mut turn = 0u64;
+        let mut round = 0u64;
         let mut answered = 0;
         while answered < 2_000 {
             // The next request may arrive before the acknowledgement of the last reply.
@@ -102,18 +102,18 @@ fn ping_pong_by_polling() {
                 continue;
             }
             b.post_recv(1, &[b.sge(0, 64)]).unwrap();
-            b.post_send(2, Operation::Send, Data::Inline(&[&turn.to_le_bytes()])).unwrap();
-            turn += 1;
+            b.post_send(2, Operation::Send, Data::Inline(&[&round.to_le_bytes()])).unwrap();
+            round += 1;
         }
         b
     });
     // The server's first receive may be late: the client then gets RNR NAKs.
-    for turn in 0..2_000u64 {
+    for round in 0..2_000u64 {
         a.post_recv(1, &[a.sge(0, 64)]).unwrap();
         a.post_send(2, Operation::Send, Data::Inline(&[b"question"])).unwrap();
         let seen = [a.completion(), a.completion()];
         assert!(seen.iter().all(|done| done.status.is_success()), "{seen:?}");
-        assert_eq!(a.region().load_acquire_u64(0).unwrap(), turn);
+        assert_eq!(a.region().load_acquire_u64(0).unwrap(), round);
     }
     // The engine's thread sends the last acknowledgement.
     drop(server.join().unwrap());
@@ -124,9 +124,9 @@ fn peer_that_never_polls_is_written_and_read() {
     let (a, b) = pair("127.78.1.9", "127.78.1.10", 1 << 20, PeerKind::Native);
     let bytes = pattern(1 << 19, 3);
     a.region().write_at(0, &bytes).unwrap();
-    for turn in 0..20 {
-        a.post_send(turn, write_to(&b, 1 << 19), Data::Sges(&[a.sge(0, 1 << 19)])).unwrap();
-        a.success(turn);
+    for round in 0..20 {
+        a.post_send(round, write_to(&b, 1 << 19), Data::Sges(&[a.sge(0, 1 << 19)])).unwrap();
+        a.success(round);
     }
     assert_eq!(read(b.region(), 1 << 19, 1 << 19), bytes);
 }

@@ -46,11 +46,11 @@ fn many_devices_in_one_process() {
         for index in 0..6 {
             let (a, b) = (&nodes[index], &nodes[11 - index]);
             scope.spawn(move || {
-                for turn in 0..100 {
-                    b.post_recv(turn, &[b.sge(0, 64)]).unwrap();
-                    a.post_send(turn, Operation::Send, Data::Inline(&[b"hello"])).unwrap();
-                    b.success(turn);
-                    a.success(turn);
+                for round in 0..100 {
+                    b.post_recv(round, &[b.sge(0, 64)]).unwrap();
+                    a.post_send(round, Operation::Send, Data::Inline(&[b"hello"])).unwrap();
+                    b.success(round);
+                    a.success(round);
                 }
             });
         }
@@ -68,10 +68,10 @@ fn regions_are_registered_and_deregistered_under_traffic() {
                 mr.dereg().unwrap();
             }
         });
-        for turn in 0..500 {
+        for round in 0..500 {
             let write = Operation::Write { remote_addr: BASE, rkey: b.mr.rkey() };
-            a.post_send(turn, write, Data::Sges(&[a.sge(0, 1 << 16)])).unwrap();
-            a.success(turn);
+            a.post_send(round, write, Data::Sges(&[a.sge(0, 1 << 16)])).unwrap();
+            a.success(round);
         }
         stop.store(true, Ordering::Relaxed);
     });
@@ -79,13 +79,13 @@ fn regions_are_registered_and_deregistered_under_traffic() {
 
 #[test]
 fn queue_pairs_are_destroyed_in_the_middle_of_transfers() {
-    for turn in 0..10 {
+    for round in 0..10 {
         let (a, b) = pair("127.78.5.5", "127.78.5.6", 1 << 20, PeerKind::Native);
         for _ in 0..8 {
             let write = Operation::Write { remote_addr: BASE, rkey: b.mr.rkey() };
             a.post_send(1, write, Data::Sges(&[a.sge(0, 1 << 20)])).unwrap();
         }
-        match turn % 3 {
+        match round % 3 {
             0 => drop((b, a)),
             1 => drop((a, b)),
             _ => a.mr.dereg().unwrap(),

@@ -49,7 +49,7 @@ pub(super) fn take(segment: &[u8], expected_number: u64, into: &mut [u8]) -> io:
     }
     let offset = u64::from_le_bytes(offset.try_into().map_err(|_| broken("no offset"))?) as usize;
     let end = offset.checked_add(payload.len());
-    let place = end.and_then(|end| into.get_mut(offset..end)).ok_or_else(|| broken("outside the memory"))?;
-    place.copy_from_slice(payload);
+    let target = end.and_then(|end| into.get_mut(offset..end)).ok_or_else(|| broken("outside the memory"))?;
+    target.copy_from_slice(payload);
     Ok(payload.len())
 }

@@ -197,8 +197,8 @@ fn measure(row: &Row, repetitions: u32) -> Outcome<Finished> {
         // Each task is the first one in turn.
         for turn in 0..tasks.len() {
             check_interrupted()?;
-            let place = (turn + repetition) % tasks.len();
-            lines[place].push(pair.perform(tasks[place], row.placement)?);
+            let index = (turn + repetition) % tasks.len();
+            lines[index].push(pair.perform(tasks[index], row.placement)?);
         }
     }
     pair.end()?;
