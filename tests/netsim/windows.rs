@@ -329,7 +329,6 @@ impl World {
 
     fn judge_step(&mut self) {
         let mut completions = Vec::new();
-        // The owner is polled last: its requests may fail once a completion of the peer has ended the run.
         self.user.port.poll(&mut completions);
         for completion in completions.drain(..) {
             self.judge_user(&completion);
@@ -386,7 +385,7 @@ impl World {
         let status = completion.status;
         if !status.is_success() {
             let is_refused = self.phase == Phase::Last && status == CompletionStatus::WorkRequestFlushedError;
-            assert!(is_refused || self.is_over, "{completion:?} in round {} ({:?})", self.round, self.phase);
+            assert!(is_refused, "{completion:?} in round {} ({:?})", self.round, self.phase);
             return;
         }
         match (completion.opcode, self.phase) {
