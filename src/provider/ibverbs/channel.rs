@@ -12,10 +12,6 @@ use super::{errors, sys};
 use crate::provider::{CompletionChannel, Error, Result};
 use crate::sys::wait_readable;
 
-/// Maximum number of events that one poll discards. Only queues that are being dropped at this moment have such events,
-/// one for each time that they were armed, because the kernel removes the events of a destroyed queue.
-pub(super) const MAX_DISCARDED: u32 = 1 << 16;
-
 /// A completion channel of an adapter.
 pub(super) struct IbverbsChannel {
     sys: Arc<sys::Channel>,
@@ -68,15 +64,15 @@ impl CompletionChannel for IbverbsChannel {
         if self.device.is_inherited() {
             return None;
         }
-        for _ in 0..MAX_DISCARDED {
+        loop {
             let number = self.sys.next_event()?;
-            // Events of a queue that is being dropped are discarded.
+            // Events of a queue that is being dropped are discarded. There is one for each time that it was armed, and
+            // it cannot be armed again, so the loop ends. A bound would hide the events of other queues behind them.
             if let Some(queue) = self.queues().get(&number) {
                 queue.count.fetch_add(1, Ordering::Relaxed);
                 return Some(queue.cq_context);
             }
         }
-        None
     }
 
     fn wait_event(&self, timeout: Option<Duration>) -> Result<u64> {

@@ -440,7 +440,10 @@ impl QueuePair for IbverbsQueuePair {
         for tracker in [&self.send.tracker, &self.receive.tracker] {
             self.device.remove_tracker(tracker);
         }
+        // A request that another thread is entering would otherwise lose its object without being undone.
+        let paused = self.pause_posting();
         self.forget_requests();
+        drop(paused);
         if let Some(shared) = self.shared.lock().unwrap_or_else(PoisonError::into_inner).take() {
             shared.note_datagrams(self.qpn, false);
         }

@@ -130,19 +130,15 @@ impl IbverbsSharedReceiveQueue {
             domain: Arc::clone(domain),
             _xrc: init.xrc.map(|xrc| (Arc::clone(xrc.domain), Arc::clone(xrc.cq))),
         };
-        // Libraries need not return the size on creation.
-        queue.note_size("create_srq");
+        // Libraries need not return the size on creation. The query of mlx5 includes slots that its library keeps for
+        // itself.
+        if let Ok(now) = queue.status("create_srq") {
+            queue.max_wr.fetch_min(now.max_wr, Ordering::Relaxed);
+        }
         if init.srq_limit > 0 {
             queue.modify(&SharedReceiveQueueAttributes { srq_limit: Some(init.srq_limit), max_wr: None })?;
         }
         Ok(queue)
-    }
-
-    /// Stores the size that the adapter reports.
-    fn note_size(&self, verb: &'static str) {
-        if let Ok(now) = self.status(verb) {
-            self.max_wr.store(now.max_wr, Ordering::Relaxed);
-        }
     }
 
     fn users(&self) -> MutexGuard<'_, u32> {
@@ -164,7 +160,8 @@ impl IbverbsSharedReceiveQueue {
     /// single receive is always tried.
     fn post(&self, staging: &mut sys::ReceiveStaging) -> Result<()> {
         let full = || errors::from_queue("post_srq_recv", &QueueError::Full { limit: self.max_wr() });
-        if staging.len() > 1 && self.shared().waiting() > self.max_wr().into() {
+        // Libraries free a slot when its completion is polled, not when a queue pair takes the receive.
+        if staging.len() > 1 && self.shared().outstanding() > self.max_wr() as usize {
             return Err(full());
         }
         match staging.post_shared(&self.sys) {
@@ -269,11 +266,11 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         // The lock blocks posting meanwhile, so that the check below holds: when rxe of Linux 6.1 refuses the change,
         // it loses the queue, and the kernel panics when the queue is used again.
         let _staging = self.staging();
-        let waiting = self.shared().waiting();
-        if attributes.max_wr.is_some_and(|max_wr| waiting > max_wr.into()) {
+        let outstanding = self.shared().outstanding();
+        if attributes.max_wr.is_some_and(|max_wr| outstanding > max_wr as usize) {
             let max_wr = wanted.max_wr;
-            let message = format!("max_wr is {max_wr}, and up to {waiting} receives are waiting in the queue");
-            let allowed = waiting..=u32::MAX.into();
+            let message = format!("max_wr is {max_wr}, and {outstanding} receives have not completed");
+            let allowed = outstanding as u64..=u32::MAX.into();
             return Err(Error::out_of_range("modify_srq", "max_wr", max_wr, allowed, message));
         }
         let modified = self.sys.modify(&wanted, mask).ok_or_else(|| self.destroyed("modify_srq"))?;
@@ -281,7 +278,9 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
             let asked = format!("max_wr is {}, srq_limit is {}", wanted.max_wr, wanted.srq_limit);
             errors::from_errno("modify_srq", asked, &error)
         })?;
-        self.note_size("modify_srq");
+        if let Ok(now) = self.status("modify_srq") {
+            self.max_wr.store(now.max_wr, Ordering::Relaxed);
+        }
         Ok(())
     }
 

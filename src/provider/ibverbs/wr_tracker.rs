@@ -239,28 +239,17 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 struct Slots {
-    /// Outstanding receives; `None` in free slots.
-    receives: Vec<Option<SharedReceive>>,
+    /// The program's `wr_id`s; `None` in free slots.
+    wr_ids: Vec<Option<u64>>,
     free: Vec<u32>,
-    /// Position of the next receive.
-    entered: u64,
-    /// Receives at lower positions have left the adapter's queue, because a later one has completed.
-    taken: u64,
-}
-
-struct SharedReceive {
-    /// The program's.
-    wr_id: u64,
-    /// Number of receives entered before it. Queue pairs take receives in this order.
-    position: u64,
 }
 
 impl Slots {
     /// Frees a slot. `None` if it is free already: a second completion of the same receive is ignored.
-    fn take(&mut self, slot: u32) -> Option<SharedReceive> {
-        let receive = self.receives.get_mut(slot as usize)?.take()?;
+    fn take(&mut self, slot: u32) -> Option<u64> {
+        let wr_id = self.wr_ids.get_mut(slot as usize)?.take()?;
         self.free.push(slot);
-        Some(receive)
+        Some(wr_id)
     }
 }
 
@@ -294,39 +283,31 @@ impl Shared {
         let mut slots = self.slots();
         let slot = match slots.free.pop() {
             Some(slot) => slot,
-            None if slots.receives.len() == MAX_SHARED => return None,
+            None if slots.wr_ids.len() == MAX_SHARED => return None,
             None => {
-                slots.receives.push(None);
-                (slots.receives.len() - 1) as u32
+                slots.wr_ids.push(None);
+                (slots.wr_ids.len() - 1) as u32
             }
         };
-        slots.receives[slot as usize] = Some(SharedReceive { wr_id, position: slots.entered });
-        slots.entered += 1;
+        slots.wr_ids[slot as usize] = Some(wr_id);
         Some(u64::from(self.number) << 32 | u64::from(slot))
     }
 
-    /// Returns the number of entered receives that the adapter's queue may contain. Those that a queue pair took and
-    /// did not complete before it was destroyed count until a later one completes.
-    pub(super) fn waiting(&self) -> u64 {
+    /// Returns the number of receives that were entered and have not completed. Receives that were lost with a
+    /// destroyed queue pair count: libraries may keep their slots, too.
+    pub(super) fn outstanding(&self) -> usize {
         let slots = self.slots();
-        slots.entered.saturating_sub(slots.taken)
+        slots.wr_ids.len() - slots.free.len()
     }
 
-    /// Withdraws the receive with this `wr_id` for the adapter, which was not posted. All receives after it are
-    /// withdrawn too.
+    /// Withdraws the receive with this `wr_id` for the adapter, which was not posted.
     pub(super) fn withdraw(&self, number: u64) {
-        let mut slots = self.slots();
-        if slots.take(number as u32).is_some() {
-            slots.entered -= 1;
-        }
+        self.slots().take(number as u32);
     }
 
     /// Completes a receive and returns the program's `wr_id`.
     pub(super) fn complete(&self, slot: u32) -> Option<u64> {
-        let mut slots = self.slots();
-        let SharedReceive { wr_id, position } = slots.take(slot)?;
-        slots.taken = slots.taken.max(position + 1);
-        Some(wr_id)
+        self.slots().take(slot)
     }
 }
 
@@ -417,21 +398,7 @@ mod tests {
         assert_eq!((tracker.complete(0), tracker.complete(0)), (Some(10), None));
         let slots = [tracker.enter(20).unwrap(), tracker.enter(30).unwrap()];
         assert_ne!(slots[0], slots[1], "two receives in one slot");
-        assert_eq!(tracker.waiting(), 2);
-    }
-
-    #[test]
-    fn receives_before_a_completed_one_do_not_wait() {
-        let tracker = Shared::new(3);
-        let receives = [10, 20, 30, 40].map(|wr_id| tracker.enter(wr_id).unwrap());
-        assert_eq!(tracker.waiting(), 4);
-        assert_eq!((tracker.complete(receives[2] as u32), tracker.waiting()), (Some(30), 1));
-        // A completion that was overtaken.
-        assert_eq!((tracker.complete(receives[0] as u32), tracker.waiting()), (Some(10), 1));
-        let staged = tracker.enter(50).unwrap();
-        assert_eq!(tracker.waiting(), 2);
-        tracker.withdraw(staged);
-        assert_eq!(tracker.waiting(), 1);
+        assert_eq!(tracker.outstanding(), 2);
     }
 
     #[test]

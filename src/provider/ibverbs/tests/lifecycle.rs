@@ -5,7 +5,6 @@ use std::thread;
 
 use super::*;
 use crate::provider::XrcReceives;
-use crate::provider::ibverbs::channel::MAX_DISCARDED;
 use crate::types::{AsyncEvent, EventObject, RateLimit};
 
 #[test]
@@ -191,22 +190,6 @@ fn a_channel_reports_events_and_does_not_delay_destruction() {
     assert_eq!(channel.poll_event(), None);
     drop(channel);
     world.end();
-}
-
-#[test]
-fn a_poll_discards_a_bounded_number_of_events() {
-    let world = World::new(Machine::default());
-    let channel = world.context.create_comp_channel().unwrap();
-    let [dropped, _cq] = [1, 2].map(|number| world.context.create_cq(16, number, Some(&channel)).unwrap());
-    // Its events stay.
-    world.fake.fail("destroy_cq", libc::EBUSY);
-    drop(dropped);
-    for _ in 0..=MAX_DISCARDED {
-        world.fake.channel_event(1);
-    }
-    world.fake.channel_event(2);
-    assert_eq!(channel.poll_event(), None);
-    assert_eq!(channel.poll_event(), Some(2));
 }
 
 #[test]
