@@ -68,6 +68,13 @@ fn watching_process_stays_connected_if_its_connection_cannot_be_watched() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(watcher.read(&mut [0]).map_err(|error| error.kind()), Err(ErrorKind::WouldBlock));
+        // The end of a connection that cannot be watched is noticed, too.
+        drop(watcher);
+        while entries("/proc/self/fd") > before {
+            sender.send_to(&[0], &inbox).unwrap();
+            assert!(start.elapsed() < PATIENCE, "a connection that has ended stays open");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     });
 }
 

@@ -99,6 +99,8 @@ fn release(blocks: &[u32], leased: &mut BTreeSet<u32>) {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -123,7 +125,8 @@ mod tests {
             let failing = threads.spawn(|| (0..100).all(|_| tries_more_than_it_gets()));
             while !failing.is_finished() {
                 let lease = QpnBlocks::lease(1, 1).unwrap();
-                std::thread::yield_now();
+                // Longer than the end of a failed lease takes.
+                std::thread::sleep(Duration::from_millis(1));
                 assert!(leased().unwrap().contains(&lease.blocks()[0]), "a block could be leased twice");
             }
             assert!(failing.join().unwrap());

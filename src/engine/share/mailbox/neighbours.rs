@@ -86,16 +86,18 @@ impl Neighbours {
     }
 
     /// Accepts the connections that wait, and watches all that are not watched yet. Without a spare descriptor they
-    /// stay in the queue.
+    /// stay in the queue. Those that cannot be watched are checked here, because the set does not report their end.
     pub(super) fn take_guests(&mut self, listener: &Socket) {
         while self.guests.len() < MAX_GUESTS {
             let Ok((connection, _)) = listener.accept() else { break };
             let _not_inherited = NotInherited::new(connection.as_fd());
             self.guests.push(Guest { _not_inherited, connection, is_watched: false });
         }
-        for guest in self.guests.iter_mut().filter(|guest| !guest.is_watched) {
-            guest.is_watched = self.set.add(guest.connection.as_fd(), Interest::Readable).is_ok();
-        }
+        let set = &self.set;
+        self.guests.retain_mut(|guest| {
+            guest.is_watched = guest.is_watched || set.add(guest.connection.as_fd(), Interest::Readable).is_ok();
+            guest.is_watched || lives(&guest.connection)
+        });
     }
 
     /// Forgets processes that have ended and removes their sockets; returns the addresses of their groups.

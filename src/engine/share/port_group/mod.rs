@@ -270,7 +270,9 @@ pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPee
     };
     if let Some(group) = GroupRef::find(address) {
         let group = group.lock();
-        return of(group.file.as_ref()?.members(&group.slots()));
+        if !group.members.is_empty() {
+            return of(group.file.as_ref()?.members(&group.slots()));
+        }
     }
     of(Registry::of_process()?.find_address(address)?.members(&[]))
 }
@@ -475,7 +477,8 @@ impl Group {
     /// Checks the group and repairs it if necessary.
     fn check(&mut self) -> Vec<Name> {
         self.routes.is_check_requested.store(false, Ordering::Relaxed);
-        let Some(file) = self.file.clone() else { return Vec::new() };
+        // The last member may have left since the caller found the group. No socket here could receive probes then.
+        let Some(file) = self.file.clone().filter(|_| !self.members.is_empty()) else { return Vec::new() };
         let change = file.change();
         let members = file.members(&self.slots());
         if let Ok(change) = &change {
