@@ -223,11 +223,10 @@ unsafe extern "C" fn ibv_rereg_mr(
             return WRONG_INPUT;
         }
     };
+    let pd = (flags & change::PD != 0).then_some(pd);
+    let moved = (flags & change::TRANSLATION != 0).then_some((addr, length));
     // SAFETY: the program's region and domain.
-    let done = unsafe {
-        let pd = if flags & change::PD == 0 { (*mr).pd } else { pd };
-        reregister(mr, pd, wanted, (flags & change::TRANSLATION != 0).then_some((addr, length)))
-    };
+    let done = unsafe { reregister(mr, pd, wanted, moved) };
     done.map_or_else(
         |error| {
             set_errno(error);
@@ -237,22 +236,30 @@ unsafe extern "C" fn ibv_rereg_mr(
     )
 }
 
+/// Re-registers in this domain; `None`: in the same one.
+///
 /// # Safety
 /// `mr` and `pd` are the program's.
 unsafe fn reregister(
     mr: *mut abi::Mr,
-    pd: *mut abi::Pd,
+    pd: Option<*mut abi::Pd>,
     wanted: Reregistration,
     moved: Option<(*mut c_void, usize)>,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
-    let (region, domain) = unsafe { (own(mr), domain_of(pd)?) };
+    let region = unsafe { own(mr) };
     region.shared.check_process("rereg_mr")?;
     if region.registration.is_device_memory {
         tracing::info!("rereg_mr: the region is device memory, which cannot be re-registered, as in Linux");
         return Err(INVALID);
     }
     let mut inner = region.registration.inner.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the caller's promise. This verb alone stores the field, under the lock, so that a concurrent call does
+    // not go on with a domain that the region has left, and that may be deallocated.
+    let (pd, domain) = unsafe {
+        let pd = pd.unwrap_or_else(|| (*mr).pd);
+        (pd, domain_of(pd)?)
+    };
     *inner = domain.domain.inner.rereg_mr(&inner, wanted)?;
     let mut uses = region.uses.lock().unwrap_or_else(PoisonError::into_inner);
     uses._domain = domain.users.begin();

@@ -112,7 +112,7 @@ unsafe fn bind(qp: *mut abi::Qp, mw: *mut abi::Mw, bind: &abi::MwBind) -> Result
     // The process is checked first: a lock inherited through a fork may be held by a thread that does not exist here.
     window.shared.check_process("bind_mw")?;
     // Held until the request is posted, so that concurrent binds get different keys, and the visible key is that of the
-    // last one.
+    // last one posted.
     let mut last_key = window.last_key.lock().unwrap_or_else(PoisonError::into_inner);
     let key = *last_key & !TAG | last_key.wrapping_add(1) & TAG;
     let request = SendRequest {

@@ -3,6 +3,7 @@
 #include "connection.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -96,7 +97,8 @@ static void bind_type_1(struct ibv_qp *qp) {
 
 static void *bind_in_each_round(void *qp) {
     for (int round = 1; round <= BIND_ROUNDS; round++) {
-        while (atomic_load(&begun) < round);
+        while (atomic_load(&begun) < round)
+            sched_yield();
         bind_type_1(qp);
     }
     return NULL;
@@ -121,7 +123,8 @@ static void two_binds(void) {
     for (int round = 1; round <= BIND_ROUNDS; round++) {
         atomic_store(&begun, round);
         bind_type_1(qps[0]);
-        while (atomic_load(&posted) < 2 * round);
+        while (atomic_load(&posted) < 2 * round)
+            sched_yield();
         uint32_t expected = (first & ~0xffu) | ((first + 2 * round) & 0xff);
         differ &= window_of_two_threads->rkey == expected;
         NEED(complete() == IBV_WC_SUCCESS && complete() == IBV_WC_SUCCESS);
