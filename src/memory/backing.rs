@@ -134,7 +134,8 @@ impl Backing {
         self.len() == 0
     }
 
-    /// Returns a pointer to the first byte. Dereferencing it is subject to the rules in the module's documentation.
+    /// Returns a pointer to the first byte. While the memory is registered, others may access it at any time: no
+    /// reference to its bytes may exist, and plain accesses through pointers must not race with theirs.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         match &self.0 {
             Kind::Anonymous(mapping) | Kind::File(mapping) => mapping.map.as_mut_ptr(),

@@ -87,14 +87,10 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Number of bytes.
+    /// Number of bytes, at least 1.
+    #[allow(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> u64 {
         self.memory.len() as u64
-    }
-
-    /// Always false.
-    pub fn is_empty(&self) -> bool {
-        self.memory.len() == 0
     }
 
     /// Copies `data` to `offset`, as [`Region::write_at`](super::Region::write_at).
@@ -143,7 +139,7 @@ impl Backing {
     ///
     /// # Errors
     /// [`AccessError::OutOfBounds`].
-    pub fn device(memory: &Arc<DeviceMemory>, offset: u64, length: u64) -> Result<Self, AccessError> {
+    pub(crate) fn device(memory: &Arc<DeviceMemory>, offset: u64, length: u64) -> Result<Self, AccessError> {
         let end = offset.checked_add(length).filter(|end| *end <= memory.len());
         end.ok_or(AccessError::OutOfBounds)?;
         // Both are at most the length of a mapping.

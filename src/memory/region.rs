@@ -69,7 +69,7 @@ impl RegionInit {
 /// Registered memory: its bytes, addresses, access flags and keys.
 ///
 /// Methods take offsets from the first byte, independent of the addresses in requests. They work on any handle,
-/// registered or not; the module's documentation describes how they interact with concurrent accesses.
+/// registered or not. Where they overlap with accesses of others, they see and leave old bytes, new bytes or a mixture.
 pub struct Region {
     memory: Memory,
     iova: u64,
@@ -153,8 +153,7 @@ impl Region {
         self.iova
     }
 
-    /// Returns a pointer to the first byte in this process. Dereferencing it is subject to the rules in the module's
-    /// documentation.
+    /// Returns a pointer to the first byte in this process, as [`Backing::as_mut_ptr`].
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.memory.base()
     }

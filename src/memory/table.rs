@@ -465,11 +465,11 @@ impl MemoryView<'_> {
     /// Executes a peer's FLUSH (IBTA A19.4.1). `range` is a first address, in the region's or window's addresses, and a
     /// length; `None` is all of it.
     ///
-    /// # Errors
-    /// As [`MemoryView::check`]; [`AccessError::Fault`] if the file's storage fails.
-    ///
     /// With [`AccessFlags::FLUSH_PERSISTENT`] it waits for the storage. As with every access, registration and
     /// deregistration wait for the view.
+    ///
+    /// # Errors
+    /// As [`MemoryView::check`]; [`AccessError::Fault`] if the file's storage fails.
     pub fn flush(
         &self,
         key: u32,

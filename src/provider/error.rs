@@ -181,7 +181,8 @@ impl std::error::Error for Error {
 }
 
 /// A refused registration, with the memory that was to be registered.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
 pub struct RefusedBacking {
     /// Reason for the refusal.
     pub error: Error,

@@ -74,8 +74,20 @@ pub(super) fn was_installed() -> bool {
     INSTALLED.load(Ordering::Relaxed)
 }
 
-/// Installs the handler, once. Concurrent calls wait for each other, for some system calls at most.
+/// Installs the handler, once.
 pub(super) fn install() -> Result<(), RecoverError> {
+    // Without the lock, which a forked child may have inherited locked.
+    if !was_installed() {
+        install_for_all()?;
+    }
+    match SIGNALS.into_iter().find(|signal| !is_in_place(*signal)) {
+        Some(signal) => Err(RecoverError::Replaced { signal }),
+        None => Ok(()),
+    }
+}
+
+/// Installs it for all signals. Concurrent calls wait for each other, for some system calls at most.
+fn install_for_all() -> Result<(), RecoverError> {
     let mut installed_for = INSTALLED_FOR.lock().unwrap_or_else(PoisonError::into_inner);
     for (index, signal) in SIGNALS.into_iter().enumerate() {
         // After a partial installation, a handler that has replaced this one since may call it, so it is not installed
@@ -86,11 +98,7 @@ pub(super) fn install() -> Result<(), RecoverError> {
         }
     }
     INSTALLED.store(true, Ordering::Release);
-    drop(installed_for);
-    match SIGNALS.into_iter().find(|signal| !is_in_place(*signal)) {
-        Some(signal) => Err(RecoverError::Replaced { signal }),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 fn install_for(signal: c_int, previous: &Previous) -> Result<(), RecoverError> {

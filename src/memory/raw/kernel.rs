@@ -91,8 +91,9 @@ pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessErr
 
 /// Ensures that an aligned word can be written in place at this moment.
 ///
-/// The kernel atomically adds 0 to its first half: it makes the page present and writable, as a store would, or returns
-/// an error. `MADV_POPULATE_WRITE` would do the same, but only since Linux 5.14.
+/// The kernel atomically adds 0 to its first half: it makes the page present and writable, or returns an error.
+/// `MADV_POPULATE_WRITE` exists since Linux 5.14 only, but waits for pages that the program provides itself
+/// (userfaultfd), as a store does.
 pub(super) fn make_writable(word: *mut u64) -> Result<(), AccessError> {
     let unused = AtomicU32::new(0);
     let add_nothing = libc::FUTEX_OP(libc::FUTEX_OP_ADD, 0, libc::FUTEX_OP_CMP_EQ, WAKES_AT);
@@ -100,7 +101,10 @@ pub(super) fn make_writable(word: *mut u64) -> Result<(), AccessError> {
     // SAFETY: the call changes no byte. It may wake a thread that waits on either word: nothing waits on the local one,
     // and a thread that waits on the other must expect to be woken without a reason, as every user of futexes.
     let result = unsafe { libc::syscall(libc::SYS_futex, unused.as_ptr(), command, 0, 0usize, word, add_nothing) };
-    if result < 0 { Err(AccessError::Fault) } else { Ok(()) }
+    if result >= 0 {
+        return Ok(());
+    }
+    populate(word.cast(), size_of::<u64>(), libc::MADV_POPULATE_WRITE).map_err(|_| AccessError::Fault)
 }
 
 /// Checks that a range can be registered: all of it mapped, and writable if `write`.
