@@ -160,7 +160,7 @@ pub trait Context: Send + Sync {
 
     /// Waits up to `timeout` (`None`: forever) until all events returned about an object have been acknowledged;
     /// [`ErrorKind::TimedOut`] if some have not been. Destroying verbs do not wait; those of the C interface, which
-    /// must, destroy first and then wait here.
+    /// must, wait here first.
     fn wait_events_acked(&self, object: EventObject, timeout: Option<Duration>) -> Result<()> {
         let _ = (object, timeout);
         Ok(())

@@ -16,7 +16,8 @@ use crate::types::Sge;
 /// [`MemoryRegion::write_at`]) read or write byte by byte in unspecified order. Use the atomics where ordering matters:
 /// a `load_acquire` that sees the value of a `store_release` also sees everything written before that store. A peer's
 /// message is placed in ascending address order, its last bytes last, so a program may also wait for the last aligned
-/// word of a WRITE with `load_acquire`.
+/// word of a WRITE with `load_acquire`. In raw ranges and mapped files the word itself is one store only after
+/// [`recover_from_faults`](super::recover_from_faults), or if the peer uses ATOMIC WRITE.
 ///
 /// Dropping a region deregisters it and frees the memory. Once that returns, nothing accesses the memory; requests that
 /// still refer to it complete with a local protection error, and memory windows bound to it are invalidated. (In the C
