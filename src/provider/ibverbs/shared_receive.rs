@@ -130,10 +130,9 @@ impl IbverbsSharedReceiveQueue {
             domain: Arc::clone(domain),
             _xrc: init.xrc.map(|xrc| (Arc::clone(xrc.domain), Arc::clone(xrc.cq))),
         };
-        // Libraries need not return the size on creation. The query of mlx5 includes slots that its library keeps for
-        // itself.
+        // Libraries need not return the size on creation: rxe's returns the one requested.
         if let Ok(now) = queue.status("create_srq") {
-            queue.max_wr.fetch_min(now.max_wr, Ordering::Relaxed);
+            queue.max_wr.store(now.max_wr, Ordering::Relaxed);
         }
         if init.srq_limit > 0 {
             queue.modify(&SharedReceiveQueueAttributes { srq_limit: Some(init.srq_limit), max_wr: None })?;
