@@ -4,8 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rdma_verbs::provider::{self, DmaBufInit, Reregistration, abi};
-use rdma_verbs::provider::{Backing, RegionInit};
+use rdma_verbs::provider::{self, Backing, DmaBufInit, RegionInit, Reregistration, abi};
 use rdma_verbs::types::{AccessFlags, AdviceFlags, MemoryAdvice};
 
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, pointer, set_errno};

@@ -24,7 +24,7 @@ use socket2::Socket;
 
 use self::order::parse_probe;
 use super::key_share::key_share;
-use super::mailbox::{Mailbox, Recipient, destination_block};
+use super::mailbox::{Mailbox, Recipient, destination_block, lock};
 use super::port_holder::inode;
 use super::registry::{AddressFile, Answer, Change, Member, Name, Registry};
 use super::steering;
@@ -41,10 +41,6 @@ static GROUPS: PerGeneration<Mutex<BTreeMap<IpAddr, Arc<Mutex<Group>>>>> = PerGe
 
 fn groups() -> Option<MutexGuard<'static, BTreeMap<IpAddr, Arc<Mutex<Group>>>>> {
     Some(lock(GROUPS.get()?))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A group that a thread uses. When the last thread has finished, a group without members is removed.
