@@ -28,27 +28,43 @@ pub(super) enum PostError {
 
 /// Requests that are staged for the adapter.
 pub(super) trait Staging: Default {
+    /// Verb that posts them.
+    const VERB: &'static str;
+
     fn len(&self) -> usize;
     fn clear(&mut self);
+    fn post(&mut self, queue_pair: &sys::QueuePair) -> Option<Result<(), sys::PostFailure>>;
 }
 
 impl Staging for sys::SendStaging {
+    const VERB: &'static str = "post_send";
+
     fn len(&self) -> usize {
         self.len()
     }
 
     fn clear(&mut self) {
         self.clear();
+    }
+
+    fn post(&mut self, queue_pair: &sys::QueuePair) -> Option<Result<(), sys::PostFailure>> {
+        self.post(queue_pair)
     }
 }
 
 impl Staging for sys::ReceiveStaging {
+    const VERB: &'static str = "post_recv";
+
     fn len(&self) -> usize {
         self.len()
     }
 
     fn clear(&mut self) {
         self.clear();
+    }
+
+    fn post(&mut self, queue_pair: &sys::QueuePair) -> Option<Result<(), sys::PostFailure>> {
+        self.post(queue_pair)
     }
 }
 
@@ -74,22 +90,31 @@ impl<S: Staging> WorkQueue<S> {
         self.staging()
     }
 
+    /// Ends the batch; `allowed` returns whether it may be posted now.
+    pub(super) fn end(
+        &self,
+        end: BatchEnd,
+        queue_pair: &sys::QueuePair,
+        allowed: impl FnOnce() -> Result<()>,
+    ) -> Result<(), PostError> {
+        self.finish(end, allowed, |staging| staging.post(queue_pair))
+    }
+
     /// Ends the batch. The stage is locked while the batch is posted. After [`WorkQueue::pause`], each batch is
     /// therefore either posted and counted, or has not called `allowed` yet.
     fn finish(
         &self,
-        verb: &'static str,
         end: BatchEnd,
         allowed: impl FnOnce() -> Result<()>,
         post: impl FnOnce(&mut S) -> Option<Result<(), sys::PostFailure>>,
     ) -> Result<(), PostError> {
-        self.check_begun(verb).map_err(PostError::Refused)?;
+        self.check_begun().map_err(PostError::Refused)?;
         let mut staging = self.staging();
         let count = staging.len();
         let outcome = match end {
             BatchEnd::Publish if count > 0 => allowed()
                 .map_err(PostError::Refused)
-                .and_then(|()| post_error(verb, self.tracker(), post(&mut staging))),
+                .and_then(|()| post_error(S::VERB, self.tracker(), post(&mut staging))),
             _ => Ok(()),
         };
         match (&outcome, end) {
@@ -108,15 +133,15 @@ impl<S: Staging> WorkQueue<S> {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn check_begun(&self, verb: &'static str) -> Result<()> {
-        if self.lock.is_held() { Ok(()) } else { Err(errors::from_queue(verb, &QueueError::NotBegun)) }
+    fn check_begun(&self) -> Result<()> {
+        if self.lock.is_held() { Ok(()) } else { Err(errors::from_queue(S::VERB, &QueueError::NotBegun)) }
     }
 
-    fn check_room(&self, verb: &'static str, staged: usize) -> Result<()> {
+    fn check_room(&self, staged: usize) -> Result<()> {
         if self.tracker().has_room(staged) {
             return Ok(());
         }
-        Err(errors::full(verb, self.tracker().limit()))
+        Err(errors::full(S::VERB, self.tracker().limit()))
     }
 }
 
@@ -153,10 +178,10 @@ impl WorkQueue<sys::SendStaging> {
         target: sys::Target,
         bind: Option<(sys::Bind, Retained)>,
     ) -> Result<()> {
-        self.check_begun("post_send")?;
+        self.check_begun()?;
         check_request(request, self.max_sge, max_inline).map_err(|error| errors::from_queue("post_send", &error))?;
         let mut staging = self.staging();
-        self.check_room("post_send", staging.len())?;
+        self.check_room(staging.len())?;
         let (bind, held) = match (bind, &target) {
             (Some((bind, held)), _) => (Some(bind), Some(held)),
             (None, sys::Target::Datagram { handle, .. }) => (None, Some(Retained::AddressHandle(Arc::clone(handle)))),
@@ -183,7 +208,7 @@ impl WorkQueue<sys::SendStaging> {
             return Err(PostError::Refused(Error::new("post_send", ErrorKind::InvalidState, message)));
         }
         let mut staging = self.staging();
-        let allowed = allowed().and_then(|()| self.check_room("post_send", 0)).map_err(PostError::Refused);
+        let allowed = allowed().and_then(|()| self.check_room(0)).map_err(PostError::Refused);
         let outcome = allowed.and_then(|()| {
             let number = self.tracker().enter(0, request.wr_id, None);
             post_error("post_send", self.tracker(), staging.post_unstaged(number, unstaged, queue_pair))
@@ -195,38 +220,18 @@ impl WorkQueue<sys::SendStaging> {
         self.lock.release();
         outcome
     }
-
-    /// Ends the batch; `allowed` says whether it may be posted now.
-    pub(super) fn end(
-        &self,
-        end: BatchEnd,
-        queue_pair: &sys::QueuePair,
-        allowed: impl FnOnce() -> Result<()>,
-    ) -> Result<(), PostError> {
-        self.finish("post_send", end, allowed, |staging| staging.post(queue_pair))
-    }
 }
 
 impl WorkQueue<sys::ReceiveStaging> {
     /// Copies a request into the batch.
     pub(super) fn push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
-        self.check_begun("post_recv")?;
+        self.check_begun()?;
         check_receive(request.sges, self.max_sge).map_err(|error| errors::from_queue("post_recv", &error))?;
         let mut staging = self.staging();
-        self.check_room("post_recv", staging.len())?;
+        self.check_room(staging.len())?;
         let number = self.tracker().enter(staging.len(), request.wr_id, None);
         staging.push(number, request.sges);
         Ok(())
-    }
-
-    /// Ends the batch; `allowed` says whether it may be posted now.
-    pub(super) fn end(
-        &self,
-        end: BatchEnd,
-        queue_pair: &sys::QueuePair,
-        allowed: impl FnOnce() -> Result<()>,
-    ) -> Result<(), PostError> {
-        self.finish("post_recv", end, allowed, |staging| staging.post(queue_pair))
     }
 }
 
@@ -253,7 +258,7 @@ mod tests {
             receives.begin();
             receives.push(&ReceiveRequest { wr_id, sges: &[] }).unwrap();
             assert_eq!(receives.staging().numbers().collect::<Vec<_>>(), [1 << 32 | index]);
-            let posted = receives.finish("post_recv", BatchEnd::Publish, || Ok(()), |_| Some(Err(unknown())));
+            let posted = receives.finish(BatchEnd::Publish, || Ok(()), |_| Some(Err(unknown())));
             assert!(matches!(posted, Err(PostError::Unknown(_))));
         }
     }
