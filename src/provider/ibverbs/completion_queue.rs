@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::channel::{ChannelEntry, IbverbsChannel};
@@ -85,6 +85,10 @@ impl IbverbsCompletionQueue {
         &self.sys
     }
 
+    fn order(&self) -> MutexGuard<'_, KnownTrackers> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Fails after an overflow, because completions are missing then.
     fn check_overflow(&self) -> Result<()> {
         if self.empty_polls.fetch_add(1, Ordering::Relaxed) % POLLS_PER_EVENT_CHECK == POLLS_PER_EVENT_CHECK - 1 {
@@ -119,11 +123,17 @@ pub(super) fn own_queue<'a>(
     }
 }
 
+/// Blocks the polls of a queue pair's queue while the guard lives.
+pub(super) fn pause_polls(queue: &Arc<dyn CompletionQueue>) -> impl Sized + '_ {
+    let queue = queue.as_any().downcast_ref::<IbverbsCompletionQueue>();
+    queue.expect("a queue pair is created with queues of its device").order()
+}
+
 impl CompletionQueue for IbverbsCompletionQueue {
     fn poll(&self, out: &mut [RawCompletion]) -> Result<usize> {
         self.device.check_process("poll_cq")?;
         let mut filled = 0;
-        let mut known = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.order();
         while filled < out.len() {
             let taken = self.sys.poll(out.len() - filled, |wc, ticks| {
                 let timestamp = if ticks == 0 { 0 } else { self.device.nanoseconds(ticks).max(1) };

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::address_handle::IbverbsAddressHandle;
-use super::completion_queue::own_queue;
+use super::completion_queue::{own_queue, pause_polls};
 use super::device::Device;
 use super::errors;
 use super::memory::{Domain, IbverbsProtectionDomain};
@@ -43,7 +43,8 @@ pub(super) struct IbverbsQueuePair {
     /// Multicast groups that it is attached to, with its share of the host's membership.
     groups: Mutex<Vec<(Gid, Option<Membership>)>>,
     domain: Arc<Domain>,
-    _queues: [Arc<dyn CompletionQueue>; 2],
+    /// Completion queues of the send and the receive queue.
+    queues: [Arc<dyn CompletionQueue>; 2],
     _xrc_domain: Option<Arc<dyn XrcDomain>>,
 }
 
@@ -125,7 +126,7 @@ impl IbverbsQueuePair {
             shared: Mutex::new(shared),
             groups: Mutex::default(),
             domain,
-            _queues: [Arc::clone(init.send_cq), Arc::clone(init.recv_cq)],
+            queues: [Arc::clone(init.send_cq), Arc::clone(init.recv_cq)],
             _xrc_domain: init.xrc_domain.cloned(),
         })
     }
@@ -147,10 +148,12 @@ impl IbverbsQueuePair {
         (self.send.pause(), self.receive.pause())
     }
 
-    /// Forgets the posted requests and their completions, at RESET or destruction.
+    /// Forgets the posted requests and their completions, at RESET or destruction. Posting is paused.
     pub(super) fn forget_requests(&self) {
-        self.send.tracker().reset();
-        self.receive.tracker().reset();
+        for (tracker, queue) in [self.send.tracker(), self.receive.tracker()].into_iter().zip(&self.queues) {
+            let _paused = pause_polls(queue);
+            tracker.reset();
+        }
     }
 
     fn push(&self, request: &SendRequest<'_>, target: sys::Target) -> Result<()> {

@@ -181,45 +181,45 @@ impl Ordered {
     }
 
     /// Completes the request with this index; returns the program's `wr_id` and the index below which all requests are
-    /// finished. `None` if the completion must be dropped. Only one thread at a time calls this: all requests of this
-    /// queue complete on one completion queue, whose polls are serialized.
+    /// finished. `None` if the completion must be dropped. Only one thread at a time calls this or
+    /// [`Ordered::reset`]: all requests of this queue complete on one completion queue, whose polls are serialized, and
+    /// a reset pauses them.
     #[inline]
     pub(super) fn complete(&self, index: u32, succeeded: bool) -> Option<(u64, u32)> {
         // While a request waits for its completion, its slot is not reused.
-        let (slot, waiting) = (self.slot_of(index), PENDING | u64::from(index));
-        if self.pending[slot].load(Ordering::Acquire) != waiting {
+        let slot = self.slot_of(index);
+        if self.pending[slot].load(Ordering::Acquire) != PENDING | u64::from(index) {
             return None;
         }
+        self.pending[slot].store(0, Ordering::Release);
         let wr_id = self.wr_ids[slot].load(Ordering::Acquire);
-        // A RESET may discard the request meanwhile, and the slot be reused: then the exchange fails. `held` is locked
-        // around it, so that the object is this request's too. If the request holds one, the flag was set before the
-        // request was entered in `pending`, which was read above.
-        let mut held = self.holds.load(Ordering::Relaxed).then(|| self.held());
-        self.pending[slot].compare_exchange(waiting, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-        let object = held.as_mut().and_then(|held| held.get_mut(slot)?.take());
-        drop(held);
-        if !succeeded {
-            object.into_iter().for_each(Retained::undo);
+        // If this request holds an object, the flag was set before the request was entered in `pending`.
+        if self.holds.load(Ordering::Relaxed)
+            && let Some(held) = self.held().get_mut(slot).and_then(Option::take)
+            && !succeeded
+        {
+            held.undo();
         }
         let retired = index.wrapping_add(1);
-        let advance = |old: u32| ((retired.wrapping_sub(old) as i32) > 0).then_some(retired);
-        let _ = self.retired.fetch_update(Ordering::AcqRel, Ordering::Relaxed, advance);
+        if (retired.wrapping_sub(self.retired.load(Ordering::Relaxed)) as i32) > 0 {
+            self.retired.store(retired, Ordering::Release);
+        }
         Some((wr_id, retired))
     }
 
     /// Discards all posted requests, at RESET or destruction: they are finished, and their completions are dropped.
-    /// Requests that were entered for an open batch stay.
+    /// Requests that were entered for an open batch stay. The caller pauses posting and polls.
     pub(super) fn reset(&self) {
         let posted = self.posted.load(Ordering::Acquire);
         let mut held = self.held();
         for (slot, pending) in self.pending.iter().enumerate() {
             let waiting = pending.load(Ordering::Acquire);
             let is_posted = waiting != 0 && (posted.wrapping_sub(waiting as u32) as i32) > 0;
-            if is_posted
-                && pending.compare_exchange(waiting, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-                && let Some(held) = held.get_mut(slot)
-            {
-                *held = None;
+            if is_posted {
+                pending.store(0, Ordering::Release);
+                if let Some(held) = held.get_mut(slot) {
+                    *held = None;
+                }
             }
         }
         self.retired.store(posted, Ordering::Release);
