@@ -1,10 +1,9 @@
 //! Posting: batches of requests, and their translation to the provider's.
 
 use std::fmt;
-use std::marker::PhantomData;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::memory_window::check_device;
+use super::open_batch::{BatchQueue, OpenBatch, Poster};
 use super::request::{Bytes, Regions, Target};
 use super::{
     AccessFlags, Error, ErrorKind, FlushFlags, MemoryRegion, ProtectionDomain, QueuePair, ReceiveRequest, RegionList,
@@ -17,38 +16,6 @@ use crate::types::{self, BatchEnd, Data, Sge};
 const MAX_SGES: usize = 64;
 /// Requests with at most this many entries use a smaller array.
 const FEW_SGES: usize = 4;
-
-/// The thread that has an open batch of a queue. The provider makes other threads wait; the same thread would deadlock,
-/// so its attempt is refused.
-#[derive(Default)]
-pub(super) struct Poster {
-    owner: AtomicUsize,
-}
-
-impl Poster {
-    /// Begins a batch with `begin`, unless this thread has one open.
-    ///
-    /// Relaxed suffices: only this thread stores its own token, and it clears the token before it releases the queue.
-    pub(super) fn enter(&self, verb: &'static str, begin: impl FnOnce()) -> Result<()> {
-        self.check_free(verb)?;
-        begin();
-        self.owner.store(thread_token(), Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Fails if this thread has a batch open.
-    fn check_free(&self, verb: &'static str) -> Result<()> {
-        if self.owner.load(Ordering::Relaxed) == thread_token() { Err(already_open(verb)) } else { Ok(()) }
-    }
-
-    pub(super) fn leave(&self) {
-        self.owner.store(0, Ordering::Relaxed);
-    }
-}
-
-fn already_open(verb: &'static str) -> Error {
-    Error::new(verb, ErrorKind::InvalidState, "this thread has an open batch of this queue; post or drop it first")
-}
 
 /// Posts one request without a batch. It must not use an address handle or a remote shared receive queue.
 pub(super) fn send_one(queue_pair: &QueuePair, request: &SendRequest<'_>) -> Result<()> {
@@ -85,12 +52,6 @@ fn lowered(
     }
 }
 
-/// Returns a nonzero number that is unique among live threads.
-fn thread_token() -> usize {
-    thread_local!(static TOKEN: u8 = const { 0 });
-    TOKEN.with(|token| std::ptr::from_ref(token).addr())
-}
-
 /// An open batch of send requests.
 ///
 /// [`SendBatch::push`] adds requests, and [`SendBatch::post`] posts them together; equal small requests then share
@@ -122,18 +83,30 @@ fn thread_token() -> usize {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "a batch that is dropped posts nothing"]
-pub struct SendBatch<'a> {
-    queue_pair: &'a QueuePair,
-    len: usize,
-    open: bool,
-    /// Makes the batch `!Send`: the thread holds the queue.
-    thread_bound: PhantomData<*const ()>,
+pub struct SendBatch<'a>(OpenBatch<SendQueue<'a>>);
+
+/// A queue pair as a queue that takes send requests.
+struct SendQueue<'a>(&'a QueuePair);
+
+impl BatchQueue for SendQueue<'_> {
+    const VERB: &'static str = "post_send";
+
+    fn poster(&self) -> &Poster {
+        self.0.sends()
+    }
+
+    fn begin(&self) {
+        self.0.inner().send_begin();
+    }
+
+    fn end(&self, end: BatchEnd) -> Result<()> {
+        self.0.inner().send_end(end)
+    }
 }
 
 impl<'a> SendBatch<'a> {
     pub(super) fn open(queue_pair: &'a QueuePair) -> Result<Self> {
-        queue_pair.sends().enter("post_send", || queue_pair.inner().send_begin())?;
-        Ok(Self { queue_pair, len: 0, open: true, thread_bound: PhantomData })
+        OpenBatch::open(SendQueue(queue_pair)).map(Self)
     }
 
     /// Adds a request.
@@ -141,53 +114,39 @@ impl<'a> SendBatch<'a> {
     /// # Errors
     /// As for [`QueuePair::post_send`]. The batch stays open and may be posted without the request.
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<&mut Self> {
-        let inner = self.queue_pair.inner();
-        lowered(self.queue_pair, request, |lowered| match (&request.target, request.remote_srq) {
+        let queue_pair = self.0.queue.0;
+        let inner = queue_pair.inner();
+        lowered(queue_pair, request, |lowered| match (&request.target, request.remote_srq) {
             (None, None) => inner.send_push(lowered),
             (Some(target), _) => inner.send_push_to(lowered, &lower(target)),
             (None, Some(srq)) => inner.send_push_to_srq(lowered, srq),
         })?;
-        self.len += 1;
+        self.0.note_pushed();
         Ok(self)
     }
 
     /// Returns the number of requests in the batch.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len()
     }
 
     /// Returns whether the batch is empty.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Posts all requests, in order.
     ///
     /// # Errors
     /// As for [`QueuePair::post_send`]; on failure nothing is posted.
-    pub fn post(mut self) -> Result<()> {
-        self.end(BatchEnd::Publish)
-    }
-
-    fn end(&mut self, end: BatchEnd) -> Result<()> {
-        self.open = false;
-        self.queue_pair.sends().leave();
-        self.queue_pair.inner().send_end(end)
-    }
-}
-
-impl Drop for SendBatch<'_> {
-    fn drop(&mut self) {
-        if self.open {
-            // Rolling back cannot fail in a way that matters to the caller.
-            let _ = self.end(BatchEnd::Rollback);
-        }
+    pub fn post(self) -> Result<()> {
+        self.0.post()
     }
 }
 
 impl fmt::Debug for SendBatch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendBatch").field("qpn", &self.queue_pair.qpn()).field("len", &self.len).finish()
+        f.debug_struct("SendBatch").field("qpn", &self.0.queue.0.qpn()).field("len", &self.len()).finish()
     }
 }
 
@@ -208,18 +167,30 @@ impl fmt::Debug for SendBatch<'_> {
 /// # Ok::<(), verbs::Error>(())
 /// ```
 #[must_use = "a batch that is dropped posts nothing"]
-pub struct ReceiveBatch<'a> {
-    queue_pair: &'a QueuePair,
-    len: usize,
-    open: bool,
-    /// Makes the batch `!Send`: the thread holds the queue.
-    thread_bound: PhantomData<*const ()>,
+pub struct ReceiveBatch<'a>(OpenBatch<ReceiveQueue<'a>>);
+
+/// A queue pair as a queue that takes receives.
+struct ReceiveQueue<'a>(&'a QueuePair);
+
+impl BatchQueue for ReceiveQueue<'_> {
+    const VERB: &'static str = "post_recv";
+
+    fn poster(&self) -> &Poster {
+        self.0.receives()
+    }
+
+    fn begin(&self) {
+        self.0.inner().recv_begin();
+    }
+
+    fn end(&self, end: BatchEnd) -> Result<()> {
+        self.0.inner().recv_end(end)
+    }
 }
 
 impl<'a> ReceiveBatch<'a> {
     pub(super) fn open(queue_pair: &'a QueuePair) -> Result<Self> {
-        queue_pair.receives().enter("post_recv", || queue_pair.inner().recv_begin())?;
-        Ok(Self { queue_pair, len: 0, open: true, thread_bound: PhantomData })
+        OpenBatch::open(ReceiveQueue(queue_pair)).map(Self)
     }
 
     /// Adds a receive.
@@ -227,53 +198,37 @@ impl<'a> ReceiveBatch<'a> {
     /// # Errors
     /// As for [`QueuePair::post_recv`]. The batch stays open and may be posted without the receive.
     pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<&mut Self> {
-        let domain = self.queue_pair.protection_domain();
+        let queue_pair = self.0.queue.0;
+        let domain = queue_pair.protection_domain();
         let check = RangeCheck { verb: "post_recv", domain, need: AccessFlags::LOCAL_WRITE };
         let wr_id = request.wr_id;
-        check.with_sges(&request.data, |sges| {
-            self.queue_pair.inner().recv_push(&types::ReceiveRequest { wr_id, sges })
-        })?;
-        self.len += 1;
+        check.with_sges(&request.data, |sges| queue_pair.inner().recv_push(&types::ReceiveRequest { wr_id, sges }))?;
+        self.0.note_pushed();
         Ok(self)
     }
 
     /// Returns the number of receives in the batch.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len()
     }
 
     /// Returns whether the batch is empty.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Posts all receives, in order.
     ///
     /// # Errors
     /// As for [`QueuePair::post_recv`]; on failure nothing is posted.
-    pub fn post(mut self) -> Result<()> {
-        self.end(BatchEnd::Publish)
-    }
-
-    fn end(&mut self, end: BatchEnd) -> Result<()> {
-        self.open = false;
-        self.queue_pair.receives().leave();
-        self.queue_pair.inner().recv_end(end)
-    }
-}
-
-impl Drop for ReceiveBatch<'_> {
-    fn drop(&mut self) {
-        if self.open {
-            // Rolling back cannot fail in a way that matters to the caller.
-            let _ = self.end(BatchEnd::Rollback);
-        }
+    pub fn post(self) -> Result<()> {
+        self.0.post()
     }
 }
 
 impl fmt::Debug for ReceiveBatch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReceiveBatch").field("qpn", &self.queue_pair.qpn()).field("len", &self.len).finish()
+        f.debug_struct("ReceiveBatch").field("qpn", &self.0.queue.0.qpn()).field("len", &self.len()).finish()
     }
 }
 

@@ -81,6 +81,7 @@ mod implicit_region;
 mod memory;
 mod memory_region;
 mod memory_window;
+mod open_batch;
 mod polling;
 mod protection_domain;
 mod queue_pair;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::batch::Poster;
+use super::open_batch::Poster;
 use super::{
     AccessFlags, AsyncEvent, CompletionError, CompletionQueue, Context, Counters, Error, ErrorKind, KeyShare,
     ProtectionDomain, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,

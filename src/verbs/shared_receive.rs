@@ -1,10 +1,10 @@
 //! Shared receive queues.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::batch::{Poster, RangeCheck};
+use super::batch::RangeCheck;
+use super::open_batch::{BatchQueue, OpenBatch, Poster};
 use super::{
     AccessFlags, CompletionQueue, Context, Error, ProtectionDomain, ReceiveRequest, Result,
     SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus, XrcDomain,
@@ -226,8 +226,7 @@ impl SharedReceiveQueue {
     /// [`ErrorKind::InvalidState`](super::ErrorKind::InvalidState) if this thread already has an open batch of this
     /// queue.
     pub fn recv_batch(&self) -> Result<SharedReceiveBatch<'_>> {
-        self.shared.poster.enter("post_srq_recv", || self.shared.inner.recv_begin())?;
-        Ok(SharedReceiveBatch { queue: self, len: 0, open: true, thread_bound: PhantomData })
+        OpenBatch::open(self).map(SharedReceiveBatch)
     }
 
     /// Destroys the queue while handles remain; see [`provider::SharedReceiveQueue::destroy`].
@@ -262,12 +261,22 @@ impl fmt::Debug for SharedReceiveQueue {
 /// # Ok::<(), verbs::Error>(())
 /// ```
 #[must_use = "a batch that is dropped posts nothing"]
-pub struct SharedReceiveBatch<'a> {
-    queue: &'a SharedReceiveQueue,
-    len: usize,
-    open: bool,
-    /// Makes the batch `!Send`: the thread holds the queue.
-    thread_bound: PhantomData<*const ()>,
+pub struct SharedReceiveBatch<'a>(OpenBatch<&'a SharedReceiveQueue>);
+
+impl BatchQueue for &SharedReceiveQueue {
+    const VERB: &'static str = "post_srq_recv";
+
+    fn poster(&self) -> &Poster {
+        &self.shared.poster
+    }
+
+    fn begin(&self) {
+        self.shared.inner.recv_begin();
+    }
+
+    fn end(&self, end: BatchEnd) -> Result<()> {
+        self.shared.inner.recv_end(end)
+    }
 }
 
 impl SharedReceiveBatch<'_> {
@@ -276,50 +285,35 @@ impl SharedReceiveBatch<'_> {
     /// # Errors
     /// As for [`SharedReceiveQueue::post_recv`]. The batch stays open and may be posted without the receive.
     pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<&mut Self> {
-        let shared = &self.queue.shared;
+        let shared = &self.0.queue.shared;
         let check = RangeCheck { verb: "post_srq_recv", domain: &shared.domain, need: AccessFlags::LOCAL_WRITE };
         let wr_id = request.wr_id;
         check.with_sges(&request.data, |sges| shared.inner.recv_push(&types::ReceiveRequest { wr_id, sges }))?;
-        self.len += 1;
+        self.0.note_pushed();
         Ok(self)
     }
 
     /// Returns the number of receives in the batch.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len()
     }
 
     /// Returns whether the batch is empty.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Posts all receives, in order.
     ///
     /// # Errors
     /// As for [`SharedReceiveQueue::post_recv`]; on failure nothing is posted.
-    pub fn post(mut self) -> Result<()> {
-        self.end(BatchEnd::Publish)
-    }
-
-    fn end(&mut self, end: BatchEnd) -> Result<()> {
-        self.open = false;
-        self.queue.shared.poster.leave();
-        self.queue.shared.inner.recv_end(end)
-    }
-}
-
-impl Drop for SharedReceiveBatch<'_> {
-    fn drop(&mut self) {
-        if self.open {
-            // Rolling back cannot fail in a way that matters to the caller.
-            let _ = self.end(BatchEnd::Rollback);
-        }
+    pub fn post(self) -> Result<()> {
+        self.0.post()
     }
 }
 
 impl fmt::Debug for SharedReceiveBatch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedReceiveBatch").field("queue", &self.queue.number()).field("len", &self.len).finish()
+        f.debug_struct("SharedReceiveBatch").field("queue", &self.0.queue.number()).field("len", &self.len()).finish()
     }
 }
