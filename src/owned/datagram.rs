@@ -38,8 +38,8 @@ impl QueuePair {
     /// let group = Ipv4Addr::new(239, 1, 224, 28).into();
     /// qp.attach_mcast(group)?;
     /// qp.post_recv(pool.take(40 + 64)?, 1)?;
-    /// let everybody = pd.create_ah(&AddressVector::new(group, 0))?;
-    /// qp.post_send(Request::send_to(pool.copy_from(b"hello")?, &everybody, Qpn::MULTICAST, Qkey(7)))?;
+    /// let members = pd.create_ah(&AddressVector::new(group, 0))?;
+    /// qp.post_send(Request::send_to(pool.copy_from(b"hello")?, &members, Qpn::MULTICAST, Qkey(7)))?;
     /// assert_eq!(cq.wait(Duration::from_secs(10))?.payload(), Some(&b"hello"[..]));
     /// qp.detach_mcast(group)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())

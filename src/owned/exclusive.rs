@@ -34,7 +34,7 @@ impl Exclusive {
     pub(super) fn pieces(domain: &ProtectionDomain, size: usize, count: usize) -> Result<Vec<Self>> {
         check_device(domain)?;
         let bytes = size.checked_mul(count).ok_or_else(|| {
-            let message = format!("{count} buffers of {size} bytes were asked for; together they exceed 2^64 bytes");
+            let message = format!("{count} buffers of {size} bytes requested; together they exceed 2^64 bytes");
             Error::new("reg_mr", ErrorKind::InvalidArgument, message)
         })?;
         let region = Arc::new(domain.alloc_mr(bytes, AccessFlags::LOCAL_WRITE)?);
@@ -84,7 +84,7 @@ impl Exclusive {
     pub(super) fn range(&self, len: usize) -> Result<RegionRange<'_>> {
         let room = self.len;
         if len > room {
-            let message = format!("{len} bytes were asked for; the buffer has {room}");
+            let message = format!("{len} bytes requested; the buffer has {room}");
             return Err(Error::new("post", ErrorKind::InvalidArgument, message));
         }
         self.region.slice(self.offset..self.offset + len)

@@ -150,7 +150,7 @@ impl fmt::Debug for BufferPool {
 fn class_of(len: usize) -> Result<usize> {
     let largest = MIN_CLASS_BYTES << (CLASSES - 1);
     if len > largest {
-        let message = format!("{len} bytes were asked for; a message has at most {largest}");
+        let message = format!("{len} bytes requested; a message has at most {largest}");
         return Err(Error::new("take", ErrorKind::InvalidArgument, message));
     }
     Ok(class_of_exact(len.max(MIN_CLASS_BYTES).next_power_of_two()))
@@ -225,7 +225,7 @@ impl Pool {
             // The lock must not be held while the released memory is deregistered.
             drop(released);
             let message = format!(
-                "a buffer of {size} bytes was asked for; the pool may register {limit} bytes, {used} are registered \
+                "a buffer of {size} bytes was requested; the pool may register {limit} bytes, {used} are registered \
                  and in use; drop buffers first, or make the pool larger"
             );
             return Err(Error::new("take", ErrorKind::ResourceLimit, message));

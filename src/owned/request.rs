@@ -80,7 +80,7 @@ impl RequestBuffer {
             RequestBuffer::Buffer(buffer) => buffer.range(len),
             RequestBuffer::File(file) => file.range(len),
             RequestBuffer::None => {
-                let message = format!("{len} bytes were asked for; the request has no memory");
+                let message = format!("{len} bytes requested; the request has no memory");
                 Err(Error::new("post", ErrorKind::InvalidArgument, message))
             }
         }

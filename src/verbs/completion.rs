@@ -204,7 +204,7 @@ const fn describe(status: CompletionStatus) -> &'static str {
         CompletionStatus::BadResponseError => "the peer's answer broke the protocol",
         CompletionStatus::LocalAccessError => "the memory for an arriving message could not be accessed",
         CompletionStatus::RemoteInvalidRequestError => "the peer refused the request as invalid",
-        CompletionStatus::RemoteAccessError => "the peer refused the key, the bounds or the right",
+        CompletionStatus::RemoteAccessError => "the peer refused the key, the bounds or the access",
         CompletionStatus::RemoteOperationError => "the peer could not execute the request",
         CompletionStatus::RetryExceededError => "no answer after all tries that timeout and retry_cnt allow",
         CompletionStatus::ReceiverNotReadyRetryExceededError => {

@@ -19,7 +19,7 @@ use crate::provider::CompletionQueueInit;
 /// # qp.post_recv(&[verbs::ReceiveRequest::new(verbs::RegionList::EMPTY)])?;
 /// let before = context.query_clock()?;
 /// qp.post_send(&[SendRequest::send(Payload::EMPTY)])?;
-/// let completed = cq.wait(Duration::from_secs(10))?.timestamp().expect("asked for");
+/// let completed = cq.wait(Duration::from_secs(10))?.timestamp().expect("requested");
 /// assert!(before <= completed && completed <= context.query_clock()?);
 /// # Ok::<(), verbs::Error>(())
 /// ```

@@ -76,8 +76,8 @@ impl QueuePair {
     ///
     /// let inbox = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
     /// qp.post_recv(&[ReceiveRequest::new(&inbox)])?;
-    /// let everybody = pd.create_ah(&AddressVector::new(group, 0))?;
-    /// qp.post_send(&[SendRequest::send_to(Payload::inline(b"hello"), &everybody, Qpn::MULTICAST, Qkey(7))])?;
+    /// let members = pd.create_ah(&AddressVector::new(group, 0))?;
+    /// qp.post_send(&[SendRequest::send_to(Payload::inline(b"hello"), &members, Qpn::MULTICAST, Qkey(7))])?;
     /// let done = cq.wait(Duration::from_secs(10))?.result()?;
     /// assert_eq!(done.byte_len, 45);
     /// qp.detach_mcast(group)?;

@@ -291,7 +291,7 @@ impl MemoryRegion {
     fn access_error(&self, verb: &'static str, offset: usize, len: usize, error: AccessError) -> Error {
         let message = match error {
             AccessError::OutOfBounds => {
-                format!("{len} bytes at offset {offset} were asked for; the region has {} bytes", self.len)
+                format!("{len} bytes at offset {offset} requested; the region has {} bytes", self.len)
             }
             AccessError::Misaligned => {
                 format!("offset {offset} is not aligned in memory for a word of {len} bytes")

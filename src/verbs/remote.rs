@@ -14,9 +14,9 @@ use super::{Error, Result, Rkey};
 /// ```
 /// use rdma_verbs::verbs::{RemoteMemory, Rkey};
 ///
-/// let told = RemoteMemory::new(0x7f00_0000_0000, Rkey(0x1234), 4096);
-/// let heard = RemoteMemory::from_bytes(told.to_bytes());
-/// assert_eq!(heard, told);
+/// let sent = RemoteMemory::new(0x7f00_0000_0000, Rkey(0x1234), 4096);
+/// let received = RemoteMemory::from_bytes(sent.to_bytes());
+/// assert_eq!(received, sent);
 /// assert_eq!(heard.slice(8..16)?.addr(), 0x7f00_0000_0008);
 /// assert!(heard.slice(4000..5000).is_err());
 /// # Ok::<(), rdma_verbs::verbs::Error>(())

@@ -22,7 +22,7 @@ fn setting() -> Setting {
     Setting { context, log, pd, cq, qp }
 }
 
-const RIGHTS: AccessFlags = AccessFlags::LOCAL_WRITE;
+const ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE;
 
 #[track_caller]
 fn refused(result: Result<()>, kind: ErrorKind, part: &str) {
@@ -34,7 +34,7 @@ fn refused(result: Result<()>, kind: ErrorKind, part: &str) {
 #[test]
 fn requests_carry_addresses_and_keys_of_their_ranges() {
     let Setting { log, pd, qp, .. } = setting();
-    let mr = pd.reg_mr_with(vec![0; 100], RIGHTS, &RegisterOptions::default().iova(0x5000)).unwrap();
+    let mr = pd.reg_mr_with(vec![0; 100], ACCESS, &RegisterOptions::default().iova(0x5000)).unwrap();
     let remote = RemoteMemory::new(0x9000, Rkey(9), 64);
     let ranges = [mr.slice(0..4).unwrap(), mr.slice(10..=19).unwrap(), mr.slice(100..).unwrap()];
     let request = SendRequest::write(&ranges, remote.slice(8..).unwrap()).wr_id(5);
@@ -54,7 +54,7 @@ fn requests_carry_addresses_and_keys_of_their_ranges() {
 #[test]
 fn posting_is_all_or_nothing() {
     let Setting { log, pd, qp, .. } = setting();
-    let mr = pd.alloc_mr(64, RIGHTS).unwrap();
+    let mr = pd.alloc_mr(64, ACCESS).unwrap();
     let good = SendRequest::send(&mr);
     refused(qp.post_send(&[good; QUEUE_LIMIT + 1]), ErrorKind::QueueFull, "post_send");
     let bad = SendRequest::write(&mr, RemoteMemory::new(0, Rkey(1), 63));
@@ -67,7 +67,7 @@ fn posting_is_all_or_nothing() {
 #[test]
 fn a_batch_can_be_dropped_and_posted_without_what_failed() {
     let Setting { log, pd, qp, .. } = setting();
-    let mr = pd.alloc_mr(64, RIGHTS).unwrap();
+    let mr = pd.alloc_mr(64, ACCESS).unwrap();
     let mut batch = qp.send_batch().unwrap();
     batch.push(&SendRequest::send(&mr)).unwrap();
     drop(batch);
@@ -95,15 +95,15 @@ fn a_thread_does_not_wait_for_its_own_batch() {
 }
 
 #[test]
-fn only_live_regions_of_the_own_domain_with_the_right_rights_are_posted() {
+fn only_live_regions_of_the_own_domain_with_the_needed_access_flags_are_posted() {
     let Setting { context, log, pd, qp, .. } = setting();
-    let other = context.alloc_pd().unwrap().alloc_mr(64, RIGHTS).unwrap();
+    let other = context.alloc_pd().unwrap().alloc_mr(64, ACCESS).unwrap();
     let text = "belongs to protection domain 2 of fake, the queue pair to 1 of fake";
     refused(qp.post_send(&[SendRequest::send(&other)]), ErrorKind::InvalidArgument, text);
     refused(qp.post_recv(&[ReceiveRequest::new(&other)]), ErrorKind::InvalidArgument, text);
 
     // The same number, but another opening of the device.
-    let elsewhere = Fake::open(1).0.alloc_pd().unwrap().alloc_mr(64, RIGHTS).unwrap();
+    let elsewhere = Fake::open(1).0.alloc_pd().unwrap().alloc_mr(64, ACCESS).unwrap();
     refused(qp.post_send(&[SendRequest::send(&elsewhere)]), ErrorKind::InvalidArgument, "protection domain");
 
     let read_only = pd.alloc_mr(64, AccessFlags::REMOTE_READ).unwrap();
@@ -112,7 +112,7 @@ fn only_live_regions_of_the_own_domain_with_the_right_rights_are_posted() {
     refused(qp.post_send(&[SendRequest::read(&read_only, remote)]), ErrorKind::InvalidArgument, "LOCAL_WRITE");
     refused(qp.post_recv(&[ReceiveRequest::new(&read_only)]), ErrorKind::InvalidArgument, "LOCAL_WRITE");
 
-    let region = pd.alloc_mr(64, RIGHTS).unwrap();
+    let region = pd.alloc_mr(64, ACCESS).unwrap();
     region.revoke().unwrap();
     region.revoke().unwrap();
     refused(qp.post_send(&[SendRequest::send(&region)]), ErrorKind::InvalidState, "deregistered");
@@ -122,7 +122,7 @@ fn only_live_regions_of_the_own_domain_with_the_right_rights_are_posted() {
 #[test]
 fn too_many_ranges_and_misaligned_atomics_are_refused() {
     let Setting { pd, qp, .. } = setting();
-    let mr = pd.alloc_mr(64, RIGHTS).unwrap();
+    let mr = pd.alloc_mr(64, ACCESS).unwrap();
     let ranges = [mr.slice(0..1).unwrap(); 65];
     refused(qp.post_send(&[SendRequest::send(&ranges)]), ErrorKind::InvalidArgument, "65 ranges were given");
     let result = mr.slice(..8).unwrap();
@@ -138,7 +138,7 @@ fn slices_stay_within_their_region() {
     use std::ops::Bound;
 
     let Setting { pd, .. } = setting();
-    let mr = pd.alloc_mr(64, RIGHTS).unwrap();
+    let mr = pd.alloc_mr(64, ACCESS).unwrap();
     for (range, part) in [
         ((Bound::Included(0), Bound::Included(64)), "0..65"),
         ((Bound::Included(65), Bound::Unbounded), "65..64"),
@@ -158,14 +158,14 @@ fn slices_stay_within_their_region() {
 #[test]
 fn memory_comes_back_from_a_region() {
     let Setting { pd, .. } = setting();
-    let mr = pd.reg_mr(vec![1, 2, 3, 4], RIGHTS).unwrap();
+    let mr = pd.reg_mr(vec![1, 2, 3, 4], ACCESS).unwrap();
     mr.write_at(1, &[9]).unwrap();
     assert_eq!(mr.dereg().unwrap().into_vec().unwrap(), [1, 9, 3, 4]);
     let boxed: Box<[u8]> = Box::new([5, 6]);
-    let mr = pd.reg_mr(boxed, RIGHTS).unwrap();
+    let mr = pd.reg_mr(boxed, ACCESS).unwrap();
     assert_eq!(*mr.dereg().unwrap().into_boxed_slice().unwrap(), [5, 6]);
-    let anonymous = pd.alloc_mr(4096, RIGHTS).unwrap().dereg().unwrap();
-    let mr = pd.reg_mr(anonymous.into_vec().unwrap_err(), RIGHTS).unwrap();
+    let anonymous = pd.alloc_mr(4096, ACCESS).unwrap().dereg().unwrap();
+    let mr = pd.reg_mr(anonymous.into_vec().unwrap_err(), ACCESS).unwrap();
     assert_eq!(mr.len(), 4096);
 
     let access = AccessFlags::REMOTE_WRITE;

@@ -5,7 +5,7 @@ use rdma_verbs::verbs::{
     AccessFlags, AdviceFlags, ErrorKind, MemoryAdvice, MemoryRegion, Payload, ReceiveRequest, RegionList, SendRequest,
 };
 
-use super::end::{ALL_RIGHTS, End, Shape, refused};
+use super::end::{ALL_ACCESS, End, Shape, refused};
 use super::pages::Pages;
 use super::suite::{Capability, ODP_EXPLICIT, ODP_IMPLICIT, Scenario};
 use super::world::World;
@@ -25,7 +25,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mr/advise/unmapped_range_is_named", "ibv_advise_mr(3) EFAULT", unmapped),
     scenario("mr/advise/read_only_pages", "ibv_advise_mr(3) EFAULT", read_only_pages),
     scenario("mr/advise/region_not_on_demand", "ibv_advise_mr(3) EINVAL", not_on_demand),
-    scenario("mr/advise/write_without_the_right", "ibv_advise_mr(3) EPERM", without_the_right),
+    scenario("mr/advise/write_without_access_flag", "ibv_advise_mr(3) EPERM", without_access_flag),
     scenario("mr/advise/region_of_another_domain", ADVISE, other_domain),
     scenario("mr/advise/deregistered_region", "ibv_advise_mr(3) ENOENT", deregistered),
     scenario("mr/advise/one_bad_range_of_several", ADVISE, one_bad_range),
@@ -51,7 +51,7 @@ fn advise<'a>(end: &End, advice: MemoryAdvice, ranges: impl Into<RegionList<'a>>
 fn prefetch(world: &World) {
     let end = world.end(0, &Shape::default());
     let (pages, page) = (Pages::new(6), Pages::size());
-    let region = register(&end, &pages, ALL_RIGHTS);
+    let region = register(&end, &pages, ALL_ACCESS);
     assert_eq!(pages.present(), [false; 6]);
     advise(&end, MemoryAdvice::Prefetch, region.slice(2 * page - 1..3 * page + 1).unwrap());
     assert_eq!(pages.present(), [false, true, true, true, false, false]);
@@ -62,7 +62,7 @@ fn prefetch_write(world: &World) {
     let end = world.end(0, &Shape::default());
     let (pages, page) = (Pages::new(4), Pages::size());
     pages.write(0, b"stays");
-    let region = register(&end, &pages, ALL_RIGHTS);
+    let region = register(&end, &pages, ALL_ACCESS);
     advise(&end, MemoryAdvice::PrefetchWrite, region.slice(..3 * page).unwrap());
     assert_eq!(pages.present(), [true, true, true, false]);
     assert_eq!(pages.read(0, 5), b"stays");
@@ -72,18 +72,18 @@ fn no_fault(world: &World) {
     let end = world.end(0, &Shape::default());
     let pages = Pages::new(4);
     pages.write(0, &[1]);
-    let region = register(&end, &pages, ALL_RIGHTS);
+    let region = register(&end, &pages, ALL_ACCESS);
     advise(&end, MemoryAdvice::PrefetchNoFault, &region);
     assert_eq!(pages.present(), [true, false, false, false]);
     // This advice succeeds even if pages cannot be accessed.
     let closed = Pages::closed(1);
-    advise(&end, MemoryAdvice::PrefetchNoFault, &register(&end, &closed, ALL_RIGHTS));
+    advise(&end, MemoryAdvice::PrefetchNoFault, &register(&end, &closed, ALL_ACCESS));
 }
 
 fn traffic(world: &World) {
     let (left, right) = world.pair();
     let (pages, page) = (Pages::new(4), Pages::size());
-    let region = register(&right, &pages, ALL_RIGHTS);
+    let region = register(&right, &pages, ALL_ACCESS);
     let halves = [region.slice(..page).unwrap(), region.slice(3 * page..).unwrap()];
     right.pd.advise_mr(MemoryAdvice::PrefetchWrite, AdviceFlags::empty(), &halves).expect("advise_mr");
     right.qp.post_recv(&[ReceiveRequest::new(&region).wr_id(1)]).unwrap();
@@ -96,7 +96,7 @@ fn traffic(world: &World) {
 fn unmapped(world: &World) {
     let end = world.end(0, &Shape::default());
     let pages = Pages::closed(2);
-    let region = register(&end, &pages, ALL_RIGHTS);
+    let region = register(&end, &pages, ALL_ACCESS);
     let address = format!("{:#x}", pages.at(8).addr());
     let range = region.slice(8..100).unwrap();
     let names = ["advise_mr", "sg_list", &address, "length 92", "mapped"];
@@ -108,7 +108,7 @@ fn read_only_pages(world: &World) {
     let end = world.end(0, &Shape::default());
     let pages = Pages::new(2);
     pages.protect(PROT_READ);
-    let region = register(&end, &pages, ALL_RIGHTS);
+    let region = register(&end, &pages, ALL_ACCESS);
     advise(&end, MemoryAdvice::Prefetch, &region);
     assert_eq!(pages.present(), [true, true]);
     let refusal = end.pd.advise_mr(MemoryAdvice::PrefetchWrite, FLUSH, &region);
@@ -121,7 +121,7 @@ fn not_on_demand(world: &World) {
     refused(refusal, INVALID, &["advise_mr", "access", "ON_DEMAND"]);
 }
 
-fn without_the_right(world: &World) {
+fn without_access_flag(world: &World) {
     let end = world.end(0, &Shape::default());
     let pages = Pages::new(1);
     let region = register(&end, &pages, AccessFlags::REMOTE_READ);
@@ -133,7 +133,7 @@ fn without_the_right(world: &World) {
 fn other_domain(world: &World) {
     let end = world.end(0, &Shape::default());
     let pages = Pages::new(1);
-    let region = register(&end, &pages, ALL_RIGHTS);
+    let region = register(&end, &pages, ALL_ACCESS);
     let elsewhere = end.context.alloc_pd().unwrap();
     let refusal = elsewhere.advise_mr(MemoryAdvice::Prefetch, FLUSH, &region);
     refused(refusal, INVALID, &["advise_mr", "another protection domain"]);
@@ -143,7 +143,7 @@ fn other_domain(world: &World) {
 fn deregistered(world: &World) {
     let end = world.end(0, &Shape::default());
     let pages = Pages::new(1);
-    let region = register(&end, &pages, ALL_RIGHTS);
+    let region = register(&end, &pages, ALL_ACCESS);
     region.revoke().unwrap();
     let refusal = end.pd.advise_mr(MemoryAdvice::Prefetch, FLUSH, &region);
     refused(refusal, ErrorKind::InvalidState, &["advise_mr", "deregistered"]);
@@ -153,7 +153,7 @@ fn deregistered(world: &World) {
 fn one_bad_range(world: &World) {
     let end = world.end(0, &Shape::default());
     let pages = Pages::new(2);
-    let region = register(&end, &pages, ALL_RIGHTS);
+    let region = register(&end, &pages, ALL_ACCESS);
     let ranges = [region.slice(..8).unwrap(), end.at(0..8)];
     refused(end.pd.advise_mr(MemoryAdvice::Prefetch, FLUSH, &ranges), INVALID, &["advise_mr", "ON_DEMAND"]);
     assert_eq!(pages.present(), [false, false]);
@@ -165,7 +165,7 @@ fn one_bad_range(world: &World) {
 fn unknown_flag(world: &World) {
     let end = world.end(0, &Shape::default());
     let pages = Pages::new(1);
-    let region = register(&end, &pages, ALL_RIGHTS);
+    let region = register(&end, &pages, ALL_ACCESS);
     let flags = AdviceFlags::from_bits_retain(1 << 7);
     let refusal = end.pd.advise_mr(MemoryAdvice::Prefetch, flags, &region);
     refused(refusal, INVALID, &["advise_mr", "flags", "0x80", "FLUSH"]);

@@ -32,11 +32,15 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         misaligned_in_memory,
     )
     .needs(&[ATOMIC_WRITE, ANY_IOVA]),
-    scenario("atomic_write/rc/region_without_the_right", "IBTA, reliable service: R_Key check", region_without_right),
     scenario(
-        "atomic_write/rc/queue_pair_without_the_right",
+        "atomic_write/rc/region_without_access_flag",
+        "IBTA, reliable service: R_Key check",
+        region_without_access_flag,
+    ),
+    scenario(
+        "atomic_write/rc/queue_pair_without_access_flag",
         "IBTA, queue pair verbs: access flags",
-        queue_pair_without_right,
+        queue_pair_without_access_flag,
     ),
     scenario("atomic_write/rc/beyond_the_region", "IBTA, reliable service: R_Key check", beyond_the_region),
 ];
@@ -186,7 +190,7 @@ fn misaligned_in_memory(world: &World) {
     check_all(&region, 0, 64, 0);
 }
 
-fn region_without_right(world: &World) {
+fn region_without_access_flag(world: &World) {
     let (left, right) = world.pair();
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
     let region = right.region(64, access);
@@ -194,7 +198,7 @@ fn region_without_right(world: &World) {
     check_all(&region, 0, 64, 0);
 }
 
-fn queue_pair_without_right(world: &World) {
+fn queue_pair_without_access_flag(world: &World) {
     let shape = Shape { access: AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC, ..Shape::default() };
     let (left, right) = (world.end(0, &Shape::default()), world.end(1, &shape));
     connect(&left, &right, &ConnectOptions::default());

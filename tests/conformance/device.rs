@@ -50,7 +50,7 @@ fn limits(world: &World) {
     assert!(device.max_mr > 0 && device.max_pd > 0 && device.max_mr_size > 4096 && device.page_size_cap >= 4096);
     assert!(device.max_qp_rd_atom > 0 && device.max_qp_init_rd_atom > 0 && device.max_pkeys > 0);
     assert!(device.phys_port_cnt >= 1 && device.num_comp_vectors >= 1);
-    assert!(device.supported_access.contains(super::end::ALL_RIGHTS));
+    assert!(device.supported_access.contains(super::end::ALL_ACCESS));
 }
 
 fn guids(world: &World) {

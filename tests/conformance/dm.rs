@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill, pattern};
-use super::end::{ALL_RIGHTS, End, Shape, refused};
+use super::end::{ALL_ACCESS, End, Shape, refused};
 use super::suite::{ATOMIC_CAP, Capability, DEVICE_MEMORY, Scenario};
 use super::world::World;
 
@@ -92,7 +92,7 @@ fn comes_back(world: &World) {
     let most = end.context.query_device().max_dm_size as usize;
     for _ in 0..3 {
         let all = alloc(&end, most);
-        let region = register(&end, &all, 0..8, ALL_RIGHTS);
+        let region = register(&end, &all, 0..8, ALL_ACCESS);
         drop(all);
         refused(end.context.alloc_dm(1), ErrorKind::ResourceLimit, &["alloc_dm"]);
         drop(region);
@@ -135,7 +135,7 @@ fn copy_bounds(world: &World) {
 fn peer_writes_and_reads(world: &World) {
     let (left, right) = world.pair();
     let memory = alloc(&right, 4 * PAGE);
-    let region = register(&right, &memory, PAGE..4 * PAGE, ALL_RIGHTS);
+    let region = register(&right, &memory, PAGE..4 * PAGE, ALL_ACCESS);
     fill(&left.region, 0, 9000, 3);
     let remote = region.remote().slice(10..9010).unwrap();
     left.post(&[SendRequest::write(left.at(0..9000), remote).wr_id(1).signaled()]);
@@ -152,7 +152,7 @@ fn peer_writes_and_reads(world: &World) {
 fn zero_based(world: &World) {
     let (left, right) = world.pair();
     let memory = alloc(&right, 256);
-    let region = register(&right, &memory, 64..128, ALL_RIGHTS);
+    let region = register(&right, &memory, 64..128, ALL_ACCESS);
     assert_eq!((region.iova(), region.len(), region.remote().addr(), region.remote().len()), (0, 64, 0, 64));
     assert!(region.access().contains(AccessFlags::ZERO_BASED));
     write(&left, RemoteMemory::new(8, region.rkey(), 4), b"part");
@@ -164,7 +164,7 @@ fn zero_based(world: &World) {
 fn beyond_the_part(world: &World) {
     let (left, right) = world.pair();
     let memory = alloc(&right, 256);
-    let region = register(&right, &memory, 64..128, ALL_RIGHTS);
+    let region = register(&right, &memory, 64..128, ALL_ACCESS);
     closed(&left, &right, RemoteMemory::new(60, region.rkey(), 8));
     holds(&memory, 0, &[0; 256]);
 }
@@ -187,7 +187,7 @@ fn atomics(world: &World) {
     let (left, right) = world.pair();
     let memory = alloc(&right, 64);
     memory.copy_in(16, &41u64.to_ne_bytes()).unwrap();
-    let region = register(&right, &memory, 8..64, ALL_RIGHTS);
+    let region = register(&right, &memory, 8..64, ALL_ACCESS);
     let word = region.remote().slice(8..16).unwrap();
     left.post(&[SendRequest::fetch_and_add(left.at(0..8), word, 1).wr_id(1).signaled()]);
     left.done(1, CompletionOpcode::FetchAndAdd);
@@ -217,8 +217,8 @@ fn two_domains(world: &World) {
     let (left, right) = world.pair();
     let memory = alloc(&right, 64);
     let elsewhere = right.context.alloc_pd().unwrap();
-    let here = register(&right, &memory, 0..48, ALL_RIGHTS);
-    let there = elsewhere.reg_dm_mr(&memory, 16.., ALL_RIGHTS).unwrap();
+    let here = register(&right, &memory, 0..48, ALL_ACCESS);
+    let there = elsewhere.reg_dm_mr(&memory, 16.., ALL_ACCESS).unwrap();
     write(&left, here.remote().slice(16..).unwrap(), b"seen in both");
     assert_eq!(there.to_vec(..12).unwrap(), b"seen in both");
     closed(&left, &right, there.remote());
@@ -228,7 +228,7 @@ fn two_domains(world: &World) {
 fn outlives_the_handle(world: &World) {
     let (left, right) = world.pair();
     let memory = alloc(&right, 2 * PAGE);
-    let region = register(&right, &memory, PAGE..2 * PAGE, ALL_RIGHTS);
+    let region = register(&right, &memory, PAGE..2 * PAGE, ALL_ACCESS);
     drop(memory);
     fill(&left.region, 0, PAGE, 9);
     left.post(&[SendRequest::write(left.at(0..PAGE), region.remote()).wr_id(1).signaled()]);
@@ -239,7 +239,7 @@ fn outlives_the_handle(world: &World) {
 fn deregistered(world: &World) {
     let (left, right) = world.pair();
     let memory = alloc(&right, 64);
-    let region = register(&right, &memory, 0..64, ALL_RIGHTS);
+    let region = register(&right, &memory, 0..64, ALL_ACCESS);
     let remote = region.remote();
     write(&left, remote, b"stays");
     assert_eq!(region.dereg().unwrap().len(), 64);

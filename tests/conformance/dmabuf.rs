@@ -11,7 +11,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill, pattern};
-use super::end::{ALL_RIGHTS, End, Shape, refused};
+use super::end::{ALL_ACCESS, End, Shape, refused};
 use super::suite::{Capability, DESCRIPTORS, Scenario};
 use super::world::World;
 
@@ -34,7 +34,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mr/dmabuf/truncated_under_own_request", FAULT, truncated_here),
     scenario("mr/dmabuf/mapping_goes_with_the_region", "ibv_dereg_mr(3); mmap(2)", mapping_goes),
     scenario("mr/dmabuf/unmappable_descriptors", "ibv_reg_mr(3) EOPNOTSUPP; mmap(2) ENODEV", not_mappable),
-    scenario("mr/dmabuf/descriptor_without_the_right", "mmap(2) EACCES", read_only),
+    scenario("mr/dmabuf/read_only_descriptor", "mmap(2) EACCES", read_only),
     scenario("mr/dmabuf/beyond_the_descriptor", "ibv_reg_mr(3) EINVAL", beyond),
 ];
 
@@ -55,7 +55,7 @@ fn memfd(name: &str, len: usize) -> File {
 #[track_caller]
 fn register(end: &End, file: &File, offset: usize, len: usize) -> MemoryRegion {
     end.pd
-        .reg_dmabuf_mr_with(file, offset as u64, len, ALL_RIGHTS, &RegisterOptions::default().iova(0x7000))
+        .reg_dmabuf_mr_with(file, offset as u64, len, ALL_ACCESS, &RegisterOptions::default().iova(0x7000))
         .expect("reg_dmabuf_mr")
 }
 
@@ -213,7 +213,7 @@ fn read_only(world: &World) {
     let file = memfd("read_only", PAGE);
     file.write_all_at(&pattern(64, 4), 0).unwrap();
     let readable = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
-    let refusal = right.pd.reg_dmabuf_mr(&readable, 0, PAGE, ALL_RIGHTS);
+    let refusal = right.pd.reg_dmabuf_mr(&readable, 0, PAGE, ALL_ACCESS);
     refused(refusal, ErrorKind::PermissionDenied, &["reg_dmabuf_mr", "writing", "LOCAL_WRITE"]);
     let region = right.pd.reg_dmabuf_mr(&readable, 0, 64, AccessFlags::REMOTE_READ).unwrap();
     left.post(&[SendRequest::read(left.at(0..64), region.remote()).wr_id(1).signaled()]);
@@ -225,7 +225,7 @@ fn beyond(world: &World) {
     let end = world.end(0, &Shape::default());
     let file = memfd("beyond", 2 * PAGE);
     let register =
-        |offset, len| end.pd.reg_dmabuf_mr_with(&file, offset, len, ALL_RIGHTS, &RegisterOptions::default().iova(0));
+        |offset, len| end.pd.reg_dmabuf_mr_with(&file, offset, len, ALL_ACCESS, &RegisterOptions::default().iova(0));
     let invalid = ErrorKind::InvalidArgument;
     refused(register(0, 2 * PAGE + 1), invalid, &["reg_dmabuf_mr", "offset is 0", "length 8193", "8192 bytes"]);
     refused(register(8192, 1), invalid, &["reg_dmabuf_mr", "offset is 8192", "length 1", "8192 bytes"]);

@@ -26,7 +26,7 @@ pub(crate) fn patience() -> Duration {
 /// How long a scenario waits to check that nothing happens.
 pub(crate) const SILENCE: Duration = Duration::from_millis(20);
 /// Every access flag that concerns a peer.
-pub(crate) const ALL_RIGHTS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
+pub(crate) const ALL_ACCESS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
 
 /// The shape of an end: queue pair, completion queue and region.
 #[derive(Clone, Copy)]
@@ -54,7 +54,7 @@ impl Default for Shape {
             max_dest_rd_atomic: None,
             cqe: 512,
             region_bytes: 64 << 10,
-            region_access: ALL_RIGHTS,
+            region_access: ALL_ACCESS,
         }
     }
 }

@@ -33,13 +33,13 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         cannot_persist,
     ),
     scenario(
-        "flush/rc/region_without_the_right",
+        "flush/rc/region_without_access_flag",
         "IBTA, annex on memory placement: access rights",
         GLOBAL,
-        region_without_right,
+        region_without_access_flag,
     ),
     scenario(
-        "flush/rc/queue_pair_without_the_right",
+        "flush/rc/queue_pair_without_access_flag",
         "IBTA, annex on memory placement: access rights",
         GLOBAL,
         queue_pair_without,
@@ -161,7 +161,7 @@ fn cannot_persist(world: &World) {
     refused(end.pd.reg_mr(vec![0; 64], access), ErrorKind::InvalidArgument, &["FLUSH_PERSISTENT", "file"]);
 }
 
-fn region_without_right(world: &World) {
+fn region_without_access_flag(world: &World) {
     let (left, right) = pair(world);
     refused_by_peer(&left, &right, right.region.remote(), FlushFlags::GLOBAL, CompletionStatus::RemoteAccessError);
 }

@@ -8,7 +8,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill, pattern};
-use super::end::{ALL_RIGHTS, End, Shape, refused};
+use super::end::{ALL_ACCESS, End, Shape, refused};
 use super::pages::Pages;
 use super::suite::{Capability, MEM_WINDOW_TYPE_2B, ODP_EXPLICIT, ODP_IMPLICIT, Scenario};
 use super::world::World;
@@ -44,7 +44,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mr/implicit/read_only_page", "IBTA, reliable service; mmap(2) PROT_READ", IMPLICIT, read_only_page),
     scenario("mr/implicit/atomic_on_a_read_only_page", "IBTA, reliable service; mmap(2)", IMPLICIT, atomic_read_only),
     scenario(
-        "mr/implicit/closed_without_remote_rights",
+        "mr/implicit/closed_without_remote_access",
         "IBTA, reliable service: R_Key check",
         IMPLICIT,
         closed_to_peers,
@@ -52,7 +52,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mr/implicit/window_on_a_slice", "ibv_bind_mw(3)", WITH_WINDOWS, window_on_a_slice),
     scenario("mr/implicit/deregistered", "ibv_dereg_mr(3)", IMPLICIT, deregistered),
     scenario("mr/implicit/beyond_the_address_space", "API: ImplicitMemoryRegion::slice", IMPLICIT, beyond_the_end),
-    scenario("mr/implicit/contradictory_rights", "ibv_reg_mr(3) EINVAL", IMPLICIT, contradictory),
+    scenario("mr/implicit/contradictory_access_flags", "ibv_reg_mr(3) EINVAL", IMPLICIT, contradictory),
 ];
 
 #[track_caller]
@@ -123,7 +123,7 @@ fn read_into_later_memory(world: &World) {
 
 fn peer_reaches(world: &World) {
     let (left, right) = world.pair();
-    let region = register(&right, ALL_RIGHTS);
+    let region = register(&right, ALL_ACCESS);
     let pages = Pages::new(4);
     fill(&left.region, 0, 12_000, 7);
     let remote = region.remote(pages.at(8), 12_000);
@@ -145,7 +145,7 @@ fn peer_reaches(world: &World) {
 fn opened_later(world: &World) {
     let (left, right) = world.pair();
     let pages = Pages::closed(2);
-    let region = register(&right, ALL_RIGHTS);
+    let region = register(&right, ALL_ACCESS);
     pages.protect(PROT_READ | PROT_WRITE);
     write(&left, region.remote(pages.at(4000), 200), b"across the boundary of two pages");
     assert_eq!(pages.read(4000, 32), b"across the boundary of two pages");
@@ -177,7 +177,7 @@ fn missing_receive(world: &World) {
 
 fn missing_there(world: &World) {
     let (left, right) = world.pair();
-    let region = register(&right, ALL_RIGHTS);
+    let region = register(&right, ALL_ACCESS);
     let pages = Pages::closed(1);
     closed(&left, &right, SendRequest::read(left.at(0..64), region.remote(pages.at(0), 64)));
     check_all(&left.region, 0, 64, 0);
@@ -186,7 +186,7 @@ fn missing_there(world: &World) {
 /// The page can be read; a WRITE to it is refused.
 fn read_only_page(world: &World) {
     let (left, right) = world.pair();
-    let region = register(&right, ALL_RIGHTS);
+    let region = register(&right, ALL_ACCESS);
     let pages = Pages::new(1);
     pages.write(0, &pattern(64, 8));
     pages.protect(PROT_READ);
@@ -200,7 +200,7 @@ fn read_only_page(world: &World) {
 
 fn atomic_read_only(world: &World) {
     let (left, right) = world.pair();
-    let region = register(&right, ALL_RIGHTS);
+    let region = register(&right, ALL_ACCESS);
     let pages = Pages::new(1);
     pages.write(0, &7u64.to_ne_bytes());
     pages.protect(PROT_READ);
@@ -235,7 +235,7 @@ fn window_on_a_slice(world: &World) {
 
 fn deregistered(world: &World) {
     let (left, right) = world.pair();
-    let region = register(&right, ALL_RIGHTS);
+    let region = register(&right, ALL_ACCESS);
     let pages = Pages::new(1);
     let remote = region.remote(pages.at(0), 8);
     write(&left, remote, b"12345678");

@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill};
-use super::end::{ALL_RIGHTS, End, Shape, refused};
+use super::end::{ALL_ACCESS, End, Shape, refused};
 use super::suite::{Capability, INVALIDATABLE_REGIONS, MEM_MGT_EXTENSIONS, Scenario};
 use super::world::World;
 
@@ -42,7 +42,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 /// Registers a region with all access flags, whose key may be invalidated.
 fn offered(end: &End) -> MemoryRegion {
     let options = RegisterOptions::default().invalidatable();
-    end.pd.reg_mr_with(vec![0; 4096], ALL_RIGHTS, &options).expect("reg_mr")
+    end.pd.reg_mr_with(vec![0; 4096], ALL_ACCESS, &options).expect("reg_mr")
 }
 
 #[track_caller]
@@ -95,7 +95,7 @@ fn refused_remotely(left: &End, right: &End, rkey: Rkey) {
 
 fn not_offered(world: &World) {
     let (left, right) = world.pair();
-    let region = right.region(64, ALL_RIGHTS);
+    let region = right.region(64, ALL_ACCESS);
     refused_remotely(&left, &right, region.rkey());
     let end = world.end(1, &Shape::default());
     assert!(end.qp.init().is_ok(), "the device lives on");
@@ -110,7 +110,7 @@ fn unknown_key(world: &World) {
 fn other_domain(world: &World) {
     let (left, right) = world.pair();
     let options = RegisterOptions::default().invalidatable();
-    let region = right.context.alloc_pd().unwrap().reg_mr_with(vec![0; 64], ALL_RIGHTS, &options).unwrap();
+    let region = right.context.alloc_pd().unwrap().reg_mr_with(vec![0; 64], ALL_ACCESS, &options).unwrap();
     refused_remotely(&left, &right, region.rkey());
 }
 
@@ -138,7 +138,7 @@ fn local_unsignaled(world: &World) {
 fn after_earlier(world: &World) {
     let (left, right) = world.pair();
     let options = RegisterOptions::default().invalidatable();
-    let region = left.pd.reg_mr_with(vec![0; 60_000], ALL_RIGHTS, &options).unwrap();
+    let region = left.pd.reg_mr_with(vec![0; 60_000], ALL_ACCESS, &options).unwrap();
     fill(&region, 0, 60_000, 8);
     left.qp
         .post_send(&[

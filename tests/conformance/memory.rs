@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill};
-use super::end::{ALL_RIGHTS, End, Shape, refused};
+use super::end::{ALL_ACCESS, End, Shape, refused};
 use super::suite::{ATOMIC_CAP, Capability, Scenario};
 use super::world::World;
 
@@ -64,7 +64,7 @@ fn unknown_mandatory(world: &World) {
 fn unknown_optional(world: &World) {
     let (left, right) = world.pair();
     let hints = AccessFlags::from_bits_retain(0x3ff0_0000);
-    let region = right.pd.alloc_mr(64, ALL_RIGHTS | hints).unwrap();
+    let region = right.pd.alloc_mr(64, ALL_ACCESS | hints).unwrap();
     left.qp.post_send(&[SendRequest::write(Payload::inline(b"hint"), region.remote()).wr_id(1).signaled()]).unwrap();
     left.written(1);
     assert_eq!(region.to_vec(..4).unwrap(), b"hint");
@@ -72,7 +72,7 @@ fn unknown_optional(world: &World) {
 
 fn zero_based(world: &World) {
     let (left, right) = world.pair();
-    let region = right.pd.alloc_mr(256, ALL_RIGHTS | AccessFlags::ZERO_BASED).unwrap();
+    let region = right.pd.alloc_mr(256, ALL_ACCESS | AccessFlags::ZERO_BASED).unwrap();
     assert_eq!((region.iova(), region.remote().addr(), region.remote().len()), (0, 0, 256));
     let remote = RemoteMemory::new(100, region.rkey(), 4);
     left.qp.post_send(&[SendRequest::write(Payload::inline(b"zero"), remote).wr_id(1).signaled()]).unwrap();
@@ -90,7 +90,7 @@ fn zero_based(world: &World) {
 /// The first packets would fit, but none of them is written.
 fn refused_whole(world: &World) {
     let (left, right) = world.pair();
-    let region = right.region(20_000, ALL_RIGHTS);
+    let region = right.region(20_000, ALL_ACCESS);
     fill(&left.region, 0, 20_001, 1);
     write_refused(&left, &right, RemoteMemory::new(region.iova(), region.rkey(), 20_001), 20_001);
     check_all(&region, 0, 20_000, 0);
@@ -98,7 +98,7 @@ fn refused_whole(world: &World) {
 
 fn local_other_domain(world: &World) {
     let end = world.loopback(&Shape::default());
-    let region = end.context.alloc_pd().unwrap().alloc_mr(64, ALL_RIGHTS).unwrap();
+    let region = end.context.alloc_pd().unwrap().alloc_mr(64, ALL_ACCESS).unwrap();
     let names = ["post_send", "protection domain"];
     refused(end.qp.post_send(&[SendRequest::send(&region)]), ErrorKind::InvalidArgument, &names);
     let names = ["post_recv", "protection domain"];
@@ -156,9 +156,9 @@ fn atomic_misaligned(world: &World) {
     if !right.context.query_device().any_iova {
         return left.silent();
     }
-    let first = right.region(4096, ALL_RIGHTS);
+    let first = right.region(4096, ALL_ACCESS);
     let bytes = first.dereg().unwrap();
-    let region = right.pd.reg_mr_with(bytes, ALL_RIGHTS, &RegisterOptions::default().iova(0x10_0004)).unwrap();
+    let region = right.pd.reg_mr_with(bytes, ALL_ACCESS, &RegisterOptions::default().iova(0x10_0004)).unwrap();
     let remote = RemoteMemory::new(0x10_0008, region.rkey(), 8);
     left.qp.post_send(&[SendRequest::compare_and_swap(own, remote, 0, 1).wr_id(1)]).unwrap();
     left.fails(1, CompletionStatus::RemoteInvalidRequestError);

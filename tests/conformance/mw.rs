@@ -7,7 +7,7 @@ use rdma_verbs::verbs::{
 
 use super::bytes::{check, check_all, fill};
 use super::deviations::{FAILED_IS_FLUSHED, INVALIDATED_UNREPORTED, WINDOW_BOUNDS};
-use super::end::{ALL_RIGHTS, End, Shape, caused_by, create_qp, failed_here, refused};
+use super::end::{ALL_ACCESS, End, Shape, caused_by, create_qp, failed_here, refused};
 use super::suite::{Capability, MEM_WINDOW, MEM_WINDOW_TYPE_2B, Scenario};
 use super::world::{World, connect};
 
@@ -67,7 +67,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mw/type2/zero_based", "IBTA, memory windows; IBV_ACCESS_ZERO_BASED", TYPE_2, zero_based),
     scenario("mw/type2/no_byte", "IBTA, memory windows; rxe: length 0 is refused", TYPE_2, no_byte),
     scenario("mw/bind/region_gone_meanwhile", "IBTA, memory windows: L_Key", TYPE_2, region_gone_meanwhile),
-    scenario("mw/bind/region_without_the_right", "ibv_bind_mw(3) IBV_ACCESS_MW_BIND", TYPE_2, region_without_right),
+    scenario(
+        "mw/bind/region_without_access_flag",
+        "ibv_bind_mw(3) IBV_ACCESS_MW_BIND",
+        TYPE_2,
+        region_without_access_flag,
+    ),
     scenario(
         "mw/bind/write_needs_local_write",
         "IBTA, memory windows; ibv_bind_mw(3)",
@@ -415,9 +420,9 @@ fn region_gone_meanwhile(world: &World) {
     caused_by(&end, &error, Cause::LocalKeyUnknown);
 }
 
-fn region_without_right(world: &World) {
+fn region_without_access_flag(world: &World) {
     let end = world.loopback(&Shape::default());
-    let (region, window) = (end.region(64, ALL_RIGHTS), window(&end));
+    let (region, window) = (end.region(64, ALL_ACCESS), window(&end));
     bind_fails(&end, &window, MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ), Cause::RegionNotBindable);
 }
 
@@ -467,7 +472,7 @@ fn unknown_right(world: &World) {
 fn failure_flushes(world: &World) {
     let (left, right) = world.pair();
     let window = window(&right);
-    let plain = right.region(64, ALL_RIGHTS);
+    let plain = right.region(64, ALL_ACCESS);
     let bind = MemoryWindowBind::new(&plain, AccessFlags::REMOTE_READ).wr_id(2);
     right.qp.post_recv(&[ReceiveRequest::new(&right.region).wr_id(9)]).unwrap();
     left.qp.post_recv(&[ReceiveRequest::new(&left.region).wr_id(8)]).unwrap();

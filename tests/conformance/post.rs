@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::check_all;
-use super::end::{ALL_RIGHTS, End, Shape, refused};
+use super::end::{ALL_ACCESS, End, Shape, refused};
 use super::suite::Scenario;
 use super::world::World;
 
@@ -249,7 +249,7 @@ fn read_only_inbox(world: &World) {
 
 fn revoked_region(world: &World) {
     let (left, right) = world.pair();
-    let region = left.region(64, ALL_RIGHTS);
+    let region = left.region(64, ALL_ACCESS);
     region.revoke().unwrap();
     let remote = RemoteMemory::new(right.region.iova(), right.region.rkey(), 64);
     refused(left.qp.post_send(&[SendRequest::send(&region)]), ErrorKind::InvalidState, &["post_send", "deregistered"]);
@@ -259,7 +259,7 @@ fn revoked_region(world: &World) {
 
 fn revoked_inbox(world: &World) {
     let (_left, right) = world.pair();
-    let region = right.region(64, ALL_RIGHTS);
+    let region = right.region(64, ALL_ACCESS);
     region.revoke().unwrap();
     let receive = ReceiveRequest::new(&region);
     refused(right.qp.post_recv(&[receive]), ErrorKind::InvalidState, &["post_recv", "deregistered"]);

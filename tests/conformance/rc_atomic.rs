@@ -5,7 +5,7 @@ use std::thread;
 use rdma_verbs::types::AtomicCapability;
 use rdma_verbs::verbs::{CompletionOpcode, ConnectOptions, ErrorKind, Payload, SendRequest};
 
-use super::end::{ALL_RIGHTS, End, Shape, create_qp, refused};
+use super::end::{ALL_ACCESS, End, Shape, create_qp, refused};
 use super::suite::{ATOMIC_CAP, Capability, Scenario};
 use super::world::World;
 
@@ -114,7 +114,7 @@ fn exact_result(world: &World) {
     let (left, right) = world.pair();
     right.region.store_release_u64(64, 5).unwrap();
     // A region of exactly eight bytes: nothing beyond can be named.
-    let exact = left.region(8, ALL_RIGHTS);
+    let exact = left.region(8, ALL_ACCESS);
     left.post(&[SendRequest::fetch_and_add(&exact, right.far(64..72), 1).wr_id(1).signaled()]);
     left.done(1, CompletionOpcode::FetchAndAdd);
     assert_eq!(exact.load_acquire_u64(0).unwrap(), 5);

@@ -7,7 +7,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill, pattern};
-use super::end::{ALL_RIGHTS, Shape, patience};
+use super::end::{ALL_ACCESS, Shape, patience};
 use super::suite::Scenario;
 use super::world::World;
 
@@ -358,7 +358,7 @@ fn read_leaves_the_rest(world: &World) {
 fn read_into_another_region(world: &World) {
     let cap = QueuePairCapabilities { max_send_sge: 4, ..Shape::default().cap };
     let (left, right) = world.pair_of(&Shape { cap, ..Shape::default() }, &ConnectOptions::default());
-    let other = left.region(4096, ALL_RIGHTS);
+    let other = left.region(4096, ALL_ACCESS);
     fill(&right.region, 0, 2000, 9);
     let pieces = [left.at(0..1000), other.slice(96..1096).unwrap()];
     left.post(&[SendRequest::read(&pieces, right.far(0..2000)).wr_id(1).signaled()]);

@@ -7,13 +7,13 @@ use rdma_verbs::verbs::{
 
 use super::bytes::check_all;
 use super::deviations::TAKEN_IS_REFUSED;
-use super::end::{ALL_RIGHTS, End, Shape, receive_without_memory, too_long_for_peer, too_short};
+use super::end::{ALL_ACCESS, End, Shape, receive_without_memory, too_long_for_peer, too_short};
 use super::suite::{ATOMIC_CAP, Scenario};
 use super::world::{World, connect};
 
 const ACCESS: &str = "IBTA, error handling: NAK remote access error";
-const RIGHTS: &str = "IBTA, memory management: access rights of the region; ibv_reg_mr(3)";
-const QP_RIGHTS: &str = "IBTA, queue pair verbs: qp_access_flags";
+const ACCESS_FLAGS: &str = "IBTA, memory management: access rights of the region; ibv_reg_mr(3)";
+const QP_ACCESS_FLAGS: &str = "IBTA, queue pair verbs: qp_access_flags";
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("rc/refuse/write_unknown_key", ACCESS, write_unknown_key),
@@ -24,12 +24,14 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("rc/refuse/read_unknown_key", ACCESS, read_unknown_key),
     Scenario::new("rc/refuse/read_beyond_the_end", ACCESS, read_beyond),
     Scenario::new("rc/refuse/atomic_unknown_key", ACCESS, atomic_unknown_key).needs(&[ATOMIC_CAP]),
-    Scenario::new("rc/refuse/write_to_a_region_without_the_right", RIGHTS, write_without_right),
-    Scenario::new("rc/refuse/read_of_a_region_without_the_right", RIGHTS, read_without_right),
-    Scenario::new("rc/refuse/atomic_on_a_region_without_the_right", RIGHTS, atomic_without_right).needs(&[ATOMIC_CAP]),
-    Scenario::new("rc/refuse/write_that_the_queue_pair_forbids", QP_RIGHTS, qp_forbids_write),
-    Scenario::new("rc/refuse/read_that_the_queue_pair_forbids", QP_RIGHTS, qp_forbids_read),
-    Scenario::new("rc/refuse/atomic_that_the_queue_pair_forbids", QP_RIGHTS, qp_forbids_atomic).needs(&[ATOMIC_CAP]),
+    Scenario::new("rc/refuse/write_to_a_region_without_access_flag", ACCESS_FLAGS, write_without_access_flag),
+    Scenario::new("rc/refuse/read_of_a_region_without_access_flag", ACCESS_FLAGS, read_without_access_flag),
+    Scenario::new("rc/refuse/atomic_on_a_region_without_access_flag", ACCESS_FLAGS, atomic_without_access_flag)
+        .needs(&[ATOMIC_CAP]),
+    Scenario::new("rc/refuse/write_that_the_queue_pair_forbids", QP_ACCESS_FLAGS, qp_forbids_write),
+    Scenario::new("rc/refuse/read_that_the_queue_pair_forbids", QP_ACCESS_FLAGS, qp_forbids_read),
+    Scenario::new("rc/refuse/atomic_that_the_queue_pair_forbids", QP_ACCESS_FLAGS, qp_forbids_atomic)
+        .needs(&[ATOMIC_CAP]),
     Scenario::new("rc/refuse/region_of_another_domain", "IBTA, protection domains", other_domain),
     Scenario::new("rc/refuse/deregistered_region", "ibv_dereg_mr(3); IBTA, memory management", deregistered),
     Scenario::new(
@@ -140,20 +142,20 @@ fn pair_with_region(world: &World, region_access: AccessFlags) -> (End, End) {
     (left, right)
 }
 
-fn write_without_right(world: &World) {
+fn write_without_access_flag(world: &World) {
     let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
     let (left, right) = pair_with_region(world, rights);
     refuses_access(&left, &right, SendRequest::write(left.at(0..8), right.far(0..8)));
 }
 
-fn read_without_right(world: &World) {
+fn read_without_access_flag(world: &World) {
     let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     let (left, right) = pair_with_region(world, rights);
     refuses_access(&left, &right, SendRequest::read(left.at(0..8), right.far(0..8)));
     check_all(&left.region, 0, 8, 0);
 }
 
-fn atomic_without_right(world: &World) {
+fn atomic_without_access_flag(world: &World) {
     let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
     let (left, right) = pair_with_region(world, rights);
     refuses_access(&left, &right, SendRequest::fetch_and_add(left.at(0..8), right.far(0..8), 1));
@@ -196,20 +198,20 @@ fn qp_forbids_atomic(world: &World) {
 fn other_domain(world: &World) {
     let (left, right) = world.pair();
     let other = right.context.alloc_pd().unwrap();
-    let foreign = other.alloc_mr(4096, ALL_RIGHTS).unwrap();
+    let foreign = other.alloc_mr(4096, ALL_ACCESS).unwrap();
     refuses_access(&left, &right, SendRequest::write(Payload::inline(&[1; 8]), foreign.remote()));
     check_all(&foreign, 0, 4096, 0);
 }
 
 fn deregistered(world: &World) {
     let (left, right) = world.pair();
-    let gone = right.region(4096, ALL_RIGHTS);
+    let gone = right.region(4096, ALL_ACCESS);
     let remote = gone.remote();
     left.post(&[SendRequest::write(Payload::inline(&[1; 8]), remote).wr_id(1).signaled()]);
     left.written(1);
     let memory = gone.dereg().unwrap();
     refuses_access(&left, &right, SendRequest::write(Payload::inline(&[2; 8]), remote));
-    let again = right.pd.reg_mr(memory, ALL_RIGHTS).unwrap();
+    let again = right.pd.reg_mr(memory, ALL_ACCESS).unwrap();
     check_all(&again, 0, 8, 1);
 }
 
@@ -245,7 +247,7 @@ fn longer_than_nothing(world: &World) {
 
 fn receive_gone(world: &World) {
     let (left, right) = world.pair();
-    let inbox = right.pd.reg_mr(vec![0x33; 64], ALL_RIGHTS).unwrap();
+    let inbox = right.pd.reg_mr(vec![0x33; 64], ALL_ACCESS).unwrap();
     right.qp.post_recv(&[ReceiveRequest::new(&inbox).wr_id(1)]).unwrap();
     right.receive(2, 0..64);
     let memory = inbox.dereg().unwrap();

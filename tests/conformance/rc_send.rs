@@ -3,7 +3,7 @@
 use rdma_verbs::verbs::{ConnectOptions, Payload, QueuePairCapabilities, ReceiveRequest, RegionList, SendRequest};
 
 use super::bytes::{check, check_all, fill, pattern};
-use super::end::{ALL_RIGHTS, Shape};
+use super::end::{ALL_ACCESS, Shape};
 use super::suite::Scenario;
 use super::world::World;
 
@@ -270,7 +270,7 @@ fn read_only_source(world: &World) {
 
 fn same_source_twice(world: &World) {
     let (left, right) = world.pair();
-    let source = left.region(64, ALL_RIGHTS);
+    let source = left.region(64, ALL_ACCESS);
     fill(&source, 0, 64, 13);
     right.receive(1, 0..256);
     let (all, half) = (source.slice(..).unwrap(), source.slice(..32).unwrap());

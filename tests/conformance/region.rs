@@ -8,7 +8,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill, pattern};
-use super::end::{ALL_RIGHTS, Shape, caused_by, create_qp, memory_gone, refused};
+use super::end::{ALL_ACCESS, Shape, caused_by, create_qp, memory_gone, refused};
 use super::suite::Scenario;
 use super::world::World;
 
@@ -29,7 +29,11 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("mr/reg/refusal_gives_memory_back", "API: reg_mr", refusal_gives_back),
     Scenario::new("mr/reg/iova_beyond_the_end", "ibv_reg_mr_iova(3)", iova_wraps),
     Scenario::new("mr/reg/keys_differ", "IBTA, memory management: each registration has its own keys", keys_differ),
-    Scenario::new("mr/reg/two_regions_two_rights", "IBTA, memory management: rights belong to the region", two_rights),
+    Scenario::new(
+        "mr/reg/two_regions_different_access",
+        "IBTA, memory management: rights belong to the region",
+        different_access,
+    ),
     Scenario::new("mr/iova/names_the_first_byte", "ibv_reg_mr_iova(3)", iova),
     Scenario::new("mr/iova/zero_based", "ibv_reg_mr(3) IBV_ACCESS_ZERO_BASED", zero_based),
     Scenario::new("mr/iova/of_own_requests", "ibv_reg_mr_iova(3): SGEs use it too", iova_of_own_requests),
@@ -49,7 +53,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 
 fn send_from_other_domain(world: &World) {
     let (left, right) = world.pair();
-    let other = left.context.alloc_pd().unwrap().alloc_mr(64, ALL_RIGHTS).unwrap();
+    let other = left.context.alloc_pd().unwrap().alloc_mr(64, ALL_ACCESS).unwrap();
     right.receive(1, 0..64);
     let invalid = ErrorKind::InvalidArgument;
     refused(left.qp.post_send(&[SendRequest::send(&other)]), invalid, &["post_send", "protection domain"]);
@@ -59,7 +63,7 @@ fn send_from_other_domain(world: &World) {
 
 fn read_into_other_domain(world: &World) {
     let (left, right) = world.pair();
-    let other = left.context.alloc_pd().unwrap().alloc_mr(64, ALL_RIGHTS).unwrap();
+    let other = left.context.alloc_pd().unwrap().alloc_mr(64, ALL_ACCESS).unwrap();
     let invalid = ErrorKind::InvalidArgument;
     let read = SendRequest::read(&other, right.far(0..64));
     refused(left.qp.post_send(&[read]), invalid, &["post_send", "protection domain"]);
@@ -70,14 +74,14 @@ fn read_into_other_domain(world: &World) {
 
 fn receive_into_other_domain(world: &World) {
     let (_left, right) = world.pair();
-    let other = right.context.alloc_pd().unwrap().alloc_mr(64, ALL_RIGHTS).unwrap();
+    let other = right.context.alloc_pd().unwrap().alloc_mr(64, ALL_ACCESS).unwrap();
     let receive = ReceiveRequest::new(&other);
     refused(right.qp.post_recv(&[receive]), ErrorKind::InvalidArgument, &["post_recv", "protection domain"]);
 }
 
 fn one_foreign_sge(world: &World) {
     let (left, right) = world.pair();
-    let other = left.context.alloc_pd().unwrap().alloc_mr(64, ALL_RIGHTS).unwrap();
+    let other = left.context.alloc_pd().unwrap().alloc_mr(64, ALL_ACCESS).unwrap();
     let foreign_device = right.region.slice(0..8).unwrap();
     let invalid = ErrorKind::InvalidArgument;
     for foreign in [other.slice(0..8).unwrap(), foreign_device] {
@@ -102,7 +106,7 @@ fn queue_of_other_opening(world: &World) {
 fn many_domains(world: &World) {
     let context = world.device(0);
     let domains: Vec<_> = (0..100).map(|_| context.alloc_pd().unwrap()).collect();
-    let regions: Vec<_> = domains.iter().map(|pd| pd.alloc_mr(8, ALL_RIGHTS).unwrap()).collect();
+    let regions: Vec<_> = domains.iter().map(|pd| pd.alloc_mr(8, ALL_ACCESS).unwrap()).collect();
     drop(domains);
     regions.iter().for_each(|region| region.store_release_u64(0, 1).unwrap());
 }
@@ -112,15 +116,15 @@ fn contents_stay(world: &World) {
     let region = pd.reg_mr(pattern(1000, 1), AccessFlags::empty()).unwrap();
     assert_eq!((region.len(), region.access()), (1000, AccessFlags::empty()));
     check(&region, 0, 1000, 1);
-    let boxed = pd.reg_mr(pattern(10, 2).into_boxed_slice(), ALL_RIGHTS).unwrap();
+    let boxed = pd.reg_mr(pattern(10, 2).into_boxed_slice(), ALL_ACCESS).unwrap();
     check(&boxed, 0, 10, 2);
-    check_all(&pd.alloc_mr(5000, ALL_RIGHTS).unwrap(), 0, 5000, 0);
+    check_all(&pd.alloc_mr(5000, ALL_ACCESS).unwrap(), 0, 5000, 0);
 }
 
 fn empty_refused(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
-    refused(pd.reg_mr(Vec::new(), ALL_RIGHTS), ErrorKind::InvalidArgument, &["reg_mr"]);
-    let error = pd.alloc_mr(0, ALL_RIGHTS).unwrap_err();
+    refused(pd.reg_mr(Vec::new(), ALL_ACCESS), ErrorKind::InvalidArgument, &["reg_mr"]);
+    let error = pd.alloc_mr(0, ALL_ACCESS).unwrap_err();
     assert_eq!(error.verb(), "reg_mr");
 }
 
@@ -143,7 +147,7 @@ fn refusal_gives_back(world: &World) {
 fn iova_wraps(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
     refused(
-        pd.reg_mr_with(vec![0; 16], ALL_RIGHTS, &RegisterOptions::default().iova(u64::MAX - 7)),
+        pd.reg_mr_with(vec![0; 16], ALL_ACCESS, &RegisterOptions::default().iova(u64::MAX - 7)),
         ErrorKind::InvalidArgument,
         &["reg_mr", "iova"],
     );
@@ -151,7 +155,7 @@ fn iova_wraps(world: &World) {
 
 fn keys_differ(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
-    let regions: Vec<_> = (0..64).map(|_| pd.alloc_mr(8, ALL_RIGHTS).unwrap()).collect();
+    let regions: Vec<_> = (0..64).map(|_| pd.alloc_mr(8, ALL_ACCESS).unwrap()).collect();
     for (number, region) in regions.iter().enumerate() {
         for other in &regions[number + 1..] {
             assert_ne!(region.rkey(), other.rkey());
@@ -160,7 +164,7 @@ fn keys_differ(world: &World) {
     }
 }
 
-fn two_rights(world: &World) {
+fn different_access(world: &World) {
     let (left, right) = world.pair();
     let readable = right.region(64, AccessFlags::REMOTE_READ);
     let writable = right.region(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE);
@@ -178,7 +182,7 @@ fn iova(world: &World) {
     let (left, right) = world.pair();
     let region = right
         .pd
-        .reg_mr_with(Memory::anonymous(4096).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(0x1234_5000))
+        .reg_mr_with(Memory::anonymous(4096).unwrap(), ALL_ACCESS, &RegisterOptions::default().iova(0x1234_5000))
         .unwrap();
     assert_eq!((region.iova(), region.remote().addr()), (0x1234_5000, 0x1234_5000));
     let remote = RemoteMemory::new(0x1234_5064, region.rkey(), 8);
@@ -193,7 +197,7 @@ fn iova(world: &World) {
 fn zero_based(world: &World) {
     let (left, right) = world.pair();
     let region =
-        right.pd.reg_mr_with(Memory::anonymous(256).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(0)).unwrap();
+        right.pd.reg_mr_with(Memory::anonymous(256).unwrap(), ALL_ACCESS, &RegisterOptions::default().iova(0)).unwrap();
     fill(&region, 0, 256, 1);
     let remote = RemoteMemory::new(16, region.rkey(), 32);
     left.post(&[SendRequest::read(left.at(0..32), remote).wr_id(1).signaled()]);
@@ -206,12 +210,12 @@ fn iova_of_own_requests(world: &World) {
     let first = if left.context.query_device().any_iova { 8 } else { 0x1000 };
     let source = left
         .pd
-        .reg_mr_with(Memory::anonymous(256).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(first))
+        .reg_mr_with(Memory::anonymous(256).unwrap(), ALL_ACCESS, &RegisterOptions::default().iova(first))
         .unwrap();
     fill(&source, 0, 256, 2);
     let inbox = right
         .pd
-        .reg_mr_with(Memory::anonymous(256).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(1 << 60))
+        .reg_mr_with(Memory::anonymous(256).unwrap(), ALL_ACCESS, &RegisterOptions::default().iova(1 << 60))
         .unwrap();
     right.qp.post_recv(&[ReceiveRequest::new(&inbox).wr_id(1)]).unwrap();
     left.post(&[SendRequest::send(&source)]);
@@ -228,7 +232,7 @@ fn iova_at_the_top(world: &World) {
     };
     let region = right
         .pd
-        .reg_mr_with(Memory::anonymous(len).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(iova))
+        .reg_mr_with(Memory::anonymous(len).unwrap(), ALL_ACCESS, &RegisterOptions::default().iova(iova))
         .unwrap();
     let remote = region.remote().slice(len - 16..).unwrap();
     left.post(&[SendRequest::write(Payload::inline(&[9; 16]), remote).wr_id(1).signaled()]);
@@ -250,7 +254,7 @@ fn temporary_file(len: usize) -> std::fs::File {
 fn file(world: &World) {
     let (left, right) = world.pair();
     let mut file = temporary_file(12_288);
-    let region = right.pd.reg_mr(Memory::file(&file, 4096, 8192, true).unwrap(), ALL_RIGHTS).unwrap();
+    let region = right.pd.reg_mr(Memory::file(&file, 4096, 8192, true).unwrap(), ALL_ACCESS).unwrap();
     fill(&left.region, 0, 5000, 3);
     left.post(&[SendRequest::write(left.at(0..5000), region.remote()).wr_id(1).signaled()]);
     left.written(1);
@@ -265,7 +269,7 @@ fn read_only_file(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
     let file = temporary_file(4096);
     let memory = || Memory::file(&file, 0, 4096, false).unwrap();
-    for access in [AccessFlags::LOCAL_WRITE, ALL_RIGHTS] {
+    for access in [AccessFlags::LOCAL_WRITE, ALL_ACCESS] {
         let error = pd.reg_mr(memory(), access).unwrap_err().error;
         assert_eq!(error.verb(), "reg_mr");
     }
@@ -276,7 +280,7 @@ fn read_only_file(world: &World) {
 
 fn dereg_gives_back(world: &World) {
     let (left, right) = world.pair();
-    let region = right.pd.reg_mr(vec![0; 64], ALL_RIGHTS).unwrap();
+    let region = right.pd.reg_mr(vec![0; 64], ALL_ACCESS).unwrap();
     left.post(&[SendRequest::write(Payload::inline(&[3; 10]), region.remote()).wr_id(1).signaled()]);
     left.written(1);
     let bytes = region.dereg().unwrap().into_vec().unwrap();
@@ -286,7 +290,7 @@ fn dereg_gives_back(world: &World) {
 fn dereg_while_named(world: &World) {
     let options = ConnectOptions::default().rnr_retry(7).min_rnr_timer(1);
     let (left, right) = world.pair_of(&Shape::default(), &options);
-    let source = left.region(64, ALL_RIGHTS);
+    let source = left.region(64, ALL_ACCESS);
     // The request waits for a receive, and its memory is read again with each retry.
     left.post(&[SendRequest::send(&source).wr_id(1), SendRequest::send(Payload::EMPTY).wr_id(2)]);
     left.silent();
@@ -303,7 +307,7 @@ fn key_not_reused(world: &World) {
     let pd = world.device(0).alloc_pd().unwrap();
     let mut seen = std::collections::HashSet::new();
     for _ in 0..200 {
-        let region = pd.alloc_mr(8, ALL_RIGHTS).unwrap();
+        let region = pd.alloc_mr(8, ALL_ACCESS).unwrap();
         assert!(seen.insert(region.rkey()), "a key of a region that is gone came back");
     }
 }

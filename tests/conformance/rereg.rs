@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill};
-use super::end::{ALL_RIGHTS, End, Shape, caused_by, memory_gone, refused};
+use super::end::{ALL_ACCESS, End, Shape, caused_by, memory_gone, refused};
 use super::suite::{Capability, MEM_WINDOW_TYPE_2B, ODP_EXPLICIT, Scenario};
 use super::world::World;
 
@@ -16,7 +16,7 @@ const fn scenario(name: &'static str, clause: &'static str, needs: &'static [Cap
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mr/rereg/other_memory", "ibv_rereg_mr(3) CHANGE_TRANSLATION", &[], other_memory),
-    scenario("mr/rereg/other_rights", "ibv_rereg_mr(3) CHANGE_ACCESS", &[], other_rights),
+    scenario("mr/rereg/other_access_flags", "ibv_rereg_mr(3) CHANGE_ACCESS", &[], other_access_flags),
     scenario("mr/rereg/other_domain", "ibv_rereg_mr(3) CHANGE_PD", &[], other_domain),
     scenario("mr/rereg/address_stays_with_the_memory", "ibv_rereg_mr(3)", &[], address_stays),
     scenario("mr/rereg/refusal_changes_nothing", "ibv_rereg_mr(3) IBV_REREG_MR_ERR_INPUT", &[], refusal),
@@ -45,20 +45,20 @@ fn closed(peer: &End, remote: RemoteMemory) {
 
 fn other_memory(world: &World) {
     let (left, right) = world.pair();
-    let region = right.pd.reg_mr(vec![1; 64], ALL_RIGHTS).unwrap();
+    let region = right.pd.reg_mr(vec![1; 64], ALL_ACCESS).unwrap();
     let old = region.remote();
     let (region, memory) = region.rereg(Reregistration::new().memory(vec![2; 128])).unwrap();
     assert_eq!(memory.and_then(|memory| memory.into_vec().ok()), Some(vec![1; 64]));
-    assert_eq!((region.len(), region.access()), (128, ALL_RIGHTS));
+    assert_eq!((region.len(), region.access()), (128, ALL_ACCESS));
     write(&left, region.remote().slice(100..).unwrap(), b"new");
     assert_eq!(region.to_vec(99..104).unwrap(), [2, b'n', b'e', b'w', 2]);
     closed(&left, old);
     assert_eq!(region.dereg().unwrap().len(), 128);
 }
 
-fn other_rights(world: &World) {
+fn other_access_flags(world: &World) {
     let (left, right) = world.pair();
-    let region = right.pd.reg_mr(vec![1; 64], ALL_RIGHTS).unwrap();
+    let region = right.pd.reg_mr(vec![1; 64], ALL_ACCESS).unwrap();
     write(&left, region.remote(), b"yes");
     let (region, memory) = region.rereg(Reregistration::new().access(AccessFlags::REMOTE_READ)).unwrap();
     assert!(memory.is_none(), "the memory stays");
@@ -74,7 +74,7 @@ fn other_rights(world: &World) {
 fn other_domain(world: &World) {
     let (left, right) = world.pair();
     let elsewhere = right.context.alloc_pd().unwrap();
-    let region = elsewhere.reg_mr(vec![0; 64], ALL_RIGHTS).unwrap();
+    let region = elsewhere.reg_mr(vec![0; 64], ALL_ACCESS).unwrap();
     let (region, _) = region.rereg(Reregistration::new().protection_domain(&right.pd)).unwrap();
     write(&left, region.remote(), b"here");
     let (region, _) = region.rereg(Reregistration::new().protection_domain(&elsewhere)).unwrap();
@@ -86,7 +86,7 @@ fn address_stays(world: &World) {
     let end = world.end(0, &Shape::default());
     let region = end
         .pd
-        .reg_mr_with(Memory::anonymous(64).unwrap(), ALL_RIGHTS, &RegisterOptions::default().iova(0x5000))
+        .reg_mr_with(Memory::anonymous(64).unwrap(), ALL_ACCESS, &RegisterOptions::default().iova(0x5000))
         .unwrap();
     let (region, _) = region.rereg(Reregistration::new().access(AccessFlags::LOCAL_WRITE)).unwrap();
     assert_eq!(region.iova(), 0x5000);
@@ -96,7 +96,7 @@ fn address_stays(world: &World) {
 
 fn refusal(world: &World) {
     let (left, right) = world.pair();
-    let region = right.pd.reg_mr(vec![0; 64], ALL_RIGHTS).unwrap();
+    let region = right.pd.reg_mr(vec![0; 64], ALL_ACCESS).unwrap();
     let (key, change) = (region.rkey(), Reregistration::new().access(AccessFlags::REMOTE_WRITE).memory(vec![7; 8]));
     let refusal = region.rereg(change).unwrap_err();
     assert_eq!((refusal.error.verb(), refusal.error.kind()), ("rereg_mr", ErrorKind::InvalidArgument));
@@ -109,7 +109,7 @@ fn refusal(world: &World) {
 
 fn revoked(world: &World) {
     let end = world.end(0, &Shape::default());
-    let region = end.pd.reg_mr(vec![3; 64], ALL_RIGHTS).unwrap();
+    let region = end.pd.reg_mr(vec![3; 64], ALL_ACCESS).unwrap();
     region.revoke().unwrap();
     let refusal = region.rereg(Reregistration::new().access(AccessFlags::LOCAL_WRITE)).unwrap_err();
     assert_eq!(refusal.error.kind(), ErrorKind::InvalidState);
@@ -119,7 +119,7 @@ fn revoked(world: &World) {
 /// A request made for the old region does not reach the new one, at either end.
 fn posted_requests(world: &World) {
     let (left, right) = world.pair();
-    let region = left.pd.reg_mr(vec![9; 64], ALL_RIGHTS).unwrap();
+    let region = left.pd.reg_mr(vec![9; 64], ALL_ACCESS).unwrap();
     let mut batch = left.qp.send_batch().unwrap();
     batch.push(&SendRequest::write(&region, right.region.remote()).wr_id(5)).unwrap();
     let (region, _) = region.rereg(Reregistration::new().memory(vec![8; 64])).unwrap();
@@ -139,14 +139,14 @@ fn with_a_window(world: &World) {
     right.qp.post_send(&[SendRequest::bind_mw(&window, 1, &bind).unwrap()]).unwrap();
     right.done(1, CompletionOpcode::BindMemoryWindow);
     let remote = bind.remote(window.rkey_with(1));
-    let refusal = region.rereg(Reregistration::new().access(ALL_RIGHTS)).unwrap_err();
+    let refusal = region.rereg(Reregistration::new().access(ALL_ACCESS)).unwrap_err();
     assert_eq!(refusal.error.kind(), ErrorKind::Busy, "{refusal}");
     fill(&left.region, 0, 4096, 3);
     left.qp.post_send(&[SendRequest::write(left.region.slice(..4096).unwrap(), remote).wr_id(4).signaled()]).unwrap();
     left.written(4);
     check(&refusal.region, 0, 4096, 3);
     drop(window);
-    assert!(refusal.region.rereg(Reregistration::new().access(ALL_RIGHTS)).is_ok());
+    assert!(refusal.region.rereg(Reregistration::new().access(ALL_ACCESS)).is_ok());
 }
 
 /// Absent pages are detected on access: the request fails at both ends, without a signal.
@@ -155,10 +155,10 @@ fn absent_pages(world: &World) {
     // The first page is never mapped, on any Linux.
     let nowhere = std::ptr::without_provenance_mut(0x100);
     // SAFETY: nothing is or will be mapped there, so nothing can be read or changed.
-    let plain = unsafe { right.pd.reg_mr_raw(nowhere, 256, ALL_RIGHTS) };
+    let plain = unsafe { right.pd.reg_mr_raw(nowhere, 256, ALL_ACCESS) };
     refused(plain, ErrorKind::InvalidArgument, &["reg_mr", "addr", "mapped"]);
     // SAFETY: as above.
-    let region = unsafe { right.pd.reg_mr_raw(nowhere, 256, ALL_RIGHTS | AccessFlags::ON_DEMAND) }.unwrap();
+    let region = unsafe { right.pd.reg_mr_raw(nowhere, 256, ALL_ACCESS | AccessFlags::ON_DEMAND) }.unwrap();
     assert!(region.read_at(0, &mut [0]).is_err());
     left.qp.post_send(&[SendRequest::write(Payload::inline(b"no"), region.remote()).wr_id(2)]).unwrap();
     left.fails_with(2, &[CompletionStatus::RemoteAccessError, CompletionStatus::RemoteOperationError]);

@@ -9,7 +9,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::deviations::{LAST_EVENT_AGAIN, NO_ERROR_EVENTS, NO_LAST_EVENT};
-use super::end::{ALL_RIGHTS, SILENCE, next, patience};
+use super::end::{ALL_ACCESS, SILENCE, next, patience};
 use super::suite::Capability;
 use super::world::World;
 
@@ -52,7 +52,7 @@ impl Sharing {
         let (pd, sender_pd) = (context.alloc_pd().unwrap(), sender_context.alloc_pd().unwrap());
         let (cq, sender_cq) = (context.create_cq(4096).unwrap(), sender_context.create_cq(4096).unwrap());
         let srq = pd.create_srq_with(max_wr, 4, srq_options).unwrap();
-        let inbox = pd.alloc_mr(64 << 10, ALL_RIGHTS).unwrap();
+        let inbox = pd.alloc_mr(64 << 10, ALL_ACCESS).unwrap();
         let mut sharing =
             Self { receivers: Vec::new(), senders: Vec::new(), srq, inbox, cq, sender_cq, pd, sender_pd, context };
         for _ in 0..count {

@@ -7,7 +7,7 @@ use rdma_verbs::verbs::{
 
 use super::bytes::{check, check_all, fill};
 use super::deviations::SHARED_DOMAIN_IGNORED;
-use super::end::{ALL_RIGHTS, next, receive_without_memory, refused, silent, too_long_for_peer, too_short};
+use super::end::{ALL_ACCESS, next, receive_without_memory, refused, silent, too_long_for_peer, too_short};
 use super::sharing::{MAX_SRQ, ROOM, Sharing, connect, ends};
 use super::suite::Scenario;
 use super::world::World;
@@ -114,7 +114,7 @@ fn beside_own_queue(world: &World) {
 fn long_at_once(world: &World) {
     const LENGTH: usize = 24_000;
     let sharing = Sharing::new(world, 2);
-    let source = sharing.sender_pd.alloc_mr(2 * LENGTH, ALL_RIGHTS).unwrap();
+    let source = sharing.sender_pd.alloc_mr(2 * LENGTH, ALL_ACCESS).unwrap();
     fill(&source, 0, LENGTH, 1);
     fill(&source, LENGTH, LENGTH, 2);
     let rooms = [0..LENGTH, LENGTH..2 * LENGTH].map(|range| sharing.inbox.slice(range).unwrap());
@@ -195,7 +195,7 @@ fn write_with_immediate(world: &World) {
 
 fn one_sided_take_none(world: &World) {
     let sharing = Sharing::new(world, 1);
-    let local = sharing.sender_pd.alloc_mr(64, ALL_RIGHTS).unwrap();
+    let local = sharing.sender_pd.alloc_mr(64, ALL_ACCESS).unwrap();
     let remote = sharing.inbox.remote();
     sharing.post([1]);
     let (word, rest) = (local.slice(..8).unwrap(), local.slice(8..).unwrap());
@@ -409,7 +409,7 @@ fn domain_of_the_queue(world: &World) {
 fn remote_access_domain(world: &World) {
     let sharing = Sharing::new(world, 0);
     let other = sharing.context.alloc_pd().unwrap();
-    let allowed = other.alloc_mr(64, ALL_RIGHTS).unwrap();
+    let allowed = other.alloc_mr(64, ALL_ACCESS).unwrap();
     let receiver =
         other.create_qp_with(&sharing.cq, &sharing.cq, &QueuePairOptions::default().srq(&sharing.srq)).unwrap();
     let sender = sharing.sender_pd.create_qp(&sharing.sender_cq, &sharing.sender_cq).unwrap();

@@ -197,7 +197,7 @@ fn event_gone(world: &World) {
 fn handle_goes(world: &World) {
     let context = world.device(0);
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
-    let inbox = pd.alloc_mr(64, super::end::ALL_RIGHTS).unwrap();
+    let inbox = pd.alloc_mr(64, super::end::ALL_ACCESS).unwrap();
     let srq = pd.create_srq(4, 1).unwrap();
     srq.post_recv(&[ReceiveRequest::new(&inbox).wr_id(6)]).unwrap();
     let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().srq(&srq)).unwrap();

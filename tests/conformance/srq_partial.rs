@@ -10,7 +10,7 @@ use rdma_verbs::verbs::{
 
 use super::cq::A_WHILE;
 use super::deviations::{BEGUN_IS_LOST, NO_SEND_QUEUE_ERROR, NOTHING_PURGED};
-use super::end::{ALL_RIGHTS, SILENCE, memory_gone, next, patience, silent, too_long_for_peer, too_short};
+use super::end::{ALL_ACCESS, SILENCE, memory_gone, next, patience, silent, too_long_for_peer, too_short};
 use super::sharing::{MAX_SRQ, Sharing, connect, ends};
 use super::suite::Scenario;
 use super::world::World;
@@ -49,7 +49,7 @@ pub(crate) fn send_half(
     may: Option<CompletionStatus>,
 ) {
     let (first, rest): (MemoryRegion, MemoryRegion) =
-        (pd.alloc_mr(SENT, ALL_RIGHTS).unwrap(), pd.alloc_mr(KEPT, ALL_RIGHTS).unwrap());
+        (pd.alloc_mr(SENT, ALL_ACCESS).unwrap(), pd.alloc_mr(KEPT, ALL_ACCESS).unwrap());
     first.write_at(0, &[0xaa; SENT]).unwrap();
     let ranges = [first.slice(..).unwrap(), rest.slice(..).unwrap()];
     let mut batch = sender.send_batch().unwrap();

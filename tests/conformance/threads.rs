@@ -9,7 +9,7 @@ use std::time::Instant;
 use rdma_verbs::verbs::{Completion, ConnectOptions, ErrorKind, Payload, SendRequest};
 
 use super::bytes::{check, fill};
-use super::end::{ALL_RIGHTS, End, Shape, create_qp, patience};
+use super::end::{ALL_ACCESS, End, Shape, create_qp, patience};
 use super::suite::Scenario;
 use super::world::{World, connect};
 
@@ -292,7 +292,7 @@ fn register_while_writing(world: &World) {
     thread::scope(|scope| {
         scope.spawn(|| {
             for seed in 0..100 {
-                let region = right.region(4096, ALL_RIGHTS);
+                let region = right.region(4096, ALL_ACCESS);
                 fill(&region, 0, 4096, seed);
                 check(&region, 0, 4096, seed);
             }

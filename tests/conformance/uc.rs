@@ -7,7 +7,7 @@ use rdma_verbs::verbs::{
 
 use super::bytes::{check, check_all, fill};
 use super::deviations::NO_SEND_QUEUE_ERROR;
-use super::end::{ALL_RIGHTS, End, Shape, memory_gone, receive_without_memory, refused, too_short};
+use super::end::{ALL_ACCESS, End, Shape, memory_gone, receive_without_memory, refused, too_short};
 use super::suite::{PACKET_COUNTERS, Scenario};
 use super::world::World;
 
@@ -45,8 +45,8 @@ scenarios! {
     "uc/write/immediate_dropped_without_a_receive" DROPS immediate_dropped_without_a_receive;
     "uc/write/unknown_key_dropped" DROPS unknown_key_dropped;
     "uc/write/beyond_the_region_dropped" DROPS beyond_the_region_dropped;
-    "uc/write/region_without_the_right_dropped" DROPS region_without_the_right_dropped;
-    "uc/write/queue_pair_without_the_right_dropped" DROPS queue_pair_without_the_right_dropped;
+    "uc/write/region_without_access_flag_dropped" DROPS region_without_access_flag_dropped;
+    "uc/write/queue_pair_without_access_flag_dropped" DROPS queue_pair_without_access_flag_dropped;
     "uc/recv/too_small_ends_the_receiver" FAULTS too_small_ends_the_receiver;
     "uc/recv/revoked_region_ends_the_receiver" FAULTS revoked_region_ends_the_receiver;
     "uc/sqe/local_error_stops_the_send_queue_alone" SQE local_error_stops_the_send_queue_alone;
@@ -287,15 +287,15 @@ fn beyond_the_region_dropped(world: &World) {
     write_dropped(&left, &right, RemoteMemory::new(end - 2000, right.region.rkey(), 3000), 3000);
 }
 
-fn region_without_the_right_dropped(world: &World) {
+fn region_without_access_flag_dropped(world: &World) {
     let shape = Shape { region_access: AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ, ..shape() };
     let (left, right) = world.pair_of(&shape, &ConnectOptions::default());
     let target = RemoteMemory::new(right.region.iova(), right.region.rkey(), 100);
     write_dropped(&left, &right, target, 100);
 }
 
-fn queue_pair_without_the_right_dropped(world: &World) {
-    let shape = Shape { access: AccessFlags::REMOTE_READ, region_access: ALL_RIGHTS, ..shape() };
+fn queue_pair_without_access_flag_dropped(world: &World) {
+    let shape = Shape { access: AccessFlags::REMOTE_READ, region_access: ALL_ACCESS, ..shape() };
     let (left, right) = world.pair_of(&shape, &ConnectOptions::default());
     write_dropped(&left, &right, right.region.remote().slice(..100).unwrap(), 100);
 }

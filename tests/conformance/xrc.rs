@@ -7,7 +7,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill};
-use super::end::{ALL_RIGHTS, next, patience, refused, silent};
+use super::end::{ALL_ACCESS, next, patience, refused, silent};
 use super::sharing::{MAX_SRQ, connect};
 use super::suite::{Scenario, XRC};
 use super::world::World;
@@ -247,7 +247,7 @@ fn last_wqe_reached(world: &World) {
 fn access_domain(world: &World) {
     let ends = Extended::new(world);
     let other = ends.context.alloc_pd().unwrap();
-    let region = other.alloc_mr(64, ALL_RIGHTS).unwrap();
+    let region = other.alloc_mr(64, ALL_ACCESS).unwrap();
     let queue =
         other.create_srq_with(4, 1, &SharedReceiveQueueOptions::default().xrc(&ends.domain, &ends.cqs[1])).unwrap();
     ends.request(SendRequest::write(Payload::inline(b"allowed"), region.remote()), queue.number());

@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
     SharedReceiveQueue, SharedReceiveQueueNumber, SharedReceiveQueueOptions, Success, XrcDomain,
 };
 
-use super::end::{ALL_RIGHTS, next, silent};
+use super::end::{ALL_ACCESS, next, silent};
 use super::sharing::connect;
 use super::world::World;
 
@@ -44,7 +44,7 @@ impl Extended {
             pd.create_srq_with(16, 2, &SharedReceiveQueueOptions::default().xrc(&domain, &cqs[which])).unwrap()
         });
         let (inbox, outbox) =
-            (pd.alloc_mr(64 << 10, ALL_RIGHTS).unwrap(), sender_pd.alloc_mr(64 << 10, ALL_RIGHTS).unwrap());
+            (pd.alloc_mr(64 << 10, ALL_ACCESS).unwrap(), sender_pd.alloc_mr(64 << 10, ALL_ACCESS).unwrap());
         let target = pd.create_qp_with(&cqs[0], &cqs[0], &QueuePairOptions::default().xrc_target(&domain)).unwrap();
         let sending = QueuePairOptions::default().qp_type(QueuePairType::XrcSend).max_inline_data(256);
         let initiator = sender_pd.create_qp_with(&sender_cq, &sender_cq, &sending).unwrap();

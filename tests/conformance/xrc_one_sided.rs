@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill};
-use super::end::{ALL_RIGHTS, next, refused};
+use super::end::{ALL_ACCESS, next, refused};
 use super::sharing::{MAX_SRQ, connect};
 use super::suite::{ATOMIC_CAP, ATOMIC_WRITE, Capability, FLUSH_GLOBAL, Scenario, XRC};
 use super::world::World;
@@ -41,12 +41,12 @@ struct Other {
     queue: SharedReceiveQueue,
 }
 
-const EVERY_RIGHT: AccessFlags = ALL_RIGHTS.union(AccessFlags::FLUSH_GLOBAL);
+const EVERY_ACCESS: AccessFlags = ALL_ACCESS.union(AccessFlags::FLUSH_GLOBAL);
 
 #[track_caller]
 fn other(ends: &Extended) -> Other {
     let pd = ends.context.alloc_pd().unwrap();
-    let region = pd.alloc_mr(64 << 10, EVERY_RIGHT).unwrap();
+    let region = pd.alloc_mr(64 << 10, EVERY_ACCESS).unwrap();
     let queue =
         pd.create_srq_with(4, 1, &SharedReceiveQueueOptions::default().xrc(&ends.domain, &ends.cqs[1])).unwrap();
     Other { region, queue }
@@ -78,7 +78,7 @@ fn refused_by_domain(ends: &Extended) {
 
 fn flush(world: &World) {
     let ends = flushing(world);
-    let region = ends.pd.alloc_mr(64 << 10, EVERY_RIGHT).unwrap();
+    let region = ends.pd.alloc_mr(64 << 10, EVERY_ACCESS).unwrap();
     fill(&ends.outbox, 0, 20_000, 3);
     let number = ends.queues[1].number();
     let requests = [

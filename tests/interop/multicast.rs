@@ -41,10 +41,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     qp.attach_mcast(group)?;
     // The peer listens once its member is attached.
     let mut stream = TcpStream::connect(peer)?;
-    let everybody = pd.create_ah(&AddressVector::new(group, 0))?;
+    let members = pd.create_ah(&AddressVector::new(group, 0))?;
     let bytes = pattern(SAID);
     let said = Payload::inline(&bytes);
-    qp.post_send(&[SendRequest::send_to_with_immediate(said, &everybody, Qpn::MULTICAST, QKEY, IMMEDIATE)])?;
+    qp.post_send(&[SendRequest::send_to_with_immediate(said, &members, Qpn::MULTICAST, QKEY, IMMEDIATE)])?;
 
     // The local message first, then the peer's.
     for (wr_id, length, offset) in [(1, SAID, 0), (2, HEARD, 512)] {

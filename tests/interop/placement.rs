@@ -176,8 +176,8 @@ pub(super) fn guests_flushes(home: &mut Home) -> Outcome {
         return home.guest_cannot("flush 0 0 0");
     }
     let file = persistent_memory(AREA_BYTES)?;
-    let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE | AccessFlags::FLUSH;
-    let region = home.pd.reg_mr(Memory::file(&file, 0, AREA_BYTES, true)?, rights)?;
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE | AccessFlags::FLUSH;
+    let region = home.pd.reg_mr(Memory::file(&file, 0, AREA_BYTES, true)?, access)?;
     let (addr, rkey) = (region.iova() + 24, region.rkey().0);
     let mtu = connection.remote.path_mtu()?.bytes() as usize;
     let types = ["global", "persistent", "both"];
@@ -202,8 +202,8 @@ pub(super) fn flushes_that_we_refuse(home: &mut Home) -> Outcome {
     if !known {
         return Ok(());
     }
-    let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
-    let region = home.pd.alloc_mr(4096, rights)?;
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
+    let region = home.pd.alloc_mr(4096, access)?;
     let (addr, rkey) = (region.iova(), region.rkey().0);
     let (plain_addr, plain_rkey) = (home.open.iova(), home.open.rkey().0);
     let global = AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;

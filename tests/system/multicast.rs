@@ -88,8 +88,8 @@ fn inside() {
             (child, output)
         });
         let own = Member::new(address, group);
-        let everybody = own.pd.create_ah(&AddressVector::new(group, 0)).unwrap();
-        let request = SendRequest::send_to(Payload::inline(TEXT), &everybody, Qpn::MULTICAST, QKEY);
+        let members = own.pd.create_ah(&AddressVector::new(group, 0)).unwrap();
+        let request = SendRequest::send_to(Payload::inline(TEXT), &members, Qpn::MULTICAST, QKEY);
         own.qp.post_send(&[request]).unwrap();
         own.hears(group);
         for (child, output) in &mut children {

@@ -69,8 +69,8 @@ fn members_of_a_group_get_messages() {
         let group: Gid = Ipv4Addr::new(239, 90, 7, 3).into();
         b.qp.attach_mcast(group).unwrap();
         let mut messages = b.qp.messages(&b.pool, HEADER + 64, 4).unwrap();
-        let everybody = a.pd.create_ah(&AddressVector::new(group, 0)).unwrap();
-        a.qp.send_to(a.bytes(b"to all"), &everybody, Qpn::MULTICAST, QKEY).await.0.unwrap();
+        let members = a.pd.create_ah(&AddressVector::new(group, 0)).unwrap();
+        a.qp.send_to(a.bytes(b"to all"), &members, Qpn::MULTICAST, QKEY).await.0.unwrap();
         assert_eq!(messages.next().await.unwrap().unwrap().payload(), b"to all");
         b.qp.detach_mcast(group).unwrap();
         assert_eq!(b.qp.detach_mcast(group).unwrap_err().kind(), ErrorKind::InvalidArgument);

@@ -157,9 +157,9 @@ fn each_member_of_a_group_gets_a_copy() {
         qp.attach_mcast(group).unwrap();
         qp.post_recv(b.pool.take(HEADER + 64).unwrap(), 1).unwrap();
     }
-    let everybody = a.pd.create_ah(&AddressVector::new(group, 0)).unwrap();
+    let members = a.pd.create_ah(&AddressVector::new(group, 0)).unwrap();
     let to_all = |text: &[u8]| {
-        let request = Request::send_to(a.pool.copy_from(text).unwrap(), &everybody, Qpn::MULTICAST, QKEY).signaled();
+        let request = Request::send_to(a.pool.copy_from(text).unwrap(), &members, Qpn::MULTICAST, QKEY).signaled();
         a.post(request);
         a.succeeds(0);
     };

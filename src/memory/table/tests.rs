@@ -353,8 +353,8 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let twist = prop_oneof![4 => Just(0u32), 1 => Just(1), 1 => Just(0x80), 1 => Just(0x100)];
-    let rights = prop_oneof![Just(0u32), Just(1), Just(2), Just(4)];
-    let access = (any::<usize>(), twist, 0..2u32, 0..48u64, 0..40usize, rights);
+    let flags = prop_oneof![Just(0u32), Just(1), Just(2), Just(4)];
+    let access = (any::<usize>(), twist, 0..2u32, 0..48u64, 0..40usize, flags);
     prop_oneof![
         2 => (1..40usize, prop_oneof![Just(8u64), Just(1 << 40), Just(u64::MAX - 40)], 0..8u32, 0..2u32)
             .prop_map(|(length, iova, access, domain)| Step::Register { length, iova, access, domain }),

@@ -111,12 +111,12 @@ fn queue(path: &PathReport) -> Option<Duration> {
 fn waits(path: &PathReport) -> Option<String> {
     let of = |wait: Duration| wait.as_secs_f64() / path.age.as_secs_f64().max(f64::MIN_POSITIVE);
     let waits = [(of(path.window_wait), "window"), (of(path.pace_wait), "pace")];
-    let told: Vec<String> = waits
+    let parts: Vec<String> = waits
         .into_iter()
         .filter(|(part, _)| *part >= WORTH_TELLING)
         .map(|(part, what)| format!("{:.0} % of the time for the {what}", part.min(1.0) * 100.0))
         .collect();
-    (!told.is_empty()).then(|| format!("packets waited {}", told.join(" and ")))
+    (!parts.is_empty()).then(|| format!("packets waited {}", parts.join(" and ")))
 }
 
 #[cfg(all(test, not(loom)))]

@@ -32,7 +32,7 @@ fn remote(operation: &Operation) -> Option<(u64, Rkey)> {
     }
 }
 
-fn right(operation: &Operation) -> &'static str {
+fn needed_access_flag(operation: &Operation) -> &'static str {
     match operation {
         Operation::Read { .. } => "REMOTE_READ",
         Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. } => "REMOTE_ATOMIC",
@@ -96,7 +96,7 @@ pub(super) fn access(failed: &FailedRequest, report: &QueuePairReport) -> Diagno
             format!(
                 "the peer's region with key {rkey} does not grant {}, for other accesses with this key worked; or \
                  {range} lie outside of it",
-                right(&failed.operation)
+                needed_access_flag(&failed.operation)
             ),
             "register it there with that access flag",
         ),
@@ -105,7 +105,7 @@ pub(super) fn access(failed: &FailedRequest, report: &QueuePairReport) -> Diagno
                 "no region of the peer has key {rkey} (mistyped, or deregistered); otherwise the region is of another \
                  protection domain than the peer's queue pair, it or the queue pair grants no {}, or it does not hold \
                  {range}",
-                right(&failed.operation)
+                needed_access_flag(&failed.operation)
             ),
             "compare key, address and length with what the peer registered; its asynchronous event says which it was",
         ),
@@ -149,7 +149,7 @@ pub(super) fn invalid(failed: &FailedRequest, report: &QueuePairReport) -> Diagn
         (operation, Some(_)) => Diagnosis::new(
             format!(
                 "the peer's queue pair does not grant {} (qp_access_flags){}",
-                right(operation),
+                needed_access_flag(operation),
                 if is_long { format!("; or its path_mtu is not {path_mtu}") } else { String::new() }
             ),
             "give the peer's queue pair that access flag when it goes to INIT (access of QueuePairOptions)",

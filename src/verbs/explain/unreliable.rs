@@ -18,7 +18,9 @@ pub(super) fn dropped(report: &QueuePairReport) -> Option<Diagnosis> {
         )
     } else if refused > 0 {
         Diagnosis::new(
-            format!("{refused} packets of the peer were dropped, because key, bounds, rights or length forbid them"),
+            format!(
+                "{refused} packets of the peer were dropped, because key, bounds, access flags or length forbid them"
+            ),
             "compare the peer's remote address, rkey and length with the region, and its requests with qp_access_flags",
         )
     } else if torn > 0 {

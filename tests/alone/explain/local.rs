@@ -37,7 +37,7 @@ pub(crate) fn refuses_out_of_bounds(case: u8) -> String {
 }
 
 /// The refusal flushes the posted receive, whose explanation gives the reason.
-pub(crate) fn refuses_missing_right(case: u8) -> String {
+pub(crate) fn refuses_missing_access_flag(case: u8) -> String {
     let (left, right) = pair(case);
     let region = right.pd.alloc_mr(64, AccessFlags::REMOTE_READ).unwrap();
     right.qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)]).unwrap();

@@ -57,7 +57,7 @@ pub(crate) fn out_of_bounds(case: u8) -> String {
     left.why()
 }
 
-pub(crate) fn missing_right(case: u8) -> String {
+pub(crate) fn missing_access_flag(case: u8) -> String {
     let (left, right) = pair(case);
     let (near, far) = (left.region(64), right.pd.alloc_mr(64, AccessFlags::REMOTE_READ).unwrap());
     left.post(SendRequest::read(&near, far.remote()));
