@@ -1,6 +1,8 @@
-//! `driving_settings SETTING SECONDS`: the duration of an exchange in a setting that constants of the driving policy are
-//! for. Prints the median, the mean and the 99th percentile in microseconds, and the processor time of the process for
-//! an exchange. Both ends are in this process, each with its threads on one core. `driving/run` compares builds.
+//! `driving_settings SETTING SECONDS`: the duration of an exchange in a setting that constants of the driving policy
+//! are for.
+//!
+//! Prints the median, the mean and the 99th percentile in microseconds, and the processor time of the process for an
+//! exchange. Both ends are in this process, each with its threads on one core. `driving/run` compares builds.
 
 mod end;
 mod lock;
@@ -87,7 +89,7 @@ fn wrong_usage() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// What an end needs to know of the other one.
+/// The data with which an end connects to the other one.
 type Contact = (ConnectionInfo, RemoteMemory);
 
 impl Setting {
