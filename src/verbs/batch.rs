@@ -83,7 +83,9 @@ fn lowered(
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "a batch that is dropped posts nothing"]
-pub struct SendBatch<'a>(OpenBatch<SendQueue<'a>>);
+pub struct SendBatch<'a> {
+    batch: OpenBatch<SendQueue<'a>>,
+}
 
 /// A queue pair as a queue that takes send requests.
 struct SendQueue<'a>(&'a QueuePair);
@@ -106,7 +108,7 @@ impl BatchQueue for SendQueue<'_> {
 
 impl<'a> SendBatch<'a> {
     pub(super) fn open(queue_pair: &'a QueuePair) -> Result<Self> {
-        OpenBatch::open(SendQueue(queue_pair)).map(Self)
+        Ok(Self { batch: OpenBatch::open(SendQueue(queue_pair))? })
     }
 
     /// Adds a request.
@@ -114,20 +116,20 @@ impl<'a> SendBatch<'a> {
     /// # Errors
     /// As for [`QueuePair::post_send`]. The batch stays open and may be posted without the request.
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<&mut Self> {
-        let queue_pair = self.0.queue.0;
+        let queue_pair = self.batch.queue.0;
         let inner = queue_pair.inner();
         lowered(queue_pair, request, |lowered| match (&request.target, request.remote_srq) {
             (None, None) => inner.send_push(lowered),
             (Some(target), _) => inner.send_push_to(lowered, &lower(target)),
             (None, Some(srq)) => inner.send_push_to_srq(lowered, srq),
         })?;
-        self.0.note_pushed();
+        self.batch.note_pushed();
         Ok(self)
     }
 
     /// Returns the number of requests in the batch.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.batch.len()
     }
 
     /// Returns whether the batch is empty.
@@ -140,13 +142,13 @@ impl<'a> SendBatch<'a> {
     /// # Errors
     /// As for [`QueuePair::post_send`]; on failure nothing is posted.
     pub fn post(self) -> Result<()> {
-        self.0.post()
+        self.batch.post()
     }
 }
 
 impl fmt::Debug for SendBatch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendBatch").field("qpn", &self.0.queue.0.qpn()).field("len", &self.len()).finish()
+        f.debug_struct("SendBatch").field("qpn", &self.batch.queue.0.qpn()).field("len", &self.len()).finish()
     }
 }
 
@@ -167,7 +169,9 @@ impl fmt::Debug for SendBatch<'_> {
 /// # Ok::<(), verbs::Error>(())
 /// ```
 #[must_use = "a batch that is dropped posts nothing"]
-pub struct ReceiveBatch<'a>(OpenBatch<ReceiveQueue<'a>>);
+pub struct ReceiveBatch<'a> {
+    batch: OpenBatch<ReceiveQueue<'a>>,
+}
 
 /// A queue pair as a queue that takes receives.
 struct ReceiveQueue<'a>(&'a QueuePair);
@@ -190,7 +194,7 @@ impl BatchQueue for ReceiveQueue<'_> {
 
 impl<'a> ReceiveBatch<'a> {
     pub(super) fn open(queue_pair: &'a QueuePair) -> Result<Self> {
-        OpenBatch::open(ReceiveQueue(queue_pair)).map(Self)
+        Ok(Self { batch: OpenBatch::open(ReceiveQueue(queue_pair))? })
     }
 
     /// Adds a receive.
@@ -198,18 +202,18 @@ impl<'a> ReceiveBatch<'a> {
     /// # Errors
     /// As for [`QueuePair::post_recv`]. The batch stays open and may be posted without the receive.
     pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<&mut Self> {
-        let queue_pair = self.0.queue.0;
+        let queue_pair = self.batch.queue.0;
         let domain = queue_pair.protection_domain();
         let check = RangeCheck { verb: "post_recv", domain, need: AccessFlags::LOCAL_WRITE };
         let wr_id = request.wr_id;
         check.with_sges(&request.data, |sges| queue_pair.inner().recv_push(&types::ReceiveRequest { wr_id, sges }))?;
-        self.0.note_pushed();
+        self.batch.note_pushed();
         Ok(self)
     }
 
     /// Returns the number of receives in the batch.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.batch.len()
     }
 
     /// Returns whether the batch is empty.
@@ -222,13 +226,13 @@ impl<'a> ReceiveBatch<'a> {
     /// # Errors
     /// As for [`QueuePair::post_recv`]; on failure nothing is posted.
     pub fn post(self) -> Result<()> {
-        self.0.post()
+        self.batch.post()
     }
 }
 
 impl fmt::Debug for ReceiveBatch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReceiveBatch").field("qpn", &self.0.queue.0.qpn()).field("len", &self.len()).finish()
+        f.debug_struct("ReceiveBatch").field("qpn", &self.batch.queue.0.qpn()).field("len", &self.len()).finish()
     }
 }
 

@@ -226,7 +226,7 @@ impl SharedReceiveQueue {
     /// [`ErrorKind::InvalidState`](super::ErrorKind::InvalidState) if this thread already has an open batch of this
     /// queue.
     pub fn recv_batch(&self) -> Result<SharedReceiveBatch<'_>> {
-        OpenBatch::open(self).map(SharedReceiveBatch)
+        Ok(SharedReceiveBatch { batch: OpenBatch::open(self)? })
     }
 
     /// Destroys the queue while handles remain; see [`provider::SharedReceiveQueue::destroy`].
@@ -261,7 +261,9 @@ impl fmt::Debug for SharedReceiveQueue {
 /// # Ok::<(), verbs::Error>(())
 /// ```
 #[must_use = "a batch that is dropped posts nothing"]
-pub struct SharedReceiveBatch<'a>(OpenBatch<&'a SharedReceiveQueue>);
+pub struct SharedReceiveBatch<'a> {
+    batch: OpenBatch<&'a SharedReceiveQueue>,
+}
 
 impl BatchQueue for &SharedReceiveQueue {
     const VERB: &'static str = "post_srq_recv";
@@ -285,17 +287,17 @@ impl SharedReceiveBatch<'_> {
     /// # Errors
     /// As for [`SharedReceiveQueue::post_recv`]. The batch stays open and may be posted without the receive.
     pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<&mut Self> {
-        let shared = &self.0.queue.shared;
+        let shared = &self.batch.queue.shared;
         let check = RangeCheck { verb: "post_srq_recv", domain: &shared.domain, need: AccessFlags::LOCAL_WRITE };
         let wr_id = request.wr_id;
         check.with_sges(&request.data, |sges| shared.inner.recv_push(&types::ReceiveRequest { wr_id, sges }))?;
-        self.0.note_pushed();
+        self.batch.note_pushed();
         Ok(self)
     }
 
     /// Returns the number of receives in the batch.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.batch.len()
     }
 
     /// Returns whether the batch is empty.
@@ -308,12 +310,15 @@ impl SharedReceiveBatch<'_> {
     /// # Errors
     /// As for [`SharedReceiveQueue::post_recv`]; on failure nothing is posted.
     pub fn post(self) -> Result<()> {
-        self.0.post()
+        self.batch.post()
     }
 }
 
 impl fmt::Debug for SharedReceiveBatch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedReceiveBatch").field("queue", &self.0.queue.number()).field("len", &self.len()).finish()
+        f.debug_struct("SharedReceiveBatch")
+            .field("queue", &self.batch.queue.number())
+            .field("len", &self.len())
+            .finish()
     }
 }
