@@ -15,6 +15,8 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_micros(400);
 /// waiting: a program that polls for the completion of its own request, but only checks its memory for the peer's, no
 /// longer polls when the lease begins, and waits for the shard's thread.
 pub(super) const MIN_POLL_TIME: Duration = Duration::from_micros(100);
+/// Part of the time of polling for which a lease lasts.
+pub(super) const PART_OF_POLLING: u32 = 2;
 
 // ---- The poller lease (the scheduler) ----
 
@@ -70,13 +72,12 @@ pub(super) const STAY_FOR_WAITERS: Duration = LONGEST_PAUSE.saturating_mul(2);
 
 // ---- The shard's thread (the scheduler and the protocol) ----
 
-/// Back-off after another thread wanted its core: without work it sleeps at once for this long, and twice as long if
-/// that happens again soon. A yield to a thread that computes takes a whole time slice, while a thread that sleeps on a
-/// packet is scheduled first when it arrives. The kernel's own threads use a yield now and then.
+/// Back-off after another thread wanted its core: without work it sleeps at once for this long, and twice as long each
+/// time. A yield to a thread that computes takes a whole time slice, while a thread that sleeps on a packet is
+/// scheduled first when it arrives.
 pub(super) const SHORTEST_BACKOFF: Duration = Duration::from_millis(1);
 pub(super) const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
 /// Least time after its last work before it sleeps without a time limit. A posted request needs the thread when its
 /// response is overdue, which is later than this (2 ms at the earliest, unless READs lose packets): so a busy
-/// connection's posts do not wake it. A thread that a post wakes is not asleep when the next packet arrives, and waits
-/// for the end of the time slice of a program that spins on its memory.
+/// connection's posts do not wake it.
 pub(super) const LIGHT_SLEEP: Duration = Duration::from_millis(1);
