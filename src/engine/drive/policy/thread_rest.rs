@@ -60,8 +60,7 @@ impl ThreadRest {
         }
         let switches = switches();
         if std::mem::replace(&mut self.switches, switches) != switches {
-            // Until the yield began: a long one would otherwise count as a long time without a switch.
-            let undisturbed = now.saturating_since(self.not_before + took);
+            let undisturbed = now.saturating_since(self.not_before);
             let is_rare = undisturbed > self.backoff;
             self.backoff = if is_rare { SHORTEST_BACKOFF } else { (self.backoff * 2).min(LONGEST_BACKOFF) };
             self.not_before = now + self.backoff;
@@ -105,20 +104,6 @@ mod tests {
         rest.note_yield(now + 2 * LONGEST_BACKOFF, USEFUL_YIELD, || 13);
         now = now + 2 * LONGEST_BACKOFF + SHORTEST_BACKOFF;
         assert_eq!(rest.after_pass(now, true), Rest::Linger, "the first switch for a long time");
-    }
-
-    #[test]
-    fn whole_time_slices_of_a_thread_that_computes_count_as_frequent() {
-        let (mut rest, mut now) = (ThreadRest::default(), start());
-        let slice = 4 * SHORTEST_BACKOFF;
-        for switches in 1..=12 {
-            now = now + slice;
-            rest.note_yield(now, slice, || switches);
-            while rest.after_pass(now, true) != Rest::Linger {
-                now = now + SHORTEST_BACKOFF;
-            }
-        }
-        assert!(now >= start() + LONGEST_BACKOFF, "twelve slices within {:?}", now - start());
     }
 
     #[test]
