@@ -17,8 +17,8 @@ use super::{Error, Result, Rkey};
 /// let sent = RemoteMemory::new(0x7f00_0000_0000, Rkey(0x1234), 4096);
 /// let received = RemoteMemory::from_bytes(sent.to_bytes());
 /// assert_eq!(received, sent);
-/// assert_eq!(heard.slice(8..16)?.addr(), 0x7f00_0000_0008);
-/// assert!(heard.slice(4000..5000).is_err());
+/// assert_eq!(received.slice(8..16)?.addr(), 0x7f00_0000_0008);
+/// assert!(received.slice(4000..5000).is_err());
 /// # Ok::<(), rdma_verbs::verbs::Error>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
