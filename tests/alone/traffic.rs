@@ -16,8 +16,9 @@ pub(crate) const BATCH: usize = 16;
 pub(crate) const SMALL: usize = 8;
 /// Bytes of the largest message.
 const LARGEST: usize = 1 << 20;
-/// Large messages in flight together.
-const LARGE_IN_FLIGHT: usize = 8;
+/// Bytes of large messages in flight together, if a message is not longer. One call of one end takes as long as the
+/// bytes in flight need, and an end that is not polled for 400 µs is served by its device's thread, too.
+const IN_FLIGHT: usize = 512 << 10;
 
 /// One end of the connection.
 pub(crate) struct End {
@@ -31,7 +32,7 @@ pub(crate) struct End {
 }
 
 /// Offset of the incoming small messages.
-const ARRIVING: usize = LARGE_IN_FLIGHT * LARGEST;
+const ARRIVING: usize = LARGEST;
 /// Offset of the outgoing small messages.
 const LEAVING: usize = ARRIVING + BATCH * SMALL;
 const REGION: usize = LEAVING + BATCH * SMALL;
@@ -178,9 +179,10 @@ impl Ends {
         request: impl Fn(verbs::RegionRange<'a>, verbs::RemoteMemory) -> SendRequest<'a>,
     ) {
         let [near, far] = &self.0;
+        let most = (IN_FLIGHT / bytes).max(1);
         for message in 0..messages {
-            self.wait_sent(LARGE_IN_FLIGHT - 1);
-            let offset = message % LARGE_IN_FLIGHT * LARGEST;
+            self.wait_sent(most - 1);
+            let offset = message % most * bytes;
             let range = offset..offset + bytes;
             let remote = far.mr.remote().slice(range.clone()).unwrap();
             let request = near.signaled(request(near.mr.slice(range).unwrap(), remote));

@@ -33,8 +33,8 @@ struct Kind {
 
 /// Loopback has packets of 4 KiB; 15 fit into a send. The first packet of a WRITE is longer than the others, because it
 /// contains the address, and so are the first and the last packet of a READ response. A longer packet can only begin a
-/// send, and a shorter one ends it, so 64 KiB take two or three sends.
-const KINDS: [Kind; 7] = [
+/// send, and a shorter one ends it, so 64 KiB take two or three sends, and 256 KiB six or seven.
+const KINDS: [Kind; 8] = [
     // Both ends send once a round, and the acknowledgement is piggybacked.
     Kind {
         name: "SEND 8 B, there and back",
@@ -66,11 +66,11 @@ const KINDS: [Kind; 7] = [
         waits: 4.0,
     },
     Kind {
-        name: "WRITE 1 MiB",
-        messages: 40,
-        traffic: |ends| ends.writes(40, 1 << 20),
-        sends: [18.5, 4.0],
-        waits: 32.0,
+        name: "WRITE 256 KiB",
+        messages: 80,
+        traffic: |ends| ends.writes(80, 256 << 10),
+        sends: [6.05, 1.05],
+        waits: 8.0,
     },
     Kind {
         name: "READ 64 KiB",
@@ -79,8 +79,21 @@ const KINDS: [Kind; 7] = [
         sends: [1.05, 3.05],
         waits: 4.0,
     },
+    Kind {
+        name: "READ 256 KiB",
+        messages: 80,
+        traffic: |ends| ends.reads(80, 256 << 10),
+        sends: [1.05, 7.05],
+        waits: 8.0,
+    },
     // Requested in two halves, each with a longer first and last packet.
-    Kind { name: "READ 1 MiB", messages: 40, traffic: |ends| ends.reads(40, 1 << 20), sends: [4.0, 21.5], waits: 32.0 },
+    Kind {
+        name: "READ 1 MiB",
+        messages: 40,
+        traffic: |ends| ends.reads(40, 1 << 20),
+        sends: [1.05, 21.05],
+        waits: 32.0,
+    },
 ];
 
 /// The cost of a round of traffic.

@@ -21,11 +21,12 @@ const PASSED: [libc::c_long; 7] = [
 ];
 
 /// The calls with which threads sleep on sockets and events, set timers, wake each other, and check whether others want
-/// their core before they do. Events are read and written.
-const WAITS: [libc::c_long; 6] = [
+/// their core before they do. Events are read and written. If others do, polling threads sleep for a fixed time.
+const WAITS: [libc::c_long; 7] = [
     libc::SYS_ppoll,
     libc::SYS_epoll_pwait,
     libc::SYS_timerfd_settime,
+    libc::SYS_clock_nanosleep,
     libc::SYS_getrusage,
     libc::SYS_read,
     libc::SYS_write,
