@@ -360,7 +360,10 @@ impl Requester {
         if plan.reason == SendReason::Missing {
             return self.requests_gap_report(plan.psn);
         }
-        let is_measured = plan.reason == SendReason::Cursor && self.wants_delay(common);
+        let packets = self.request(plan.index).packets;
+        // A message of one packet requests no response only in order to be measured: each of several messages that
+        // answer each other would.
+        let is_measured = packets > 1 && plan.reason == SendReason::Cursor && self.wants_delay(common);
         if many
             || is_measured
             || matches!(plan.reason, SendReason::Probe | SendReason::Request)
@@ -368,7 +371,7 @@ impl Requester {
         {
             return true;
         }
-        if plan.offset + 1 < self.request(plan.index).packets {
+        if plan.offset + 1 < packets {
             return false;
         }
         let is_draining = common.state == QueuePairState::SendQueueDrained;

@@ -380,6 +380,25 @@ fn every_fourth_packet_on_a_shared_controlled_path_requests_an_acknowledgement()
     assert!(among_others.0 == 40 && (10..=12).contains(&among_others.1), "{among_others:?}");
 }
 
+/// Messages that answer each other would otherwise leave with an acknowledgement each.
+#[test]
+fn a_message_of_one_packet_requests_no_acknowledgement_in_order_to_be_measured() {
+    let mut pair = Script::new(100 * MTU, None).reliable(NATIVE);
+    let mut requests_of = |bytes: u32| {
+        let (sge, rkey) = (pair.ends[0].sge(0, bytes), pair.ends[1].region.rkey());
+        let write = Operation::Write { remote_addr: 0x10_0000, rkey };
+        pair.ends[0].post_flagged(pair.now, write, &[sge], SendFlags::empty());
+        let sent = pair.catch(0);
+        sent.iter().for_each(|sent| pair.deliver(sent));
+        pair.carry(1);
+        pair.now = pair.now + Duration::from_micros(20);
+        sent.iter().filter(|sent| sent.headers.bth.ack_request).count()
+    };
+    assert_eq!(requests_of(8), 1, "none was requested recently");
+    assert_eq!((0..10).map(|_| requests_of(8)).sum::<usize>(), 0);
+    assert_eq!(requests_of(2 * MTU as u32), 1, "a longer message is measured");
+}
+
 #[test]
 fn each_dscp_has_its_own_controller() {
     let script = Script::new(16 * MTU, None);
