@@ -110,8 +110,7 @@ impl Requester {
         path.window_share.with_control(|control| control.note_acknowledged(&ack, is_read));
     }
 
-    /// Returns whether a packet of a longer message requests a response in order to be measured: if no other packet is
-    /// measured.
+    /// Returns whether a packet that leaves now is to be measured by its response: if no other one is.
     #[inline]
     pub(super) fn wants_delay(&self, common: &Common) -> bool {
         common.is_controlled() && self.delays.as_ref().is_none_or(|delays| delays.is_idle())
