@@ -15,7 +15,7 @@ use rdma_verbs::types::{Counter, Counters};
 use support::process::alone;
 use witness::Witness;
 
-use super::traffic::Ends;
+use super::traffic::{BATCH, Ends};
 
 const ROUNDS: usize = 30;
 
@@ -23,7 +23,8 @@ const ROUNDS: usize = 30;
 struct Kind {
     name: &'static str,
     messages: usize,
-    traffic: fn(&Ends),
+    /// Sends this many messages.
+    traffic: fn(&Ends, usize),
     /// Largest numbers of sends of the near end and of the far one.
     sends: [f64; 2],
     /// Largest number of times that threads slept or woke each other. On a quiet machine only the devices' threads do,
@@ -39,14 +40,14 @@ const KINDS: [Kind; 8] = [
     Kind {
         name: "SEND 8 B, there and back",
         messages: 1_000,
-        traffic: |ends| ends.ping_pong(500, 1),
+        traffic: |ends, messages| ends.ping_pong(messages / 2, 1),
         sends: [0.53, 0.53],
         waits: 0.5,
     },
     Kind {
         name: "SEND 8 B, there and back, 1 of 16 signaled",
         messages: 1_000,
-        traffic: |ends| ends.ping_pong(500, 16),
+        traffic: |ends, messages| ends.ping_pong(messages / 2, 16),
         sends: [0.53, 0.53],
         waits: 0.5,
     },
@@ -54,35 +55,35 @@ const KINDS: [Kind; 8] = [
     Kind {
         name: "SEND 8 B, in batches of 16",
         messages: 1_600,
-        traffic: |ends| ends.batches(100),
+        traffic: |ends, messages| ends.batches(messages / BATCH),
         sends: [1.05 / 16.0, 1.05 / 16.0],
         waits: 1.0,
     },
     Kind {
         name: "WRITE 64 KiB",
         messages: 200,
-        traffic: |ends| ends.writes(200, 64 << 10),
+        traffic: |ends, messages| ends.writes(messages, 64 << 10),
         sends: [2.05, 0.5],
         waits: 4.0,
     },
     Kind {
         name: "WRITE 256 KiB",
         messages: 80,
-        traffic: |ends| ends.writes(80, 256 << 10),
+        traffic: |ends, messages| ends.writes(messages, 256 << 10),
         sends: [6.05, 1.05],
         waits: 8.0,
     },
     Kind {
         name: "READ 64 KiB",
         messages: 200,
-        traffic: |ends| ends.reads(200, 64 << 10),
+        traffic: |ends, messages| ends.reads(messages, 64 << 10),
         sends: [1.05, 3.05],
         waits: 4.0,
     },
     Kind {
         name: "READ 256 KiB",
         messages: 80,
-        traffic: |ends| ends.reads(80, 256 << 10),
+        traffic: |ends, messages| ends.reads(messages, 256 << 10),
         sends: [1.05, 7.05],
         waits: 8.0,
     },
@@ -90,7 +91,7 @@ const KINDS: [Kind; 8] = [
     Kind {
         name: "READ 1 MiB",
         messages: 40,
-        traffic: |ends| ends.reads(40, 1 << 20),
+        traffic: |ends, messages| ends.reads(messages, 1 << 20),
         sends: [1.05, 21.05],
         waits: 32.0,
     },
@@ -141,11 +142,11 @@ impl fmt::Display for Cost {
 
 /// Returns the fewest sends, and the fewest other calls of either kind, of many rounds after a warm-up.
 fn calmest(ends: &Ends, witness: Option<&Witness>, kind: &Kind) -> Cost {
-    (kind.traffic)(ends);
+    (kind.traffic)(ends, kind.messages);
     let counters = || [0, 1].map(|end: usize| ends.0[end].context.counters());
     let round = |_| {
         let (before, calls_before) = (counters(), witness.map(Witness::waits_and_strange));
-        (kind.traffic)(ends);
+        (kind.traffic)(ends, kind.messages);
         let others = witness.zip(calls_before).map(|(witness, before)| {
             let now = witness.waits_and_strange();
             [now[0] - before[0], now[1] - before[1]]
