@@ -5,8 +5,9 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use once_cell::race::OnceBox;
 
 /// Number of bytes that fit into any pipe that is reported as writable.
 const MOST_BYTES: usize = 4096;
@@ -17,7 +18,7 @@ const TRIES: usize = 100;
 static WRITING: AtomicBool = AtomicBool::new(false);
 
 /// Identity of the output's file: device and inode number.
-static FILE: OnceLock<Option<(u64, u64)>> = OnceLock::new();
+static FILE: OnceBox<Option<(u64, u64)>> = OnceBox::new();
 
 /// Writes lines, each in one call.
 #[derive(Clone, Copy)]
@@ -27,7 +28,7 @@ impl ErrorOutput {
     /// Creates the output. Must be called before this library opens a descriptor, which might get the number of a
     /// closed output.
     pub(crate) fn begin() -> Self {
-        FILE.get_or_init(|| about().map(|about| (about.st_dev, about.st_ino)));
+        FILE.get_or_init(|| Box::new(about().map(|about| (about.st_dev, about.st_ino))));
         Self
     }
 }

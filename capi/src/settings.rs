@@ -3,8 +3,8 @@
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::OnceLock;
 
+use once_cell::race::OnceBox;
 use rdma_verbs::provider::recover_from_faults;
 use rdma_verbs::provider::soft::{SoftOptions, environment_variable};
 use rdma_verbs::types::{Mtu, VendorIdentity};
@@ -38,15 +38,17 @@ impl Settings {
 
 /// Returns the settings of this process.
 pub(crate) fn settings() -> &'static Settings {
-    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    // A lock would stay taken in a child that is forked while another thread reads them. Threads that use the library
+    // first at the same time each read them, and may each log what is ignored.
+    static SETTINGS: OnceBox<Settings> = OnceBox::new();
     SETTINGS.get_or_init(|| {
         start_log();
-        Settings {
+        Box::new(Settings {
             addresses: list("RDMA_VERBS_ADDRESSES"),
             peers: list("RDMA_VERBS_PEERS"),
             options: options(),
             faults_by_signal: faults_by_signal(),
-        }
+        })
     })
 }
 

@@ -10,7 +10,8 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::sync::LazyLock;
+
+use once_cell::race::OnceBool;
 
 use super::{Faulted, Sum};
 
@@ -69,13 +70,13 @@ const OVER_4_BYTES: i64 = power_of_x(64);
 
 fn is_supported() -> bool {
     // One check for each packet instead of four.
-    static SUPPORTED: LazyLock<bool> = LazyLock::new(|| {
+    static SUPPORTED: OnceBool = OnceBool::new();
+    SUPPORTED.get_or_init(|| {
         is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("vpclmulqdq")
             && is_x86_feature_detected!("pclmulqdq")
             && is_x86_feature_detected!("sse4.1")
-    });
-    *SUPPORTED
+    })
 }
 
 /// [`super::update`], if the processor has the features and `bytes` are whole words.

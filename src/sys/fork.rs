@@ -3,14 +3,13 @@
 //! `/dev/null`. The number stays taken, so a later close of it closes nothing else.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Once;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 /// Number of descriptors that can be replaced; the child keeps its copies of any further ones.
 const PLACES: usize = 8_192;
 const FREE: i32 = -1;
 
-/// Forks since the first process of this program that registered a descriptor.
+/// Counts the forks since the first process of this program that called [`watch_forks`], by one each or a few more.
 static GENERATION: AtomicUsize = AtomicUsize::new(0);
 static DESCRIPTORS: [AtomicI32; PLACES] = [const { AtomicI32::new(FREE) }; PLACES];
 /// Slots from this index on were never used.
@@ -34,9 +33,23 @@ impl Generation {
         self == Self::now()
     }
 
-    /// Returns how many forks led to this process.
+    /// Returns a number that differs from those of the processes that this one was forked from.
     pub(crate) fn number(self) -> usize {
         self.0
+    }
+}
+
+/// Makes each later fork begin a generation.
+///
+/// Threads that call it first at the same time each register the handler, which then counts each fork more than once.
+/// A lock would count them once, but stay taken in a child that is forked meanwhile.
+pub(crate) fn watch_forks() {
+    static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+    if !IS_WATCHED.load(Ordering::Acquire) {
+        // SAFETY: the handler only makes calls that are allowed between fork and exec, and is never unloaded before
+        // the program ends.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        IS_WATCHED.store(true, Ordering::Release);
     }
 }
 
@@ -49,12 +62,7 @@ pub(crate) struct NotInherited {
 impl NotInherited {
     /// Registers a descriptor that its owner closes after dropping this.
     pub(crate) fn new(descriptor: BorrowedFd<'_>) -> Self {
-        static HANDLER: Once = Once::new();
-        // SAFETY: the handler only makes calls that are allowed between fork and exec, and is never unloaded before
-        // the program ends.
-        HANDLER.call_once(|| unsafe {
-            libc::pthread_atfork(None, None, Some(in_child));
-        });
+        watch_forks();
         let number = descriptor.as_raw_fd();
         let claim = |place: &usize| {
             DESCRIPTORS[*place].compare_exchange(FREE, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()

@@ -5,9 +5,9 @@
 
 use std::sync::OnceLock;
 
-use super::fork::Generation;
+use super::fork::{Generation, watch_forks};
 
-/// Generations that can use the engine: forks of forks.
+/// Most numbers of generations that can use the engine: forks of forks.
 const MAX_GENERATIONS: usize = 64;
 
 /// One value for each generation of the process, made when it is first used.
@@ -21,6 +21,8 @@ impl<T: Default> PerGeneration<T> {
 
     /// Returns this generation's value, or `None` after more forks of forks than are counted.
     pub(crate) fn get(&self) -> Option<&T> {
+        // Before anything is locked: a child that is forked meanwhile begins with values of its own.
+        watch_forks();
         self.0.get(Generation::now().number()).map(|value| value.get_or_init(T::default))
     }
 }

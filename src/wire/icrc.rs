@@ -6,7 +6,8 @@
 //! fragment" are tried.
 
 use std::net::IpAddr;
-use std::sync::OnceLock;
+
+use once_cell::race::OnceBox;
 
 pub use flush::{append_as_linux, verify_as_linux};
 pub use seed::Seed;
@@ -193,8 +194,9 @@ const fn multiply(mut one: u32, mut other: u32) -> u32 {
 
 /// x^(-8 × bytes) modulo the polynomial.
 fn backward(bytes: usize) -> u32 {
-    static TABLE: OnceLock<Box<[u32]>> = OnceLock::new();
-    let table = TABLE.get_or_init(|| (0..=LARGEST_COVERED / 4).map(backward_words).collect());
+    // Not a lock, for the reason given in `seed`.
+    static TABLE: OnceBox<Box<[u32]>> = OnceBox::new();
+    let table = TABLE.get_or_init(|| Box::new((0..=LARGEST_COVERED / 4).map(backward_words).collect()));
     // A packet's length is a multiple of four, and so is the rest.
     table.get(bytes / 4).copied().unwrap_or_else(|| backward_words(bytes / 4))
 }

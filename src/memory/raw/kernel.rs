@@ -10,10 +10,10 @@
 //! visible at once holds on the processors tested (`aligned_tails_do_not_tear`), and no manual promises it.
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use libc::{c_int, c_void, iovec, pid_t};
+use once_cell::race::{OnceBool, OnceBox};
 
 use super::{AccessError, body_length, store_size};
 
@@ -202,7 +202,8 @@ fn own_process() -> pid_t {
 /// Checks that the kernel makes copies for this process. Otherwise returns the error number of the refusal, for example
 /// by a seccomp filter, or by a kernel built without these calls.
 fn copy_is_allowed() -> Result<(), i32> {
-    static ALLOWED: OnceLock<Result<(), i32>> = OnceLock::new();
+    // A lock would stay taken in a child that is forked while another thread checks.
+    static ALLOWED: OnceBox<Result<(), i32>> = OnceBox::new();
     *ALLOWED.get_or_init(|| {
         let (mut source, mut target) = (0x5au8, 0u8);
         let (remote, local) = (span(&raw mut source, 1), span(&raw mut target, 1));
@@ -210,16 +211,16 @@ fn copy_is_allowed() -> Result<(), i32> {
         let read = unsafe { libc::process_vm_readv(own_process(), &local, 1, &remote, 1, 0) };
         // SAFETY: as above.
         if read == 1 && unsafe { libc::process_vm_writev(own_process(), &local, 1, &remote, 1, 0) } == 1 {
-            return Ok(());
+            return Box::new(Ok(()));
         }
-        Err(last_errno())
+        Box::new(Err(last_errno()))
     })
 }
 
 /// Whether the kernel has `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`: Linux 5.14.
 fn populate_is_known() -> bool {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    *KNOWN.get_or_init(|| {
+    static KNOWN: OnceBool = OnceBool::new();
+    KNOWN.get_or_init(|| {
         // SAFETY: an empty range; the kernel only reports whether it knows the advice.
         unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_WRITE) == 0 }
     })
@@ -255,12 +256,9 @@ pub(super) fn synchronize(address: *mut u8, length: usize) -> Result<(), AccessE
 }
 
 fn page_size() -> usize {
-    static SIZE: OnceLock<usize> = OnceLock::new();
-    *SIZE.get_or_init(|| {
-        // SAFETY: has no preconditions.
-        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        usize::try_from(size).unwrap_or(4096)
-    })
+    // SAFETY: has no preconditions. Not a system call: the C library knows the size.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
 }
 
 fn last_errno() -> i32 {

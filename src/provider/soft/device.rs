@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use once_cell::race::OnceBox;
+
 use super::capture;
 use super::errors;
 use super::interface::Interface;
@@ -326,8 +328,9 @@ fn on_demand_capabilities() -> OnDemandCapabilities {
 /// Returns a locally administered GUID. It differs between processes, even on one machine, because peers distinguish
 /// devices by it, and stays the same for a device while the process lives.
 fn guid(device_name: &str) -> u64 {
-    static PROCESS: OnceLock<RandomState> = OnceLock::new();
+    static PROCESS: OnceBox<RandomState> = OnceBox::new();
     let group_bit = 1 << 56;
     let local_bit = 1 << 57;
-    (PROCESS.get_or_init(RandomState::new).hash_one((device_name, std::process::id())) & !group_bit) | local_bit
+    let process = PROCESS.get_or_init(|| Box::new(RandomState::new()));
+    (process.hash_one((device_name, std::process::id())) & !group_bit) | local_bit
 }

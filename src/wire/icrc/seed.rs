@@ -4,7 +4,7 @@
 //! packets of a flow. Their distance from the end of these headers is constant, and a CRC is linear: their effect on
 //! it depends on nothing else and is looked up in tables.
 
-use std::sync::OnceLock;
+use once_cell::race::OnceBox;
 
 use super::{BTH_BYTES, Flow, ICRC_BYTES, backward_words, multiply, prefix, solve};
 use crate::checksum::{self, Sum};
@@ -40,7 +40,8 @@ fn headers_sum(flow: &Flow, identification: u16, packet_bytes: usize) -> u32 {
 }
 
 fn changes() -> &'static Changes {
-    static CHANGES: OnceLock<Changes> = OnceLock::new();
+    // A lock would stay taken in a child that is forked while another thread computes the tables.
+    static CHANGES: OnceBox<Changes> = OnceBox::new();
     CHANGES.get_or_init(|| {
         // Any flow will do: the effect of a length does not depend on the addresses.
         let flows = ["::", "0.0.0.0"].map(|address: &str| {
@@ -53,7 +54,7 @@ fn changes() -> &'static Changes {
         });
         let none = headers_sum(&flows[1], 0, 0);
         let identifications = (0..IDENTIFICATIONS).map(|number| headers_sum(&flows[1], number, 0) ^ none).collect();
-        Changes { lengths, identifications }
+        Box::new(Changes { lengths, identifications })
     })
 }
 
