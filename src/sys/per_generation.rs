@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use super::fork::{Generation, watch_forks};
 
-/// Most numbers of generations that can use the engine: forks of forks.
+/// Upper limit of the numbers of generations that can use the engine: forks of forks.
 const MAX_GENERATIONS: usize = 64;
 
 /// One value for each generation of the process, made when it is first used.
