@@ -333,7 +333,7 @@ impl Shard {
     /// Notes that completion queues of a channel were armed. Threads that sleep on packets get the next one first; for
     /// those that sleep on a descriptor, the shard's thread watches the sockets.
     pub(crate) fn channel_armed(&self, armed_for: ArmedFor, queues: u32) {
-        if self.policy.note_armed(armed_for, queues, || self.clock.now()) {
+        if self.policy.note_armed(armed_for, queues) {
             self.wake.call();
         }
     }

@@ -15,8 +15,6 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_micros(400);
 /// waiting: a program that polls for the completion of its own request, but only checks its memory for the peer's, no
 /// longer polls when the lease begins, and waits for the shard's thread.
 pub(super) const MIN_POLL_TIME: Duration = Duration::from_micros(100);
-/// Part of the time of polling for which a lease lasts.
-pub(super) const PART_OF_POLLING: u32 = 2;
 
 // ---- The poller lease (the scheduler) ----
 
@@ -66,9 +64,6 @@ pub(super) const MOST_SKIPS: u32 = 256;
 
 /// Time that it stays awake after it had work, so that a stream of requests need not wake it for each one.
 pub(super) const LINGER: Duration = Duration::from_micros(50);
-/// Time that it keeps watching the sockets after a queue was armed for a thread that sleeps on a descriptor: until the
-/// next arming, if the program arms for each message. Otherwise each message would have to wake the thread.
-pub(super) const STAY_FOR_WAITERS: Duration = LONGEST_PAUSE.saturating_mul(2);
 
 // ---- The shard's thread (the scheduler and the protocol) ----
 

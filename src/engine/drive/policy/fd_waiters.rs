@@ -4,25 +4,20 @@
 //! descriptor sleeps until another thread has served the packet, and that program may have been the poller a moment
 //! ago.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-
-use super::constants::STAY_FOR_WAITERS;
-use crate::types::Time;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// The waiters on descriptors, which need the shard's thread to watch the sockets.
 #[derive(Default)]
 pub(super) struct FdWaiters {
     /// Completion queues armed for threads that sleep on a descriptor.
     queues: AtomicU32,
-    last_armed: AtomicU64,
     /// The thread sleeps without watching the sockets.
     is_away: AtomicBool,
 }
 
 impl FdWaiters {
     /// Notes that more queues are armed. Returns whether the thread must be woken.
-    pub(super) fn add(&self, now: Time, queues: u32) -> bool {
-        self.last_armed.store(now.as_nanos(), Ordering::Relaxed);
+    pub(super) fn add(&self, queues: u32) -> bool {
         // Before the thread's state is read. The thread writes its state before it reads the count, so at least one of
         // the two sees the other's write.
         self.queues.fetch_add(queues, Ordering::SeqCst);
@@ -32,12 +27,6 @@ impl FdWaiters {
     /// Notes that queues are no longer armed.
     pub(super) fn remove(&self, queues: u32) {
         self.queues.fetch_sub(queues, Ordering::Relaxed);
-    }
-
-    /// Returns whether the thread must keep watching.
-    pub(super) fn is_needed(&self, now: Time) -> bool {
-        let last_armed = self.last_armed.load(Ordering::Relaxed);
-        self.queues() > 0 || last_armed != 0 && now.saturating_since(Time::from_nanos(last_armed)) < STAY_FOR_WAITERS
     }
 
     /// Returns the number of armed queues.
@@ -67,19 +56,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thread_is_called_once_if_it_is_away_and_stays_for_a_while() {
-        let (fd_waiters, start) = (FdWaiters::default(), Time::from_nanos(1_000));
-        assert!(!fd_waiters.is_needed(start));
-        assert!(!fd_waiters.add(start, 1), "it is there");
-        assert!(fd_waiters.is_needed(start + STAY_FOR_WAITERS) && !fd_waiters.leave());
+    fn thread_is_called_once_if_it_is_away() {
+        let fd_waiters = FdWaiters::default();
+        assert!(!fd_waiters.add(1), "it is there");
+        assert!(!fd_waiters.leave());
         fd_waiters.remove(1);
-        assert!(fd_waiters.is_needed(start) && !fd_waiters.is_needed(start + STAY_FOR_WAITERS));
         assert!(fd_waiters.leave());
-        assert!(fd_waiters.add(start, 1), "it is away");
-        assert!(!fd_waiters.add(start, 1), "it was called");
+        assert!(fd_waiters.add(1), "it is away");
+        assert!(!fd_waiters.add(1), "it was called");
         fd_waiters.remove(2);
         assert!(fd_waiters.leave());
         fd_waiters.come_back();
-        assert!(!fd_waiters.add(start, 1));
+        assert!(!fd_waiters.add(1));
     }
 }

@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::constants::{LONGEST_LEASE, LONGEST_MIN_POLL_TIME, LONGEST_PAUSE, MIN_POLL_TIME, PART_OF_POLLING};
+use super::constants::{LONGEST_LEASE, LONGEST_MIN_POLL_TIME, LONGEST_PAUSE, MIN_POLL_TIME};
 use crate::types::Time;
 
 /// A shard's poller lease.
@@ -50,7 +50,7 @@ impl Lease {
             if polled >= self.min_poll_time() {
                 // A series that began again after a pause would give an earlier end than the lease that is still alive.
                 // The shard's thread may already rely on the later one.
-                let end = now + (polled / PART_OF_POLLING).min(LONGEST_LEASE);
+                let end = now + polled.min(LONGEST_LEASE);
                 self.end.fetch_max(end.as_nanos(), Ordering::Relaxed);
             }
         } else {
@@ -149,7 +149,7 @@ mod tests {
         let soon = start + MIN_POLL_TIME / 2;
         assert!(lease.visit(soon) && !lease.is_alive(soon));
         let later = poll(&lease, soon, MIN_POLL_TIME);
-        assert_eq!(lease.end(), later + (later - start) / PART_OF_POLLING);
+        assert_eq!(lease.end(), later + (later - start));
         let late = later + LONGEST_PAUSE;
         assert!(!lease.visit(late) && !lease.is_alive(late));
     }
@@ -157,17 +157,17 @@ mod tests {
     #[test]
     fn lease_grows_with_the_time_of_polling_since_the_last_pause() {
         let lease = Lease::default();
-        let end = poll(&lease, Time::from_nanos(1_000), LONGEST_LEASE * (PART_OF_POLLING + 1));
+        let end = poll(&lease, Time::from_nanos(1_000), LONGEST_LEASE * 2);
         assert_eq!(lease.end(), end + LONGEST_LEASE);
         let late = end + LONGEST_LEASE * 2;
         let end = poll(&lease, late, MIN_POLL_TIME);
-        assert_eq!(lease.end(), end + MIN_POLL_TIME / PART_OF_POLLING);
+        assert_eq!(lease.end(), end + MIN_POLL_TIME);
     }
 
     #[test]
     fn lease_keeps_its_end_after_a_short_pause() {
         let lease = Lease::default();
-        let end = poll(&lease, Time::from_nanos(1_000), LONGEST_LEASE * PART_OF_POLLING);
+        let end = poll(&lease, Time::from_nanos(1_000), LONGEST_LEASE);
         let promised = lease.end();
         assert_eq!(promised, end + LONGEST_LEASE);
         let later = poll(&lease, end + LONGEST_PAUSE, MIN_POLL_TIME);

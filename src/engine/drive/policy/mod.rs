@@ -175,14 +175,14 @@ impl DrivingPolicy {
 /// Threads that wait for events.
 impl DrivingPolicy {
     /// Notes that completion queues were armed. Returns whether the shard's thread must be called, to watch the sockets
-    /// for a thread that sleeps on a descriptor. `now` is called only if the time matters.
-    pub(super) fn note_armed(&self, armed_for: ArmedFor, queues: u32, now: impl FnOnce() -> Time) -> bool {
+    /// for a thread that sleeps on a descriptor.
+    pub(super) fn note_armed(&self, armed_for: ArmedFor, queues: u32) -> bool {
         match armed_for {
             ArmedFor::Sleeper => {
                 self.sleepers.fetch_add(queues, Ordering::Relaxed);
                 false
             }
-            ArmedFor::Descriptor => queues > 0 && self.fd_waiters.add(now(), queues),
+            ArmedFor::Descriptor => queues > 0 && self.fd_waiters.add(queues),
         }
     }
 
@@ -207,7 +207,7 @@ impl DrivingPolicy {
 impl DrivingPolicy {
     /// Returns what the thread does now.
     pub(super) fn duty(&self, now: Time) -> Duty {
-        match self.lease.is_alive(now) && !self.fd_waiters.is_needed(now) {
+        match self.lease.is_alive(now) && self.fd_waiters.queues() == 0 {
             true => Duty::StandBack { until: self.lease.end() },
             false => Duty::Serve,
         }

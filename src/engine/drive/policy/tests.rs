@@ -1,6 +1,6 @@
 //! The policy on a virtual clock: a poller, the shard's thread and packets that arrive, without a processor's noise.
 
-use super::constants::{LONGEST_LEASE, LONGEST_SLEEPS, STAY_FOR_WAITERS};
+use super::constants::{LONGEST_LEASE, LONGEST_SLEEPS};
 use super::*;
 
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -157,20 +157,19 @@ fn thread_watches_the_sockets_for_a_waiter_on_a_descriptor_although_a_thread_pol
     world.poll_for(milliseconds(20), 2 * MICROSECOND);
     let now = world.now;
     assert!(matches!(world.policy.duty(now), Duty::StandBack { .. }));
-    assert!(world.policy.note_armed(ArmedFor::Descriptor, 1, || now), "the thread stands back and must be called");
+    assert!(world.policy.note_armed(ArmedFor::Descriptor, 1), "the thread stands back and must be called");
     assert_eq!(world.policy.duty(now), Duty::Serve);
     world.policy.note_disarmed(ArmedFor::Descriptor, 1);
-    assert_eq!(world.policy.duty(now), Duty::Serve, "the next arming is near");
-    assert!(matches!(world.policy.duty(now + STAY_FOR_WAITERS), Duty::StandBack { .. }));
+    assert!(matches!(world.policy.duty(now), Duty::StandBack { .. }));
 }
 
 #[test]
 fn sleepers_on_packets_go_first_unless_one_sleeps_on_a_descriptor() {
     let (policy, now) = (DrivingPolicy::default(), Time::from_nanos(1_000));
     assert_eq!(policy.packet_is_for_others(|| unreachable!("the time does not matter")), None);
-    assert!(!policy.note_armed(ArmedFor::Sleeper, 1, || unreachable!("the time does not matter")));
+    assert!(!policy.note_armed(ArmedFor::Sleeper, 1));
     assert_eq!(policy.packet_is_for_others(|| now), Some(now + LONGEST_PAUSE));
-    policy.note_armed(ArmedFor::Descriptor, 1, || now);
+    policy.note_armed(ArmedFor::Descriptor, 1);
     assert_eq!(policy.packet_is_for_others(|| unreachable!("the time does not matter")), None);
 }
 
