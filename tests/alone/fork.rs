@@ -130,7 +130,7 @@ fn child(context: Context, copy: End, (owned, buffer): (Owned, Buffer)) -> i32 {
     if own.qp.connect(&info).is_err() {
         return 4;
     }
-    (0..200).for_each(|number| exchange(&own, number));
+    (0..50).for_each(|number| exchange(&own, number));
     0
 }
 
