@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Context, Error, ErrorKind, Result};
+use super::{Context, Result};
 use crate::provider;
 
 /// A domain of extended reliable connections (`ibv_xrcd`).
@@ -17,7 +17,8 @@ use crate::provider;
 /// protection domain of the queue that a request specifies determines which memory it may access at the target.
 ///
 /// This is a handle: clones refer to the same domain. It is closed when the last handle and everything created in it
-/// are dropped. It belongs to this device context; [`Context::open_xrcd_shared`] explains why.
+/// are dropped. Processes cannot share a domain: its queue pairs and shared receive queues are in the process that
+/// created them, and a message cannot notify another process.
 ///
 /// ```
 /// use std::time::Duration;
@@ -69,35 +70,10 @@ impl Context {
     /// descriptor).
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the device has no extended reliable connections.
+    /// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no extended reliable connections.
     ///
     /// See [`XrcDomain`] for an example.
     pub fn open_xrcd(&self) -> Result<XrcDomain> {
         Ok(XrcDomain { context: self.clone(), inner: self.inner().open_xrcd()? })
-    }
-
-    /// Refuses to open a domain that processes share through the file behind a descriptor (`ibv_open_xrcd` with `fd`).
-    /// No provider of this crate supports it: queue pairs and shared receive queues live in the process that created
-    /// them, and a message cannot notify another process.
-    ///
-    /// # Errors
-    /// Always [`ErrorKind::Unsupported`].
-    ///
-    /// ```
-    /// use rdma_verbs::verbs::{self, ErrorKind};
-    ///
-    /// let context = verbs::open("soft:127.0.1.215")?;
-    /// let file = std::fs::File::open("/").expect("the root folder");
-    /// let error = context.open_xrcd_shared(&file).unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::Unsupported);
-    /// # Ok::<(), verbs::Error>(())
-    /// ```
-    pub fn open_xrcd_shared(&self, file: &impl std::os::fd::AsFd) -> Result<XrcDomain> {
-        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file.as_fd());
-        let message = format!(
-            "fd is {descriptor}; domains of {} cannot be shared between processes, use open_xrcd without a file",
-            self.name()
-        );
-        Err(Error::new("open_xrcd", ErrorKind::Unsupported, message))
     }
 }

@@ -69,7 +69,6 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "IBTA annex Extended Reliable Connected: initiator and target",
         two_of_a_kind,
     ),
-    scenario("xrc/open_xrcd/shared_by_file", "ibv_open_xrcd(3) fd", shared_by_file),
     scenario("xrc/reset/reconnected", "rdma-core: reusable in full", reconnected),
 ];
 
@@ -363,12 +362,6 @@ fn two_of_a_kind(world: &World) {
     let peer = ends.initiator.connection_info().unwrap();
     refused(initiator.connect(&peer), ErrorKind::InvalidArgument, &["connect", "XrcSend"]);
     assert_eq!(initiator.state().unwrap(), QueuePairState::Reset);
-}
-
-fn shared_by_file(world: &World) {
-    let context = world.device(0);
-    let file = std::fs::File::open("/").unwrap();
-    refused(context.open_xrcd_shared(&file), ErrorKind::Unsupported, &["open_xrcd"]);
 }
 
 fn reconnected(world: &World) {
