@@ -10,6 +10,9 @@ mod check_mask;
 mod gap_runs;
 mod header;
 pub mod icrc;
+// The library does not use it yet: the connection manager is not written.
+#[cfg(any(test, feature = "sim"))]
+pub mod mad;
 mod opcode;
 mod packet;
 
