@@ -1,7 +1,8 @@
-//! Tests of datagrams and messages as a whole: round trips, headers, lengths. `layouts` has the position of every
-//! field.
+//! Tests of datagrams and messages as a whole: round trips, headers, lengths. `samples` has captured messages,
+//! `layouts` the position of every field.
 
 mod layouts;
+mod samples;
 
 use proptest::prelude::*;
 
