@@ -8,6 +8,7 @@ mod completion_ledger;
 mod connection_info;
 mod endpoint;
 mod inbox;
+mod mad;
 mod packet;
 mod registry;
 mod responder;
@@ -54,6 +55,11 @@ fn inbox_messages() {
 }
 
 #[test]
+fn management_datagrams() {
+    replay("mad", mad::run);
+}
+
+#[test]
 fn packets() {
     replay("packet", packet::run);
 }
@@ -74,6 +80,18 @@ fn programs_of_verbs() {
 }
 
 proptest! {
+    /// Any data of any message of the connection manager, and other datagrams.
+    #[test]
+    fn any_management_datagram_is_read_or_refused(
+        header in prop_oneof![Just([1, 7, 2, 3]), [0u8..3, 6u8..9, 1u8..4, 1u8..4]],
+        attribute in 0x0fu8..0x1c,
+        mut bytes in prop::collection::vec(any::<u8>(), 256),
+    ) {
+        bytes[..4].copy_from_slice(&header);
+        bytes[16..18].copy_from_slice(&[0, attribute]);
+        mad::run(&bytes);
+    }
+
     /// Any message with an almost valid header.
     #[test]
     fn any_inbox_message_is_read_or_ignored(
