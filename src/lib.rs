@@ -45,6 +45,10 @@ macro_rules! inner_modules {
 
 inner_modules! { checksum memory queue transport wire }
 
+// The library does not use it yet.
+#[cfg(any(test, feature = "sim"))]
+inner_modules! { cm }
+
 #[cfg(all(feature = "tokio", not(loom)))]
 pub mod asynchronous;
 mod engine;

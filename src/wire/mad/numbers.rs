@@ -7,7 +7,7 @@ use crate::types::Mtu;
 use super::field::{Bits, bits};
 
 /// Number that one end of a connection gives to it. Each message has the sender's and the receiver's.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(transparent)]
 pub struct CommunicationId(pub u32);
 

@@ -11,7 +11,7 @@ use super::{CommunicationId, ServiceIdStatus};
 /// Number of a service, by which a listener is found.
 ///
 /// Those of the IP service are a port space and a port (IBTA A11).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(transparent)]
 pub struct ServiceId(pub u64);
 

@@ -1,0 +1,160 @@
+//! One connection: its state and its facts.
+
+use std::fmt;
+
+use super::handle::ListenerHandle;
+use super::repetition::Repetition;
+use super::route::Route;
+use crate::types::{Psn, Qpn, Time};
+use crate::wire::mad::{CommunicationId, ConnectRequest, MAD_BYTES, MessageRetries, TimeoutCode, VendorId};
+
+/// State of a connection (IBTA 12.9.7, which has other names).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ConnectionState {
+    /// The REQ is sent.
+    RequestSent,
+    /// The peer takes the queue pair for that of an older connection, which it is ending. A new REQ follows.
+    StalePause,
+    /// The REP has arrived; the application moves the queue pair.
+    ReplyReceived,
+    /// A REQ has arrived; the application decides.
+    RequestReceived,
+    /// The REP is sent.
+    ReplySent,
+    /// The connection is set up.
+    Established,
+    /// The DREQ is sent.
+    DisconnectSent,
+    /// A DREQ has arrived; the application confirms it.
+    DisconnectReceived,
+    /// The connection has ended; late packets may be in flight.
+    TimeWait,
+    /// The connection was not set up; late messages get the same response as before.
+    Refused,
+    /// Nothing happens any more.
+    Idle,
+}
+
+impl fmt::Display for ConnectionState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RequestSent => "REQ sent",
+            Self::StalePause => "pause after a stale connection",
+            Self::ReplyReceived => "REP received",
+            Self::RequestReceived => "REQ received",
+            Self::ReplySent => "REP sent",
+            Self::Established => "established",
+            Self::DisconnectSent => "DREQ sent",
+            Self::DisconnectReceived => "DREQ received",
+            Self::TimeWait => "time wait",
+            Self::Refused => "refused",
+            Self::Idle => "idle",
+        })
+    }
+}
+
+/// The bytes of a message that may be sent again.
+pub(super) type Kept = Box<[u8; MAD_BYTES]>;
+
+/// The facts of a passive end's REQ that distinguish its repetition from a new REQ with the same numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fingerprint {
+    pub(super) transaction_id: u64,
+    pub(super) starting_psn: Psn,
+    pub(super) qpn: Qpn,
+}
+
+/// The facts of a connection that only its passive end needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Passive {
+    pub(super) listener: ListenerHandle,
+    /// The application has read the event.
+    pub(super) is_taken: bool,
+    /// The number of the connection in its REQ.
+    pub(super) request_id: CommunicationId,
+    pub(super) fingerprint: Fingerprint,
+    /// The interval and the number of repetitions of the REP that the REQ asks.
+    pub(super) timeout: TimeoutCode,
+    pub(super) retries: MessageRetries,
+    pub(super) vendor: VendorId,
+    /// When the REP was sent last.
+    pub(super) replied_at: Time,
+}
+
+/// The facts of a connection that only its active end needs.
+#[derive(Clone, Debug)]
+pub(super) struct Active {
+    /// The REQ, for another one with a new number.
+    pub(super) request: Box<ConnectRequest>,
+    pub(super) stale_retries: u32,
+    pub(super) deadline: Option<Time>,
+}
+
+/// A connection.
+#[derive(Clone, Debug)]
+pub(super) struct Connection {
+    pub(super) state: ConnectionState,
+    /// The application has destroyed it: it has no events.
+    pub(super) is_detached: bool,
+    /// The application knows that it ends: its end has no further event.
+    pub(super) is_reported: bool,
+    /// [`CommunicationId::NONE`] if it has none: it is released, or its orphan's is another process's.
+    pub(super) local_id: CommunicationId,
+    pub(super) remote_id: Option<CommunicationId>,
+    pub(super) remote_guid: u64,
+    pub(super) local_qpn: Qpn,
+    pub(super) remote_qpn: Qpn,
+    pub(super) route: Route,
+    /// That of the REQ, which the messages of both ends repeat.
+    pub(super) transaction_id: u64,
+    /// That of the peer's DREQ.
+    pub(super) disconnect_transaction_id: u64,
+    pub(super) ack_timeout: TimeoutCode,
+    pub(super) repetition: Repetition,
+    /// The message that waits for a response.
+    pub(super) kept: Option<Kept>,
+    /// The REJ for each repetition of the message that it rejects.
+    pub(super) refusal: Option<Kept>,
+    /// When the present state began.
+    pub(super) since: Time,
+    pub(super) passive: Option<Passive>,
+    pub(super) active: Option<Active>,
+}
+
+/// A connection's share of the manager's bounds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Load {
+    pub(super) is_half_open: bool,
+    pub(super) rests_since: Option<Time>,
+    pub(super) waits_at: Option<ListenerHandle>,
+    /// The peer's queue pair is in use by this connection, so that another REQ with it is stale.
+    pub(super) uses: Option<(u64, Qpn)>,
+    /// The number of the REQ of which repetitions are known.
+    pub(super) request: Option<(u64, CommunicationId)>,
+}
+
+impl Connection {
+    /// Returns its share of the manager's bounds and indexes.
+    pub(super) fn load(&self) -> Load {
+        use ConnectionState as S;
+        let is_half_open = matches!(self.state, S::RequestReceived | S::ReplySent);
+        let rests = matches!(self.state, S::TimeWait | S::Refused);
+        let is_alive = is_half_open || matches!(self.state, S::ReplyReceived | S::Established | S::DisconnectSent);
+        let waits = self.passive.filter(|passive| self.state == S::RequestReceived && !passive.is_taken);
+        Load {
+            is_half_open,
+            rests_since: rests.then_some(self.since),
+            waits_at: waits.map(|passive| passive.listener),
+            uses: is_alive.then_some((self.remote_guid, self.remote_qpn)),
+            request: self
+                .passive
+                .filter(|_| self.state != S::Idle)
+                .map(|passive| (self.remote_guid, passive.request_id)),
+        }
+    }
+
+    /// Returns whether both communication ids are those of the connection (`cm.c`, `cm_acquire_id`).
+    pub(super) fn has_remote_id(&self, remote_id: CommunicationId) -> bool {
+        self.remote_id == Some(remote_id)
+    }
+}

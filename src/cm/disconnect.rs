@@ -1,0 +1,244 @@
+//! The end of a connection that was set up: DREQ and DREP.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::connection::{Connection, ConnectionState};
+use super::error::CallError;
+use super::event::{DisconnectCause, Event};
+use super::handle::ConnectionHandle;
+use super::manager::Manager;
+use super::repetition::Repetition;
+use super::route::{Arrival, Route};
+use crate::types::{Qpn, Time};
+use crate::wire::mad::{
+    Attribute, CommunicationId, DisconnectReply, DisconnectRequest, FlowLabel, Mad, Message, TimeoutCode,
+};
+
+/// After this time without a DREP the application learns that the connection has ended; the DREQ is repeated further in
+/// the background. Linux applications wait for 65 to 74 s.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The facts of a connection whose process has died, by which another process of the host ends it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Orphan {
+    /// The own communication id.
+    pub local_id: CommunicationId,
+    /// The peer's communication id.
+    pub remote_id: CommunicationId,
+    /// GUID of the peer's device.
+    pub remote_guid: u64,
+    /// The peer's queue pair.
+    pub remote_qpn: Qpn,
+    /// The own address.
+    pub local: IpAddr,
+    /// The peer's address.
+    pub remote: IpAddr,
+    /// Traffic class or type of service.
+    pub traffic_class: u8,
+    /// Flow label.
+    pub flow_label: FlowLabel,
+}
+
+impl Manager {
+    /// Ends a connection: sends a DREQ, and repeats it; or confirms the peer's. The event is [`Event::Disconnected`],
+    /// once for each connection, whichever end begins. Does nothing if the connection has ended.
+    pub fn disconnect(&mut self, now: Time, handle: ConnectionHandle) -> Result<(), CallError> {
+        use ConnectionState as S;
+        let connection = self.called("disconnect", handle)?;
+        match connection.state {
+            S::Established => self.start_disconnect(now, handle),
+            S::DisconnectReceived => self.confirm_disconnect(now, handle),
+            S::DisconnectSent | S::TimeWait | S::Refused | S::Idle => {}
+            _ => return Err(connection.refuse_call("disconnect", "established, or ended")),
+        }
+        Ok(())
+    }
+
+    /// Returns the facts by which another process can end the connection, or `None` if it is not set up.
+    pub fn orphan(&self, handle: ConnectionHandle) -> Option<Orphan> {
+        use ConnectionState as S;
+        let connection = self.connections.get(&handle)?;
+        let is_set_up = matches!(connection.state, S::ReplyReceived | S::ReplySent | S::Established);
+        let remote_id = connection.remote_id.filter(|_| is_set_up)?;
+        let Route { source, destination, traffic_class, flow_label } = connection.route;
+        Some(Orphan {
+            local_id: connection.local_id,
+            remote_id,
+            remote_guid: connection.remote_guid,
+            remote_qpn: connection.remote_qpn,
+            local: source,
+            remote: destination,
+            traffic_class,
+            flow_label,
+        })
+    }
+
+    /// Ends a connection of a process of this host that has died, in the background: otherwise its peer never learns
+    /// it. The kernel sends a DREQ for processes that die.
+    pub fn end_orphan(&mut self, now: Time, orphan: &Orphan) -> Result<(), CallError> {
+        let limit = self.limits.connections;
+        if self.connections.len() >= limit || self.by_id.contains_key(&orphan.local_id) {
+            return Err(CallError::TooMany { objects: "connections", limit });
+        }
+        let Orphan { local, remote, traffic_class, flow_label, .. } = *orphan;
+        let handle = self.insert(Connection {
+            state: ConnectionState::Established,
+            is_detached: true,
+            is_reported: false,
+            local_id: orphan.local_id,
+            remote_id: Some(orphan.remote_id),
+            remote_guid: orphan.remote_guid,
+            local_qpn: Qpn::default(),
+            remote_qpn: orphan.remote_qpn,
+            route: Route { source: local, destination: remote, traffic_class, flow_label },
+            transaction_id: 0,
+            disconnect_transaction_id: 0,
+            ack_timeout: TimeoutCode::default(),
+            repetition: Repetition::of_disconnect(),
+            kept: None,
+            refusal: None,
+            since: now,
+            passive: None,
+            active: None,
+        });
+        self.start_disconnect(now, handle);
+        Ok(())
+    }
+
+    /// Ends the connection that a REQ or REP shows to be stale (`cm.c`, `cm_match_req`). Linux as well leaves one that
+    /// is not set up to its own end.
+    pub(super) fn end_stale(&mut self, now: Time, handle: ConnectionHandle) {
+        if self.connections.get(&handle).is_some_and(|found| found.state == ConnectionState::Established) {
+            self.start_disconnect(now, handle);
+        }
+    }
+
+    /// Sends the first DREQ.
+    pub(super) fn start_disconnect(&mut self, now: Time, handle: ConnectionHandle) {
+        let mad = self.disconnect_request_of(handle);
+        self.change(handle, |connection| connection.repetition = Repetition::of_disconnect());
+        self.enter(now, handle, ConnectionState::DisconnectSent);
+        self.start_repeating(now, handle, &mad);
+    }
+
+    /// Returns the DREQ of a connection, with a transaction id of its own.
+    pub(super) fn disconnect_request_of(&mut self, handle: ConnectionHandle) -> Mad {
+        let transaction = self.draw_transaction_id();
+        let request = self.connections.get(&handle).map_or_else(Default::default, |connection| DisconnectRequest {
+            local_id: connection.local_id,
+            remote_id: connection.remote_id.unwrap_or_default(),
+            remote_qpn: connection.remote_qpn,
+            ..Default::default()
+        });
+        Message::from(request).to_mad(transaction)
+    }
+
+    /// The peer has not responded to the DREQ.
+    pub(super) fn expire_disconnect(&mut self, now: Time, handle: ConnectionHandle) {
+        let Some(connection) = self.connections.get(&handle) else { return };
+        let is_patient = now.saturating_since(connection.since) < PATIENCE;
+        let repeats = self.repeat(now, handle);
+        if !is_patient || !repeats {
+            self.report_disconnect(handle, DisconnectCause::Timeout);
+        }
+        if !repeats {
+            self.begin_time_wait(now, handle);
+        }
+    }
+
+    /// Reports the end of a connection, once.
+    fn report_disconnect(&mut self, handle: ConnectionHandle, cause: DisconnectCause) {
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        if !std::mem::replace(&mut connection.is_reported, true) {
+            self.report(handle, Event::Disconnected { connection: handle, cause });
+        }
+    }
+
+    /// Sends the DREP to the peer's DREQ.
+    pub(super) fn confirm_disconnect(&mut self, now: Time, handle: ConnectionHandle) {
+        let Some(connection) = self.connections.get(&handle) else { return };
+        let reply = DisconnectReply {
+            local_id: connection.local_id,
+            remote_id: connection.remote_id.unwrap_or_default(),
+            ..Default::default()
+        };
+        let mad = Message::from(reply).to_mad(connection.disconnect_transaction_id);
+        let route = connection.route;
+        self.send(route, &mad);
+        self.begin_time_wait(now, handle);
+    }
+
+    /// Handles a DREQ (`cm.c`, `cm_dreq_handler`).
+    pub(super) fn handle_disconnect_request(
+        &mut self,
+        now: Time,
+        arrival: &Arrival<'_>,
+        transaction: u64,
+        request: &DisconnectRequest,
+    ) {
+        use ConnectionState as S;
+        let found = self.by_id.get(&request.remote_id).copied();
+        let connection = found.and_then(|handle| Some((handle, self.connections.get(&handle)?)));
+        let known = connection.filter(|(_, connection)| connection.has_remote_id(request.local_id));
+        let Some((handle, connection)) = known else {
+            self.counters.drops.unknown.note(Attribute::DISCONNECT_REQUEST);
+            return self.confirm_unknown(arrival, transaction, request);
+        };
+        let (state, ends_orphan) = (connection.state, connection.local_qpn == Qpn::default());
+        if request.remote_qpn != connection.local_qpn && !ends_orphan && state != S::Refused {
+            return self.counters.drops.wrong_queue_pair += 1;
+        }
+        self.change(handle, |connection| connection.disconnect_transaction_id = transaction);
+        match state {
+            // In the state "REP received" Linux drops it. Here it ends the connection, or the end whose application is
+            // slow would send an RTU to a peer that has given up, and believe in the connection.
+            S::ReplyReceived | S::ReplySent | S::Established => {
+                self.enter(now, handle, S::DisconnectReceived);
+                self.report_disconnect(handle, DisconnectCause::Peer);
+                self.confirm_for_detached(now, handle);
+            }
+            // Both ends disconnect: the peer's DREQ is the end, whether or not its DREP comes (IBTA 12.9.8.3.3). The
+            // application has called already, so the DREP leaves at once.
+            S::DisconnectSent => {
+                self.report_disconnect(handle, DisconnectCause::Peer);
+                self.confirm_disconnect(now, handle);
+            }
+            S::DisconnectReceived => self.note_duplicate(Attribute::DISCONNECT_REQUEST),
+            _ => {
+                self.note_duplicate(Attribute::DISCONNECT_REQUEST);
+                self.confirm_unknown(arrival, transaction, request);
+            }
+        }
+    }
+
+    /// Confirms the peer's DREQ if no application will.
+    fn confirm_for_detached(&mut self, now: Time, handle: ConnectionHandle) {
+        if self.connections.get(&handle).is_some_and(|connection| connection.is_detached) {
+            self.confirm_disconnect(now, handle);
+        }
+    }
+
+    /// Responds to a DREQ of a connection that does not exist, or that has ended: its peer waits for it (`cm.c`,
+    /// `cm_issue_drep`).
+    fn confirm_unknown(&mut self, arrival: &Arrival<'_>, transaction: u64, request: &DisconnectRequest) {
+        let reply = DisconnectReply { local_id: request.remote_id, remote_id: request.local_id, ..Default::default() };
+        self.respond(Route::back(arrival), &Message::from(reply).to_mad(transaction));
+    }
+
+    /// Handles a DREP (`cm.c`, `cm_drep_handler`).
+    pub(super) fn handle_disconnect_reply(&mut self, now: Time, reply: &DisconnectReply) {
+        let message = Message::from(*reply);
+        let found = self.by_id.get(&reply.remote_id).copied();
+        let connection = found.and_then(|handle| Some((handle, self.connections.get(&handle)?)));
+        let known = connection.filter(|(_, connection)| connection.has_remote_id(reply.local_id));
+        match known.map(|(handle, connection)| (handle, connection.state)) {
+            Some((handle, ConnectionState::DisconnectSent)) => {
+                self.report_disconnect(handle, DisconnectCause::Confirmed);
+                self.begin_time_wait(now, handle);
+            }
+            Some(_) => self.drop_unexpected(&message),
+            None => self.counters.drops.unknown.note(Attribute::DISCONNECT_REPLY),
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The passive end of a connection: the arrival of a REQ, and what follows it.
+
+use std::time::Duration;
+
+use super::active::SERVICE_TIMEOUT;
+use super::connection::{Connection, ConnectionState, Fingerprint, Passive};
+use super::error::CallError;
+use super::event::{Event, Unanswered};
+use super::handle::{ConnectionHandle, ListenerHandle};
+use super::listener::Room;
+use super::manager::Manager;
+use super::parameters::AcceptParameters;
+use super::repetition::Repetition;
+use super::request_check::{Checked, Refusal};
+use super::rest::REFUSED_REST;
+use super::route::{Arrival, Route};
+use crate::types::Time;
+use crate::wire::mad::{
+    Attribute, CommunicationId, ConnectReply, ConnectRequest, Message, MessageReceipt, ReadyToUse, ReceivedMessage,
+    Reject, RejectReason, RejectedMessage, VendorId,
+};
+
+/// A request whose initiator has not repeated it for this long has no initiator any more: Linux repeats it every 6 s at
+/// most, this crate every 4 s.
+const UNANSWERED: Duration = Duration::from_secs(60);
+/// A REP is not sent twice within this time because of repeated REQs: they may have been on their way.
+const REPLY_SPACING: Duration = Duration::from_millis(100);
+
+impl Manager {
+    /// Handles a REQ: a repetition, one of a stale connection, or a new one (`cm.c`, `cm_match_req`).
+    pub(super) fn handle_request(
+        &mut self,
+        now: Time,
+        arrival: &Arrival<'_>,
+        transaction: u64,
+        request: &ConnectRequest,
+    ) {
+        if let Some(known) = self.by_request.get(&(request.local_guid, request.local_id)).copied() {
+            if !self.is_reused(known, transaction, request) {
+                return self.handle_duplicate(now, known, arrival, transaction, request);
+            }
+            self.change(known, |connection| connection.passive = None);
+        }
+        // The peer has lost its end of the connection and uses the queue pair again (IBTA 12.9.8.3.1).
+        if let Some(stale) = self.by_queue_pair.get(&(request.local_guid, request.local_qpn)).copied() {
+            self.counters.stale += 1;
+            let rejected = RejectedMessage::ConnectRequest;
+            self.respond_stale(arrival, transaction, request.local_id, CommunicationId::NONE, rejected);
+            return self.end_stale(now, stale);
+        }
+        match self.check_request(arrival, request) {
+            Ok(checked) => self.take_request(now, arrival, transaction, request, checked),
+            Err(refusal) => self.respond_refusal(arrival, transaction, request, refusal),
+        }
+    }
+
+    /// Returns whether a request with the number of a connection that has ended is a new one. Linux takes all of them
+    /// for new, so that a late repetition makes a second connection; here a repetition is known by its transaction id,
+    /// PSN and queue pair.
+    fn is_reused(&self, known: ConnectionHandle, transaction_id: u64, request: &ConnectRequest) -> bool {
+        use ConnectionState as S;
+        let fingerprint = fingerprint_of(transaction_id, request);
+        self.connections.get(&known).is_some_and(|connection| {
+            let is_over = matches!(connection.state, S::DisconnectReceived | S::TimeWait | S::Refused);
+            is_over && connection.passive.is_some_and(|passive| passive.fingerprint != fingerprint)
+        })
+    }
+
+    /// Handles a repeated REQ (`cm.c`, `cm_dup_req_handler`).
+    fn handle_duplicate(
+        &mut self,
+        now: Time,
+        handle: ConnectionHandle,
+        arrival: &Arrival<'_>,
+        transaction: u64,
+        request: &ConnectRequest,
+    ) {
+        self.note_duplicate(Attribute::CONNECT_REQUEST);
+        let Some((connection, passive)) = self.connections.get(&handle).and_then(|found| Some((found, found.passive?)))
+        else {
+            return;
+        };
+        // Another queue pair with the same number: Linux drops it without a word, too.
+        if passive.fingerprint.qpn != request.local_qpn {
+            return self.drop_unexpected(&Message::from(*request));
+        }
+        let route = connection.route;
+        match connection.state {
+            ConnectionState::RequestReceived => {
+                self.schedule(now, handle, UNANSWERED);
+                if passive.is_taken {
+                    self.confirm_request(handle, arrival, transaction, request.local_id);
+                }
+            }
+            // Linux sends nothing, and the REP again after its interval.
+            ConnectionState::ReplySent if now.saturating_since(passive.replied_at) >= REPLY_SPACING => {
+                if let Some(kept) = connection.kept.clone() {
+                    self.note_reply(now, handle);
+                    self.send_again(route, &kept);
+                }
+            }
+            _ => {
+                let (is_resting, refusal) = (connection.state == ConnectionState::Refused, connection.refusal.clone());
+                if is_resting {
+                    self.schedule(now, handle, REFUSED_REST);
+                }
+                refusal.iter().for_each(|refusal| self.send_again(route, refusal));
+            }
+        }
+    }
+
+    /// Confirms the receipt of a REQ that the application has not answered. Linux sends a service timeout of 65 s, so
+    /// that its initiator misses a lost REP for a minute.
+    fn confirm_request(
+        &mut self,
+        handle: ConnectionHandle,
+        arrival: &Arrival<'_>,
+        transaction: u64,
+        remote_id: CommunicationId,
+    ) {
+        let local_id = self.connections.get(&handle).map_or(CommunicationId::NONE, |found| found.local_id);
+        let received = ReceivedMessage::ConnectRequest;
+        let receipt =
+            MessageReceipt { local_id, remote_id, received, service_timeout: SERVICE_TIMEOUT, ..Default::default() };
+        self.respond(Route::back(arrival), &Message::from(receipt).to_mad(transaction));
+    }
+
+    /// Rejects a REQ without a connection. The response goes to the source of the REQ (`cm.c`, `cm_issue_rej`).
+    fn respond_refusal(&mut self, arrival: &Arrival<'_>, transaction: u64, request: &ConnectRequest, refusal: Refusal) {
+        let Refusal { reason, information } = refusal;
+        let (remote_id, rejected) = (request.local_id, RejectedMessage::ConnectRequest);
+        let reject = Reject { remote_id, rejected, information, reason, ..Default::default() };
+        self.counters.refused += 1;
+        self.respond(Route::back(arrival), &Message::from(reject).to_mad(transaction));
+    }
+
+    /// Makes a connection of a REQ without faults, if there is room.
+    fn take_request(
+        &mut self,
+        now: Time,
+        arrival: &Arrival<'_>,
+        transaction: u64,
+        request: &ConnectRequest,
+        checked: Checked<56>,
+    ) {
+        if self.half_open >= self.limits.half_open {
+            return self.counters.drops.half_open_full += 1;
+        }
+        if self.connections.len() >= self.limits.connections {
+            return self.counters.drops.connections_full += 1;
+        }
+        match self.listeners.get_mut(checked.listener).map(|listener| listener.room(now)) {
+            Some(Room::Free) => {}
+            Some(Room::Stalled) => {
+                let refusal = Refusal::new(RejectReason::NO_RESOURCES);
+                return self.respond_refusal(arrival, transaction, request, refusal);
+            }
+            _ => return self.counters.drops.backlog_full += 1,
+        }
+        let Ok(local_id) = self.draw_id() else {
+            return self.counters.drops.connections_full += 1;
+        };
+        let Checked { listener, header, private_data } = checked;
+        let connection = passive_connection(now, local_id, transaction, request, listener);
+        let handle = self.insert(connection);
+        self.schedule(now, handle, UNANSWERED);
+        let request = Box::new(*request);
+        self.report(handle, Event::ConnectRequest { connection: handle, listener, header, private_data, request });
+    }
+
+    /// Notes that the application has read the event [`Event::ConnectRequest`]. The request no longer counts for the
+    /// listener's backlog, and its repetitions get an MRA until the application answers.
+    pub fn take(&mut self, handle: ConnectionHandle) -> Result<(), CallError> {
+        let connection = self.called("take", handle)?;
+        if connection.state != ConnectionState::RequestReceived {
+            return Err(connection.refuse_call("take", "REQ received"));
+        }
+        self.change(handle, |connection| {
+            if let Some(passive) = &mut connection.passive {
+                passive.is_taken = true;
+            }
+        });
+        Ok(())
+    }
+
+    /// Accepts a peer's request: sends a REP, and repeats it. The queue pair must be in the state "ready to send",
+    /// because the peer may send to it from now on. The next event is [`Event::Established`], or one that ends the
+    /// connection.
+    pub fn accept(
+        &mut self,
+        now: Time,
+        handle: ConnectionHandle,
+        parameters: &AcceptParameters,
+    ) -> Result<(), CallError> {
+        let connection = self.called("accept", handle)?;
+        let passive = connection.passive.filter(|_| connection.state == ConnectionState::RequestReceived);
+        let Some(passive) = passive else {
+            return Err(connection.refuse_call("accept", "REQ received"));
+        };
+        // librdmacm fails a connection whose REP has a vendor but whose REQ has none.
+        let given = parameters.vendor_options.vendor;
+        if given != VendorId::default() && given != passive.vendor {
+            return Err(CallError::Vendor { requested: passive.vendor, given });
+        }
+        let reply = reply_of(self.guid, connection, parameters);
+        let mad = Message::from(reply).to_mad(connection.transaction_id);
+        self.change(handle, |connection| {
+            connection.local_qpn = parameters.local_qpn;
+            connection.repetition = Repetition::of_reply(passive.timeout, passive.retries);
+        });
+        self.enter(now, handle, ConnectionState::ReplySent);
+        self.note_reply(now, handle);
+        self.start_repeating(now, handle, &mad);
+        Ok(())
+    }
+
+    /// Notes that the REP is sent.
+    fn note_reply(&mut self, now: Time, handle: ConnectionHandle) {
+        self.change(handle, |connection| {
+            if let Some(passive) = &mut connection.passive {
+                passive.replied_at = now;
+            }
+        });
+    }
+
+    /// Handles an RTU (`cm.c`, `cm_rtu_handler`).
+    pub(super) fn handle_ready(&mut self, now: Time, ready: &ReadyToUse) {
+        let message = Message::from(*ready);
+        let found = self.by_id.get(&ready.remote_id).copied();
+        let connection = found.and_then(|handle| Some((handle, self.connections.get(&handle)?)));
+        let connection = connection.filter(|(_, connection)| connection.has_remote_id(ready.local_id));
+        match connection.map(|(handle, connection)| (handle, connection.state)) {
+            Some((handle, ConnectionState::ReplySent)) => self.establish(now, handle),
+            Some((_, ConnectionState::Established)) => self.note_duplicate(message.attribute()),
+            Some(_) => self.drop_unexpected(&message),
+            None => self.counters.drops.unknown.note(message.attribute()),
+        }
+    }
+
+    /// Notes that a packet of the peer has arrived at the queue pair: the peer is ready, though its RTU is late or lost
+    /// (IBTA 12.9.7.2, "communication established"; `cm.c`, `cm_establish`).
+    pub fn communication_established(&mut self, now: Time, handle: ConnectionHandle) -> Result<(), CallError> {
+        let connection = self.called("communication_established", handle)?;
+        match connection.state {
+            ConnectionState::ReplySent => self.establish(now, handle),
+            _ => return Err(connection.refuse_call("communication_established", "REP sent")),
+        }
+        Ok(())
+    }
+
+    /// The passive end is set up.
+    fn establish(&mut self, now: Time, handle: ConnectionHandle) {
+        self.change(handle, |connection| connection.kept = None);
+        self.enter(now, handle, ConnectionState::Established);
+        self.report(handle, Event::Established { connection: handle });
+    }
+
+    /// The peer does not respond to the REP (IBTA 12.9.8.3.2, state "REP sent").
+    pub(super) fn give_up_reply(&mut self, now: Time, handle: ConnectionHandle) {
+        self.report(handle, Event::Unreachable { connection: handle, unanswered: Unanswered::ConnectReply });
+        self.abandon(now, handle, self.gives_up());
+    }
+
+    /// The peer no longer repeats a request that the application has not answered: it has given up, or there was none.
+    pub(super) fn expire_unanswered(&mut self, now: Time, handle: ConnectionHandle) {
+        self.forget_unpolled(handle);
+        self.report(handle, Event::Unreachable { connection: handle, unanswered: Unanswered::Answer });
+        self.refuse(now, handle, self.gives_up(), RejectedMessage::ConnectRequest);
+    }
+}
+
+fn fingerprint_of(transaction_id: u64, request: &ConnectRequest) -> Fingerprint {
+    Fingerprint { transaction_id, starting_psn: request.starting_psn, qpn: request.local_qpn }
+}
+
+/// Returns the connection of a REQ.
+fn passive_connection(
+    now: Time,
+    local_id: CommunicationId,
+    transaction_id: u64,
+    request: &ConnectRequest,
+    listener: ListenerHandle,
+) -> Connection {
+    let passive = Passive {
+        listener,
+        is_taken: false,
+        request_id: request.local_id,
+        fingerprint: fingerprint_of(transaction_id, request),
+        timeout: request.local_response_timeout,
+        retries: request.max_cm_retries,
+        vendor: request.vendor_options.vendor,
+        replied_at: now,
+    };
+    Connection {
+        state: ConnectionState::RequestReceived,
+        is_detached: false,
+        is_reported: false,
+        local_id,
+        remote_id: Some(request.local_id),
+        remote_guid: request.local_guid,
+        local_qpn: Default::default(),
+        remote_qpn: request.local_qpn,
+        route: Route::against(&request.primary_path),
+        transaction_id,
+        disconnect_transaction_id: 0,
+        ack_timeout: request.primary_path.local_ack_timeout,
+        repetition: Repetition::of_reply(request.local_response_timeout, request.max_cm_retries),
+        kept: None,
+        refusal: None,
+        since: now,
+        passive: Some(passive),
+        active: None,
+    }
+}
+
+/// Returns the REP (`cm.c`, `cm_format_rep`).
+fn reply_of(guid: u64, connection: &Connection, parameters: &AcceptParameters) -> ConnectReply {
+    ConnectReply {
+        local_id: connection.local_id,
+        remote_id: connection.remote_id.unwrap_or_default(),
+        local_qpn: parameters.local_qpn,
+        vendor_options: parameters.vendor_options,
+        starting_psn: parameters.starting_psn,
+        responder_resources: parameters.responder_resources,
+        initiator_depth: parameters.initiator_depth,
+        target_ack_delay: parameters.target_ack_delay,
+        end_to_end_flow_control: parameters.end_to_end_flow_control,
+        rnr_retry_count: parameters.rnr_retry_count,
+        has_srq: parameters.has_srq,
+        local_guid: guid,
+        private_data: parameters.private_data,
+        ..ConnectReply::default()
+    }
+}

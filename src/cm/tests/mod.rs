@@ -1,0 +1,10 @@
+//! Scripted messages for each rule. `script` has the two ends.
+
+mod closing;
+mod floods;
+mod handshake;
+mod mistakes;
+mod rejections;
+mod script;
+mod services;
+mod stale;
