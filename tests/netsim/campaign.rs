@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::netsim::watch::{run_watched, watched};
 use super::netsim::world::{Outcome, run};
-use super::netsim::{datagrams, shared, turns, unreliable, windows};
+use super::netsim::{connections, datagrams, handshakes, shared, turns, unreliable, windows};
 
 /// Numbers of seeds, unless `NETSIM_SEEDS` sets another: enough that each event is frequent, and a part of these for
 /// every `cargo test`.
@@ -39,12 +39,13 @@ const REPORT_EVERY: Duration = Duration::from_secs(20);
 type World = fn(u64, bool) -> Outcome;
 
 /// The smaller worlds, by the variables that name a seed to replay.
-const SMALL: [(&str, World); 5] = [
+const SMALL: [(&str, World); 6] = [
     ("NETSIM_UNRELIABLE_SEED", unreliable::run),
     ("NETSIM_SHARED_SEED", shared::run),
     ("NETSIM_DATAGRAM_SEED", datagrams::run),
     ("NETSIM_WINDOW_SEED", windows::run),
     ("NETSIM_TURNS_SEED", turns::run),
+    ("NETSIM_CONNECTION_SEED", connections::run),
 ];
 
 fn number_from(variable: &str) -> Option<u64> {
@@ -231,6 +232,18 @@ fn nothing_passes_a_key_that_was_revoked() {
 fn queue_pairs_with_a_common_peer_share_its_window() {
     // Without faults, a waiting queue pair rarely has packets in flight that request no acknowledgement.
     judge(turns::run, 3 * SMALL_SEEDS);
+}
+
+#[test]
+fn connections_are_set_up_at_both_ends_or_at_neither() {
+    judge_small(connections::run);
+}
+
+#[test]
+fn connections_are_set_up_at_a_loss_of_30_percent() {
+    let (whole, failed, count) = handshakes::many_handshakes(10_000, 1);
+    println!("of {count} handshakes {whole} are set up, {failed} failed at both ends");
+    assert!(whole >= 9_990 && whole + failed == count, "{whole} set up, {failed} failed");
 }
 
 #[test]
