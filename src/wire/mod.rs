@@ -10,7 +10,7 @@ mod check_mask;
 mod gap_runs;
 mod header;
 pub mod icrc;
-// The library does not use it yet: the connection manager is not written.
+// The library does not use it yet: the connection manager is not connected to the engine.
 #[cfg(any(test, feature = "sim"))]
 pub mod mad;
 mod opcode;
