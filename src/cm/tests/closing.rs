@@ -115,12 +115,7 @@ fn a_disconnect_request_needs_ids_and_queue_pair() {
 /// The RTU is late or lost: the DREQ shows that the peer was ready.
 #[test]
 fn a_disconnect_request_may_overtake_the_acceptance() {
-    let (mut client, (mut server, _)) = (End::client(), End::server());
-    let active = client.connect();
-    deliver([&mut client, &mut server]);
-    let passive = server.requested();
-    server.accept(passive);
-    deliver([&mut client, &mut server]);
+    let (mut client, active, mut server, passive) = accepted();
     client.manager.ready(client.now, active).unwrap();
     let (ready, transaction, _) = client.sent_one();
     client.manager.disconnect(client.now, active).unwrap();

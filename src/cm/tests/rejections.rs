@@ -25,10 +25,7 @@ fn waiting() -> (End, ConnectionHandle, Message, CommunicationId) {
 
 #[test]
 fn the_application_rejects_a_request_with_reason_and_data() {
-    let (mut client, (mut server, _)) = (End::client(), End::server());
-    let active = client.connect();
-    deliver([&mut client, &mut server]);
-    let passive = server.requested();
+    let (mut client, active, mut server, passive) = requested();
     let rejection = Rejection { private_data: PrivateData::new(&[7; 148]).unwrap(), ..Rejection::default() };
     server.manager.reject(server.now, passive, &rejection).unwrap();
     let (reject, transaction, destination) = server.sent_one();
@@ -44,10 +41,7 @@ fn the_application_rejects_a_request_with_reason_and_data() {
 /// Linux would ask the application again.
 #[test]
 fn a_lost_rejection_is_repeated_to_a_repeated_request() {
-    let (mut client, (mut server, _)) = (End::client(), End::server());
-    let active = client.connect();
-    deliver([&mut client, &mut server]);
-    let passive = server.requested();
+    let (mut client, active, mut server, passive) = requested();
     server.manager.reject(server.now, passive, &Rejection::default()).unwrap();
     server.manager.destroy(server.now, passive).unwrap();
     server.sent_one();
@@ -61,12 +55,7 @@ fn a_lost_rejection_is_repeated_to_a_repeated_request() {
 
 #[test]
 fn the_application_rejects_a_reply() {
-    let (mut client, (mut server, _)) = (End::client(), End::server());
-    let active = client.connect();
-    deliver([&mut client, &mut server]);
-    let passive = server.requested();
-    server.accept(passive);
-    deliver([&mut client, &mut server]);
+    let (mut client, active, mut server, passive) = accepted();
     client.events();
     client.manager.reject(client.now, active, &Rejection::default()).unwrap();
     let (reject, ..) = client.sent_one();
@@ -204,12 +193,7 @@ fn an_established_connection_is_rejected() {
 /// The passive end gives up while the active application moves its queue pair.
 #[test]
 fn no_end_believes_in_a_connection_that_the_other_has_given_up() {
-    let (mut client, (mut server, _)) = (End::client(), End::server());
-    let active = client.connect();
-    deliver([&mut client, &mut server]);
-    let passive = server.requested();
-    server.accept(passive);
-    deliver([&mut client, &mut server]);
+    let (mut client, active, mut server, passive) = accepted();
     client.events();
     server.manager.destroy(server.now, passive).unwrap();
     server.sent_one();

@@ -186,6 +186,23 @@ pub(super) fn connected() -> (End, ConnectionHandle, End, ConnectionHandle) {
     (client, active, server, passive)
 }
 
+/// A client whose REQ has arrived at the application of a server.
+pub(super) fn requested() -> (End, ConnectionHandle, End, ConnectionHandle) {
+    let (mut client, (mut server, _)) = (End::client(), End::server());
+    let active = client.connect();
+    deliver([&mut client, &mut server]);
+    let passive = server.requested();
+    (client, active, server, passive)
+}
+
+/// A client whose REQ the server has accepted; its application has not polled the event of the REP.
+pub(super) fn accepted() -> (End, ConnectionHandle, End, ConnectionHandle) {
+    let (mut client, active, mut server, passive) = requested();
+    server.accept(passive);
+    deliver([&mut client, &mut server]);
+    (client, active, server, passive)
+}
+
 /// Sets up a connection between two ends.
 pub(super) fn connect_ends(client: &mut End, server: &mut End) -> (ConnectionHandle, ConnectionHandle) {
     let active = client.connect();
