@@ -12,8 +12,9 @@ use super::repetition::Repetition;
 use super::route::{Arrival, Route};
 use crate::types::Time;
 use crate::wire::mad::{
-    AdditionalInformation, CommunicationId, ConnectReply, ConnectRequest, Mad, Message, MessageReceipt, MessageRetries,
-    Path, ReadyToUse, ReceivedMessage, Reject, RejectReason, RejectedMessage, TimeoutCode, TransportType,
+    AdditionalInformation, Attribute, CommunicationId, ConnectReply, ConnectRequest, Mad, Message, MessageReceipt,
+    MessageRetries, Path, ReadyToUse, ReceivedMessage, Reject, RejectReason, RejectedMessage, TimeoutCode,
+    TransportType,
 };
 
 /// The time in which the peer is to respond to a REQ, as Linux asks it: 4.3 s.
@@ -37,25 +38,12 @@ impl Manager {
         let request = request_of(self.guid, parameters)?;
         let local_id = self.draw_id()?;
         let active = Active { request: Box::new(request), stale_retries: 0, deadline: parameters.deadline };
+        let (route, repetition) = (Route::along(&request.primary_path), Repetition::of_request());
         let handle = self.insert(Connection {
-            state: ConnectionState::RequestSent,
-            is_detached: false,
-            is_reported: false,
-            local_id,
-            remote_id: None,
-            remote_guid: 0,
             local_qpn: request.local_qpn,
-            remote_qpn: Default::default(),
-            route: Route::along(&request.primary_path),
-            transaction_id: 0,
-            disconnect_transaction_id: 0,
             ack_timeout: request.primary_path.local_ack_timeout,
-            repetition: Repetition::of_request(),
-            kept: None,
-            refusal: None,
-            since: now,
-            passive: None,
             active: Some(active),
+            ..Connection::new(now, ConnectionState::RequestSent, local_id, route, repetition)
         });
         self.send_request(now, handle);
         Ok(handle)
@@ -77,7 +65,7 @@ impl Manager {
     pub(super) fn start_repeating(&mut self, now: Time, handle: ConnectionHandle, mad: &Mad) {
         let random = self.draw();
         let Some(connection) = self.connections.get_mut(&handle) else { return };
-        connection.kept = Some(Box::new(mad.write()));
+        connection.kept = Some(Box::new(*mad));
         let (route, wait) = (connection.route, connection.repetition.send(random));
         self.send(route, mad);
         self.schedule_send(now, handle, wait.unwrap_or_default());
@@ -168,11 +156,9 @@ impl Manager {
     /// Handles a REP.
     pub(super) fn handle_reply(&mut self, now: Time, arrival: &Arrival<'_>, transaction: u64, reply: &ConnectReply) {
         use ConnectionState as S;
-        let found = self.by_id.get(&reply.remote_id).copied();
-        let connection = found.and_then(|handle| Some((handle, self.connections.get(&handle)?)));
         // Without a connection Linux sends nothing (`cm.c`, `cm_rep_handler`).
-        let Some((handle, connection)) = connection else {
-            return self.counters.drops.unknown.note(Message::from(*reply).attribute());
+        let Some((handle, connection)) = self.find(reply.remote_id) else {
+            return self.drop_unknown(Attribute::CONNECT_REPLY);
         };
         let is_same = connection.has_remote_id(reply.local_id);
         let route = connection.route;
@@ -182,16 +168,16 @@ impl Manager {
             // The RTU was lost (`cm.c`, `cm_dup_rep_handler`).
             S::Established if is_same && connection.active.is_some() => {
                 let ready = self.ready_of(handle);
-                self.note_duplicate(Message::from(*reply).attribute());
+                self.note_duplicate(Attribute::CONNECT_REPLY);
                 self.counters.repeated.note(ready.attribute);
                 self.send(route, &ready);
             }
             S::Refused if connection.remote_id.is_none_or(|id| id == reply.local_id) => {
                 let refusal = connection.refusal.clone();
-                self.note_duplicate(Message::from(*reply).attribute());
+                self.note_duplicate(Attribute::CONNECT_REPLY);
                 refusal.iter().for_each(|refusal| self.send_again(route, refusal));
             }
-            _ => self.drop_unexpected(&Message::from(*reply)),
+            _ => self.drop_unexpected(Attribute::CONNECT_REPLY),
         }
     }
 
@@ -238,7 +224,7 @@ impl Manager {
             service_timeout: SERVICE_TIMEOUT,
             ..Default::default()
         };
-        self.note_duplicate(Message::from(*reply).attribute());
+        self.note_duplicate(Attribute::CONNECT_REPLY);
         self.respond(Route::back(arrival), &Message::from(receipt).to_mad(transaction));
     }
 
@@ -267,11 +253,8 @@ impl Manager {
 
     /// Handles an MRA. The ids are those of a message in the state that waits for it (`cm.c`, `cm_mra_handler`).
     pub(super) fn handle_receipt(&mut self, now: Time, receipt: &MessageReceipt) {
-        let message = Message::from(*receipt);
-        let found = self.by_id.get(&receipt.remote_id).copied();
-        let connection = found.and_then(|handle| Some((handle, self.connections.get_mut(&handle)?)));
-        let Some((handle, connection)) = connection else {
-            return self.counters.drops.unknown.note(message.attribute());
+        let Some((handle, connection)) = self.find(receipt.remote_id) else {
+            return self.drop_unknown(Attribute::MESSAGE_RECEIPT);
         };
         let is_awaited = match receipt.received {
             ReceivedMessage::ConnectRequest => connection.state == ConnectionState::RequestSent,
@@ -280,9 +263,10 @@ impl Manager {
             }
             _ => false,
         };
-        match is_awaited.then(|| connection.repetition.prolong(receipt.service_timeout)).flatten() {
+        let connection = self.connections.get_mut(&handle).filter(|_| is_awaited);
+        match connection.and_then(|connection| connection.repetition.prolong(receipt.service_timeout)) {
             Some(wait) => self.schedule_send(now, handle, wait),
-            None => self.drop_unexpected(&message),
+            None => self.drop_unexpected(Attribute::MESSAGE_RECEIPT),
         }
     }
 
@@ -319,11 +303,7 @@ impl Connection {
 /// Returns the REQ. The fields that are not parameters are as Linux fills them (`cm.c`, `cm_format_req`), but for the
 /// local timeout.
 fn request_of(guid: u64, parameters: &ConnectParameters) -> Result<ConnectRequest, CallError> {
-    let (local, remote) = (parameters.path.local, parameters.path.remote);
-    let private_data = parameters.header.with_data(parameters.private_data.as_bytes());
-    let Some(private_data) = private_data.filter(|_| local.is_ipv4() == remote.is_ipv4()) else {
-        return Err(CallError::IpVersions { local, remote });
-    };
+    let private_data = parameters.path.private_data(&parameters.header, parameters.private_data.as_bytes())?;
     Ok(ConnectRequest {
         vendor_options: parameters.vendor_options,
         service_id: parameters.service_id,

@@ -3,7 +3,7 @@
 use super::manager::Manager;
 use super::route::{Arrival, Route};
 use crate::types::Time;
-use crate::wire::mad::{Mad, MadError, Message};
+use crate::wire::mad::{Mad, Message};
 
 impl Manager {
     /// Handles a datagram. A longer or shorter one than 256 bytes is dropped, as by Linux 6.12.
@@ -14,13 +14,13 @@ impl Manager {
         };
         match Message::read(&mad) {
             Ok(message) => self.handle_message(now, arrival, &mad, &message),
-            Err(error) => self.handle_other(arrival, &mad, error),
+            Err(_) => self.handle_other(arrival, &mad),
         }
     }
 
     /// Responds to a query that the connection manager does not support, as Linux (`mad.c`,
     /// `generate_unmatched_resp`): diagnostics find a live queue pair 1 by it. Drops all else.
-    fn handle_other(&mut self, arrival: &Arrival<'_>, mad: &Mad, _error: MadError) {
+    fn handle_other(&mut self, arrival: &Arrival<'_>, mad: &Mad) {
         match mad.unsupported_response() {
             Some(response) => {
                 self.counters.unsupported += 1;

@@ -6,7 +6,7 @@ use super::handle::ListenerHandle;
 use super::repetition::Repetition;
 use super::route::Route;
 use crate::types::{Psn, Qpn, Time};
-use crate::wire::mad::{CommunicationId, ConnectRequest, MAD_BYTES, MessageRetries, TimeoutCode, VendorId};
+use crate::wire::mad::{CommunicationId, ConnectRequest, Mad, TimeoutCode, VendorId};
 
 /// State of a connection (IBTA 12.9.7, which has other names).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,8 +53,8 @@ impl fmt::Display for ConnectionState {
     }
 }
 
-/// The bytes of a message that may be sent again.
-pub(super) type Kept = Box<[u8; MAD_BYTES]>;
+/// A message that may be sent again.
+pub(super) type Kept = Box<Mad>;
 
 /// The facts of a passive end's REQ that distinguish its repetition from a new REQ with the same numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,9 +73,6 @@ pub(super) struct Passive {
     /// The number of the connection in its REQ.
     pub(super) request_id: CommunicationId,
     pub(super) fingerprint: Fingerprint,
-    /// The interval and the number of repetitions of the REP that the REQ asks.
-    pub(super) timeout: TimeoutCode,
-    pub(super) retries: MessageRetries,
     pub(super) vendor: VendorId,
     /// When the REP was sent last.
     pub(super) replied_at: Time,
@@ -134,6 +131,36 @@ pub(super) struct Load {
 }
 
 impl Connection {
+    /// Creates a connection about whose peer nothing is known.
+    pub(super) fn new(
+        now: Time,
+        state: ConnectionState,
+        local_id: CommunicationId,
+        route: Route,
+        repetition: Repetition,
+    ) -> Self {
+        Self {
+            state,
+            is_detached: false,
+            is_reported: false,
+            local_id,
+            remote_id: None,
+            remote_guid: 0,
+            local_qpn: Qpn::default(),
+            remote_qpn: Qpn::default(),
+            route,
+            transaction_id: 0,
+            disconnect_transaction_id: 0,
+            ack_timeout: TimeoutCode::default(),
+            repetition,
+            kept: None,
+            refusal: None,
+            since: now,
+            passive: None,
+            active: None,
+        }
+    }
+
     /// Returns its share of the manager's bounds and indexes.
     pub(super) fn load(&self) -> Load {
         use ConnectionState as S;
@@ -153,7 +180,7 @@ impl Connection {
         }
     }
 
-    /// Returns whether both communication ids are those of the connection (`cm.c`, `cm_acquire_id`).
+    /// Returns whether this is the peer's communication id.
     pub(super) fn has_remote_id(&self, remote_id: CommunicationId) -> bool {
         self.remote_id == Some(remote_id)
     }

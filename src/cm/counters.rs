@@ -9,7 +9,7 @@ pub struct MessageCounts([u64; Message::ATTRIBUTES.len()]);
 impl MessageCounts {
     /// Returns the number of messages with this attribute.
     pub fn of(&self, attribute: Attribute) -> u64 {
-        Self::place(attribute).map_or(0, |place| self.0[place])
+        Self::index(attribute).map_or(0, |index| self.0[index])
     }
 
     /// Returns the number of all messages.
@@ -18,12 +18,12 @@ impl MessageCounts {
     }
 
     pub(super) fn note(&mut self, attribute: Attribute) {
-        if let Some(place) = Self::place(attribute) {
-            self.0[place] += 1;
+        if let Some(index) = Self::index(attribute) {
+            self.0[index] += 1;
         }
     }
 
-    fn place(attribute: Attribute) -> Option<usize> {
+    fn index(attribute: Attribute) -> Option<usize> {
         Message::ATTRIBUTES.iter().position(|known| *known == attribute)
     }
 }

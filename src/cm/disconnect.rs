@@ -11,9 +11,7 @@ use super::manager::Manager;
 use super::repetition::Repetition;
 use super::route::{Arrival, Route};
 use crate::types::{Qpn, Time};
-use crate::wire::mad::{
-    Attribute, CommunicationId, DisconnectReply, DisconnectRequest, FlowLabel, Mad, Message, TimeoutCode,
-};
+use crate::wire::mad::{Attribute, CommunicationId, DisconnectReply, DisconnectRequest, FlowLabel, Mad, Message};
 
 /// After this time without a DREP the application learns that the connection has ended; the DREQ is repeated further in
 /// the background. Linux applications wait for 65 to 74 s.
@@ -82,25 +80,14 @@ impl Manager {
             return Err(CallError::TooMany { objects: "connections", limit });
         }
         let Orphan { local, remote, traffic_class, flow_label, .. } = *orphan;
+        let route = Route { source: local, destination: remote, traffic_class, flow_label };
+        let repetition = Repetition::of_disconnect();
         let handle = self.insert(Connection {
-            state: ConnectionState::Established,
             is_detached: true,
-            is_reported: false,
-            local_id: orphan.local_id,
             remote_id: Some(orphan.remote_id),
             remote_guid: orphan.remote_guid,
-            local_qpn: Qpn::default(),
             remote_qpn: orphan.remote_qpn,
-            route: Route { source: local, destination: remote, traffic_class, flow_label },
-            transaction_id: 0,
-            disconnect_transaction_id: 0,
-            ack_timeout: TimeoutCode::default(),
-            repetition: Repetition::of_disconnect(),
-            kept: None,
-            refusal: None,
-            since: now,
-            passive: None,
-            active: None,
+            ..Connection::new(now, ConnectionState::Established, orphan.local_id, route, repetition)
         });
         self.start_disconnect(now, handle);
         Ok(())
@@ -178,11 +165,8 @@ impl Manager {
         request: &DisconnectRequest,
     ) {
         use ConnectionState as S;
-        let found = self.by_id.get(&request.remote_id).copied();
-        let connection = found.and_then(|handle| Some((handle, self.connections.get(&handle)?)));
-        let known = connection.filter(|(_, connection)| connection.has_remote_id(request.local_id));
-        let Some((handle, connection)) = known else {
-            self.counters.drops.unknown.note(Attribute::DISCONNECT_REQUEST);
+        let Some((handle, connection)) = self.find_by_both(request.remote_id, request.local_id) else {
+            self.drop_unknown(Attribute::DISCONNECT_REQUEST);
             return self.confirm_unknown(arrival, transaction, request);
         };
         let (state, ends_orphan) = (connection.state, connection.local_qpn == Qpn::default());
@@ -228,17 +212,14 @@ impl Manager {
 
     /// Handles a DREP (`cm.c`, `cm_drep_handler`).
     pub(super) fn handle_disconnect_reply(&mut self, now: Time, reply: &DisconnectReply) {
-        let message = Message::from(*reply);
-        let found = self.by_id.get(&reply.remote_id).copied();
-        let connection = found.and_then(|handle| Some((handle, self.connections.get(&handle)?)));
-        let known = connection.filter(|(_, connection)| connection.has_remote_id(reply.local_id));
-        match known.map(|(handle, connection)| (handle, connection.state)) {
+        let found = self.find_by_both(reply.remote_id, reply.local_id);
+        match found.map(|(handle, connection)| (handle, connection.state)) {
             Some((handle, ConnectionState::DisconnectSent)) => {
                 self.report_disconnect(handle, DisconnectCause::Confirmed);
                 self.begin_time_wait(now, handle);
             }
-            Some(_) => self.drop_unexpected(&message),
-            None => self.counters.drops.unknown.note(Attribute::DISCONNECT_REPLY),
+            Some(_) => self.drop_unexpected(Attribute::DISCONNECT_REPLY),
+            None => self.drop_unknown(Attribute::DISCONNECT_REPLY),
         }
     }
 }

@@ -177,7 +177,7 @@ impl Manager {
     fn send_answer(&mut self, now: Time, handle: InquiryHandle, reply: ServiceIdReply) {
         let Some(inquiry) = self.inquiries.all.get_mut(&handle) else { return };
         let mad = Message::from(reply).to_mad(inquiry.transaction_id);
-        inquiry.answer = Some((now, Box::new(mad.write())));
+        inquiry.answer = Some((now, Box::new(mad)));
         let (route, listener) = (inquiry.route, inquiry.listener);
         self.forget_waiting_inquiry(listener, handle);
         self.inquiries.answered.insert((now, handle));

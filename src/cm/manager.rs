@@ -17,7 +17,7 @@ use super::listener::Listeners;
 use super::resolution::Resolution;
 use super::route::{Outgoing, Route};
 use crate::types::{Qpn, Time};
-use crate::wire::mad::{Attribute, CommunicationId, Mad, Message};
+use crate::wire::mad::{Attribute, CommunicationId, Mad};
 
 /// Options of a manager.
 pub struct ManagerConfig {
@@ -150,6 +150,21 @@ impl Manager {
         found.ok_or(CallError::Destroyed { call, object: "connection" })
     }
 
+    /// Returns the connection with this own communication id.
+    pub(super) fn find(&self, local_id: CommunicationId) -> Option<(ConnectionHandle, &Connection)> {
+        let handle = self.by_id.get(&local_id).copied()?;
+        Some((handle, self.connections.get(&handle)?))
+    }
+
+    /// Returns the connection with both communication ids (`cm.c`, `cm_acquire_id`).
+    pub(super) fn find_by_both(
+        &self,
+        local_id: CommunicationId,
+        remote_id: CommunicationId,
+    ) -> Option<(ConnectionHandle, &Connection)> {
+        self.find(local_id).filter(|(_, connection)| connection.has_remote_id(remote_id))
+    }
+
     /// Returns a number that no object of this manager has had.
     fn draw_handle(&mut self) -> u64 {
         self.last_handle += 1;
@@ -277,10 +292,8 @@ impl Manager {
 
     /// Sends a message of a connection again.
     pub(super) fn send_again(&mut self, route: Route, kept: &Kept) {
-        if let Ok(mad) = Mad::read(&kept[..]) {
-            self.counters.repeated.note(mad.attribute);
-            self.send(route, &mad);
-        }
+        self.counters.repeated.note(kept.attribute);
+        self.send(route, kept);
     }
 
     /// Sends a response that is made from an arrived datagram alone. It may use half of the queue, so that a flood of
@@ -293,8 +306,13 @@ impl Manager {
     }
 
     /// Counts a message that has no meaning in the state of its connection.
-    pub(super) fn drop_unexpected(&mut self, message: &Message) {
-        self.counters.drops.unexpected.note(message.attribute());
+    pub(super) fn drop_unexpected(&mut self, attribute: Attribute) {
+        self.counters.drops.unexpected.note(attribute);
+    }
+
+    /// Counts a message whose ids are those of no connection.
+    pub(super) fn drop_unknown(&mut self, attribute: Attribute) {
+        self.counters.drops.unknown.note(attribute);
     }
 
     /// Counts a message that arrived again.

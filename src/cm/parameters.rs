@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use super::error::CallError;
 use crate::types::{Mtu, Psn, Qkey, Qpn, Time};
 use crate::wire::mad::{
     AdditionalInformation, FlowLabel, IpHeader, PacketRate, Path, PrivateData, RejectReason, RetryCount, ServiceId,
@@ -29,6 +30,17 @@ pub struct PathParameters {
 }
 
 impl PathParameters {
+    /// Returns the private data of a request along this path, whose ends have addresses of one IP version.
+    pub(super) fn private_data<const N: usize>(
+        self,
+        header: &IpHeader,
+        data: &[u8],
+    ) -> Result<PrivateData<N>, CallError> {
+        let Self { local, remote, .. } = self;
+        let private_data = header.with_data(data).filter(|_| local.is_ipv4() == remote.is_ipv4());
+        private_data.ok_or(CallError::IpVersions { local, remote })
+    }
+
     /// Returns the path in a REQ.
     pub(super) fn to_path(self) -> Path {
         let lid = if self.hop_limit > 1 { PERMISSIVE_LID } else { 0 };

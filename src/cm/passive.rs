@@ -82,7 +82,7 @@ impl Manager {
         };
         // Another queue pair with the same number: Linux drops it without a word, too.
         if passive.fingerprint.qpn != request.local_qpn {
-            return self.drop_unexpected(&Message::from(*request));
+            return self.drop_unexpected(Attribute::CONNECT_REQUEST);
         }
         let route = connection.route;
         match connection.state {
@@ -206,7 +206,6 @@ impl Manager {
         let mad = Message::from(reply).to_mad(connection.transaction_id);
         self.change(handle, |connection| {
             connection.local_qpn = parameters.local_qpn;
-            connection.repetition = Repetition::of_reply(passive.timeout, passive.retries);
         });
         self.enter(now, handle, ConnectionState::ReplySent);
         self.note_reply(now, handle);
@@ -225,15 +224,12 @@ impl Manager {
 
     /// Handles an RTU (`cm.c`, `cm_rtu_handler`).
     pub(super) fn handle_ready(&mut self, now: Time, ready: &ReadyToUse) {
-        let message = Message::from(*ready);
-        let found = self.by_id.get(&ready.remote_id).copied();
-        let connection = found.and_then(|handle| Some((handle, self.connections.get(&handle)?)));
-        let connection = connection.filter(|(_, connection)| connection.has_remote_id(ready.local_id));
-        match connection.map(|(handle, connection)| (handle, connection.state)) {
+        let found = self.find_by_both(ready.remote_id, ready.local_id);
+        match found.map(|(handle, connection)| (handle, connection.state)) {
             Some((handle, ConnectionState::ReplySent)) => self.establish(now, handle),
-            Some((_, ConnectionState::Established)) => self.note_duplicate(message.attribute()),
-            Some(_) => self.drop_unexpected(&message),
-            None => self.counters.drops.unknown.note(message.attribute()),
+            Some((_, ConnectionState::Established)) => self.note_duplicate(Attribute::READY_TO_USE),
+            Some(_) => self.drop_unexpected(Attribute::READY_TO_USE),
+            None => self.drop_unknown(Attribute::READY_TO_USE),
         }
     }
 
@@ -286,30 +282,19 @@ fn passive_connection(
         is_taken: false,
         request_id: request.local_id,
         fingerprint: fingerprint_of(transaction_id, request),
-        timeout: request.local_response_timeout,
-        retries: request.max_cm_retries,
         vendor: request.vendor_options.vendor,
         replied_at: now,
     };
+    let route = Route::against(&request.primary_path);
+    let repetition = Repetition::of_reply(request.local_response_timeout, request.max_cm_retries);
     Connection {
-        state: ConnectionState::RequestReceived,
-        is_detached: false,
-        is_reported: false,
-        local_id,
         remote_id: Some(request.local_id),
         remote_guid: request.local_guid,
-        local_qpn: Default::default(),
         remote_qpn: request.local_qpn,
-        route: Route::against(&request.primary_path),
         transaction_id,
-        disconnect_transaction_id: 0,
         ack_timeout: request.primary_path.local_ack_timeout,
-        repetition: Repetition::of_reply(request.local_response_timeout, request.max_cm_retries),
-        kept: None,
-        refusal: None,
-        since: now,
         passive: Some(passive),
-        active: None,
+        ..Connection::new(now, ConnectionState::RequestReceived, local_id, route, repetition)
     }
 }
 

@@ -44,7 +44,7 @@ impl Manager {
         let mad = Message::from(reject).to_mad(transaction);
         self.change(handle, |connection| {
             connection.kept = None;
-            connection.refusal = Some(Box::new(mad.write()));
+            connection.refusal = Some(Box::new(mad));
         });
         self.send(route, &mad);
         self.begin_rest(now, handle, ConnectionState::Refused, REFUSED_REST);
@@ -62,8 +62,8 @@ impl Manager {
         };
         let (first, repeated) = (reject(RejectedMessage::Other), reject(RejectedMessage::ConnectRequest));
         self.change(handle, |connection| {
-            connection.refusal = Some(Box::new(repeated.write()));
-            connection.kept = Some(Box::new(disconnect.write()));
+            connection.refusal = Some(Box::new(repeated));
+            connection.kept = Some(Box::new(disconnect));
             connection.repetition = Repetition::of_disconnect();
             connection.is_reported = true;
         });
@@ -75,9 +75,8 @@ impl Manager {
     /// Handles a REJ (`cm.c`, `cm_rej_handler`).
     pub(super) fn handle_reject(&mut self, now: Time, reject: &Reject) {
         use ConnectionState as S;
-        let message = Message::from(*reject);
         let Some(handle) = self.find_rejected(reject) else {
-            return self.counters.drops.unknown.note(Attribute::REJECT);
+            return self.drop_unknown(Attribute::REJECT);
         };
         let is_stale = reject.reason == RejectReason::STALE_CONNECTION;
         match self.connections.get(&handle).map(|connection| connection.state) {
@@ -102,7 +101,7 @@ impl Manager {
                 self.report_reject(handle, reject);
                 self.begin_time_wait(now, handle);
             }
-            _ => self.drop_unexpected(&message),
+            _ => self.drop_unexpected(Attribute::REJECT),
         }
     }
 
@@ -134,8 +133,7 @@ impl Manager {
                 return Some(handle);
             }
         }
-        let handle = self.by_id.get(&reject.remote_id).copied()?;
-        let connection = self.connections.get(&handle)?;
+        let (handle, connection) = self.find(reject.remote_id)?;
         let is_of_request = reject.rejected == RejectedMessage::ConnectRequest;
         let matches = match connection.remote_id {
             // A passive end of this crate that gives up its REP has both ids, and its REP may be lost.

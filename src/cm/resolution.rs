@@ -27,18 +27,14 @@ impl Manager {
         if self.resolutions.len() >= limit {
             return Err(CallError::TooMany { objects: "requests for datagram queue pairs", limit });
         }
-        let (local, remote) = (parameters.path.local, parameters.path.remote);
-        let private_data = parameters.header.with_data(parameters.private_data.as_bytes());
-        let Some(private_data) = private_data.filter(|_| local.is_ipv4() == remote.is_ipv4()) else {
-            return Err(CallError::IpVersions { local, remote });
-        };
+        let private_data = parameters.path.private_data(&parameters.header, parameters.private_data.as_bytes())?;
         // Linux takes requests of two hosts with the same number for one, so the number is random.
         let request_id = self.draw_id()?;
         let service_id = parameters.service_id;
         let request = ServiceIdRequest { request_id, pkey: DEFAULT_PKEY, service_id, private_data };
         let mad = Message::from(request).to_mad(self.draw_transaction_id());
         let handle = self.draw_resolution_handle();
-        let (route, kept) = (Route::along(&parameters.path.to_path()), Box::new(mad.write()));
+        let (route, kept) = (Route::along(&parameters.path.to_path()), Box::new(mad));
         let (repetition, deadline) = (Repetition::of_request(), parameters.deadline);
         self.resolutions.insert(handle, Resolution { request_id, route, kept, repetition, deadline });
         self.resolution_ids.insert(request_id, handle);
@@ -91,7 +87,7 @@ impl Manager {
     /// Handles a SIDR_REP. Its service id is not compared (`cm.c`, `cm_sidr_rep_handler`).
     pub(super) fn handle_resolved(&mut self, reply: &ServiceIdReply) {
         let Some(handle) = self.resolution_ids.get(&reply.request_id).copied() else {
-            return self.counters.drops.unknown.note(Attribute::SERVICE_ID_REPLY);
+            return self.drop_unknown(Attribute::SERVICE_ID_REPLY);
         };
         self.remove_resolution(handle);
         self.events.push(Event::Resolved { resolution: handle, reply: Box::new(*reply) });
