@@ -5,43 +5,20 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
 
+use super::change::Change;
 use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, Nonce, SLOTS};
 use super::{find_file, is_in_place, open_file};
 use crate::sys::{NotInherited, is_byte_locked_by_others, is_range_locked_by_others, try_lock_byte, unlock_byte};
 
-/// Offsets of the bytes whose locks show that a member is present, and that the group is being changed. They are never
-/// written.
+/// Offset of the bytes whose locks show that a member is present. They are never written.
 const PRESENCE_OFFSET: u64 = 1 << 40;
-const CHANGE_OFFSET: u64 = 1 << 41;
-/// Longest wait for another process's change to end. After it, the waiter proceeds: the other process was stopped in
-/// the middle, and its later writes are detected and repaired like those of a crash.
-const LONGEST_CHANGE: Duration = Duration::from_secs(2);
-/// Most times that the wait restarts because other processes' changes ended meanwhile, as happens when many processes
-/// start at once on few processors: a minute in total.
-const MOST_WAITS: usize = 30;
-const RETRY: Duration = Duration::from_micros(200);
 
 /// An open address file.
 pub(crate) struct AddressFile {
     _not_inherited: NotInherited,
     file: File,
     path: PathBuf,
-}
-
-/// Exclusive permission to change the group.
-pub(crate) struct Change<'a> {
-    file: &'a AddressFile,
-    locked: bool,
-}
-
-impl Drop for Change<'_> {
-    fn drop(&mut self) {
-        if self.locked {
-            let _ = unlock_byte(self.file.file.as_fd(), CHANGE_OFFSET);
-        }
-    }
 }
 
 impl AddressFile {
@@ -69,56 +46,14 @@ impl AddressFile {
     ///
     /// [`io::ErrorKind::NotFound`] if the file was removed meanwhile, because all members had left: open it again.
     pub(crate) fn change(&self) -> io::Result<Change<'_>> {
-        let mut locked = self.try_lock()?;
-        for _ in 0..MOST_WAITS {
-            let before = self.modified()?;
-            locked = locked || self.wait_for_change()?;
-            if locked || self.modified()? == before {
-                break;
-            }
-        }
-        if !locked {
-            tracing::warn!(path = %self.path.display(), "a process was stopped while it changed the group; proceeding");
-        }
-        let change = Change { file: self, locked };
-        if !is_in_place(&self.file, &self.path) {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        Ok(change)
-    }
-
-    /// Tries to take the lock for a change.
-    fn try_lock(&self) -> io::Result<bool> {
-        let locked = try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)?;
-        if locked {
-            // A waiting process must notice each change, also one that writes nothing, such as a check.
-            let _ = self.file.set_modified(SystemTime::now());
-        }
-        Ok(locked)
-    }
-
-    /// Returns the time of the last write, or of the start of the last change if that is later.
-    fn modified(&self) -> io::Result<SystemTime> {
-        self.file.metadata()?.modified()
-    }
-
-    /// Waits for a change to end. Returns whether this process now holds the lock for its own change.
-    fn wait_for_change(&self) -> io::Result<bool> {
-        let end = Instant::now() + LONGEST_CHANGE;
-        while Instant::now() < end {
-            std::thread::sleep(RETRY);
-            if self.try_lock()? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        Change::begin(&self.file, &self.path)
     }
 
     /// Removes the file unless another process is in the group, or may be about to join it because the change has no
     /// lock.
     pub(crate) fn remove_if_unused(&self, change: &Change<'_>) {
         let is_used = is_range_locked_by_others(self.file.as_fd(), PRESENCE_OFFSET, SLOTS as u64).unwrap_or(true);
-        if change.locked && !is_used {
+        if change.is_locked() && !is_used {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -126,10 +61,7 @@ impl AddressFile {
     /// Removes the file if no process is in the group, and none changes it. A process that has it open and wants to
     /// join takes the same lock and then finds that the file is no longer in place.
     pub(super) fn remove_unused(&self) -> io::Result<()> {
-        if !self.try_lock()? {
-            return Ok(());
-        }
-        let change = Change { file: self, locked: true };
+        let Some(change) = Change::try_begin(&self.file)? else { return Ok(()) };
         if is_in_place(&self.file, &self.path) {
             self.remove_if_unused(&change);
         }
@@ -211,6 +143,7 @@ fn member_offset(slot: u8) -> u64 {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::NAME_BYTES;
+    use super::super::change::LONGEST_CHANGE;
     use super::*;
     use crate::types::PeerCapabilities;
 
@@ -257,7 +190,7 @@ mod tests {
         let (one, other) = (AddressFile::open(path.clone()).unwrap(), AddressFile::open(path.clone()).unwrap());
         let mut change = one.change().unwrap();
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| other.change().unwrap().locked);
+            let waiter = scope.spawn(|| other.change().unwrap().is_locked());
             for _ in 0..3 {
                 std::thread::sleep(LONGEST_CHANGE / 2);
                 // The lock does not exclude the same open file, so the next change begins before this one has ended.

@@ -14,10 +14,12 @@
 //! other user can take its name later.
 
 mod blocks;
+mod change;
 mod file;
 mod folder;
 #[cfg(feature = "sim")]
 mod fuzz;
+mod shared_file;
 mod socket;
 mod table;
 
@@ -28,7 +30,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use self::blocks::BlocksFile;
-pub(crate) use self::file::{AddressFile, Change};
+pub(crate) use self::change::Change;
+pub(crate) use self::file::AddressFile;
 #[cfg(feature = "sim")]
 pub use self::fuzz::registry_file;
 pub(crate) use self::socket::{inbox_path, life_path, place_socket, remove_sockets};
@@ -84,7 +87,7 @@ impl Registry {
 
     fn open_in(folder: &Path) -> io::Result<Self> {
         folder::prepare(folder)?;
-        let blocks = BlocksFile::open(folder.join(format!("{}-{BLOCKS}", namespace())))?;
+        let blocks = BlocksFile::open(&folder.join(format!("{}-{BLOCKS}", namespace())))?;
         Ok(Self { folder: folder.to_owned(), blocks })
     }
 
