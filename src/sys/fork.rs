@@ -111,3 +111,23 @@ extern "C" fn in_child() {
         unsafe { libc::close(nowhere) };
     }
 }
+
+/// Runs a check in a forked child; the returned function waits for its result. The child has only this thread.
+#[cfg(test)]
+pub(crate) fn check_in_child(check: impl FnOnce() -> bool) -> impl FnOnce() -> bool {
+    watch_forks();
+    // SAFETY: the child runs the check, which uses no lock that another thread may hold, and exits without returning.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "{}", std::io::Error::last_os_error());
+    if child == 0 {
+        let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).unwrap_or(false);
+        // SAFETY: ends the child without running anything of the parent's.
+        unsafe { libc::_exit(i32::from(!passed)) };
+    }
+    move || {
+        let mut status = -1;
+        // SAFETY: waits for the child of this process, and the kernel writes one number.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        waited == child && status == 0
+    }
+}

@@ -10,6 +10,8 @@ mod environment;
 mod error_queue;
 mod event;
 mod file_lock;
+#[cfg(any(test, feature = "sim"))]
+mod file_size;
 mod fork;
 mod guarded;
 mod interface;
@@ -33,6 +35,10 @@ pub(crate) use event::{Epoll, EventFd, Interest, Timer, wait_readable};
 pub(crate) use file_lock::{
     is_byte_locked_by_others, is_range_locked_by_others, try_lock_byte, try_share_byte, unlock_byte,
 };
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use file_size::file_size_limit;
+#[cfg(test)]
+pub(crate) use fork::check_in_child;
 pub(crate) use fork::{Generation, NotInherited};
 pub(crate) use guarded::{Guard, Guarded};
 pub(crate) use interface::{LinkState, link_megabits, link_state};

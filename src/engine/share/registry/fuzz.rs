@@ -1,9 +1,10 @@
 //! Entry point of the registry's fuzz target: a file with any content.
 
+use super::port_record::{PROCESS_BYTES, PortRecord, ProcessEntry, RECORD_BYTES};
 use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, write_checksum};
 
-/// Reads an address file as if another process had written these bytes, as they are and with valid checksums. Entries
-/// that parse are encoded and parsed again.
+/// Reads a file of an address, and one of ports, as if another process had written these bytes, as they are and with
+/// valid checksums. Entries that parse are encoded and parsed again.
 pub fn registry_file(bytes: &[u8]) {
     check::<HEADER_BYTES>(bytes, |bytes| {
         let header = Header::parse(bytes)?;
@@ -19,6 +20,18 @@ pub fn registry_file(bytes: &[u8]) {
         check::<ANSWER_BYTES>(record.get(MEMBER_BYTES..).unwrap_or_default(), |bytes| {
             let answer = Answer::parse(bytes)?;
             assert_eq!(Answer::parse(&answer.to_bytes()), Some(answer));
+            Some(())
+        });
+    }
+    for record in bytes.chunks(RECORD_BYTES) {
+        check::<RECORD_BYTES>(record, |bytes| {
+            let record = PortRecord::parse(bytes)?;
+            assert_eq!(PortRecord::parse(&record.to_bytes()), Some(record));
+            Some(())
+        });
+        check::<PROCESS_BYTES>(record, |bytes| {
+            let entry = ProcessEntry::parse(bytes)?;
+            assert_eq!(ProcessEntry::parse(&entry.to_bytes()), Some(entry));
             Some(())
         });
     }

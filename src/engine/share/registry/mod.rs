@@ -1,8 +1,9 @@
 //! The registry: how processes of one user that receive on the same address find each other.
 //!
-//! A folder holds a file for each address of each network namespace, one for the QPN blocks of each namespace, and the
-//! sockets of each process. A live process holds a lock on a byte of the file, which ends with the process, however it
-//! ends: so entries without a live process are ignored. The next process that starts removes everything unused.
+//! A folder holds a file for each address of each network namespace, one for the QPN blocks and one for the ports of
+//! each namespace, and the sockets of each process. A live process holds a lock on a byte of the file, which ends with
+//! the process, however it ends: so entries without a live process are ignored. The next process that starts removes
+//! everything unused.
 //!
 //! # Which folder
 //!
@@ -19,6 +20,11 @@ mod file;
 mod folder;
 #[cfg(feature = "sim")]
 mod fuzz;
+// The library does not use it yet, nor the file of ports below.
+#[cfg(any(test, feature = "sim"))]
+mod port_record;
+#[cfg(any(test, feature = "sim"))]
+mod ports;
 mod shared_file;
 mod socket;
 mod table;
@@ -34,6 +40,10 @@ pub(crate) use self::change::Change;
 pub(crate) use self::file::AddressFile;
 #[cfg(feature = "sim")]
 pub use self::fuzz::registry_file;
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use self::port_record::{Binding, RECORDS};
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use self::ports::{Others, PortsChange, PortsFile};
 pub(crate) use self::socket::{inbox_path, life_path, place_socket, remove_sockets};
 pub(crate) use self::table::{Answer, Header, Member, NAME_BYTES, Name, Nonce, SLOTS};
 use crate::sys::{PerGeneration, own_user};
@@ -85,7 +95,7 @@ impl Registry {
         None
     }
 
-    fn open_in(folder: &Path) -> io::Result<Self> {
+    pub(super) fn open_in(folder: &Path) -> io::Result<Self> {
         folder::prepare(folder)?;
         let blocks = BlocksFile::open(&folder.join(format!("{}-{BLOCKS}", namespace())))?;
         Ok(Self { folder: folder.to_owned(), blocks })
@@ -129,7 +139,7 @@ impl Registry {
 
     /// Removes leftovers of dead processes: files of namespaces and addresses, and sockets. Entries that cannot be
     /// examined stay.
-    fn sweep(&self) {
+    pub(super) fn sweep(&self) {
         let Ok(entries) = std::fs::read_dir(&self.folder) else { return };
         for entry in entries.take(MAX_SWEPT).flatten() {
             let (path, name) = (entry.path(), entry.file_name());
@@ -140,6 +150,8 @@ impl Registry {
             let _ = match name.split_once('-') {
                 Some((namespace, _)) if namespace.parse::<u64>().is_err() => Ok(()),
                 Some((_, BLOCKS)) => BlocksFile::remove_unused(&path),
+                #[cfg(any(test, feature = "sim"))]
+                Some((_, ports::SUFFIX)) => PortsFile::remove_unused(&path),
                 Some((_, address)) if address.parse::<IpAddr>().is_ok() => {
                     AddressFile::find(path).and_then(|file| file.remove_unused())
                 }
@@ -150,7 +162,7 @@ impl Registry {
 }
 
 /// Returns the network namespace of this thread; addresses are only meaningful within it.
-fn namespace() -> u64 {
+pub(super) fn namespace() -> u64 {
     std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |metadata| metadata.ino())
 }
 

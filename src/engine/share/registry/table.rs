@@ -166,7 +166,7 @@ pub(super) fn write_checksum(bytes: &mut [u8]) {
     *checksum = crc32fast::hash(content).to_le_bytes();
 }
 
-fn has_valid_checksum(bytes: &[u8]) -> bool {
+pub(super) fn has_valid_checksum(bytes: &[u8]) -> bool {
     bytes.split_last_chunk::<4>().is_some_and(|(content, checksum)| crc32fast::hash(content).to_le_bytes() == *checksum)
 }
 

@@ -56,7 +56,7 @@ fn leftovers_of_dead_processes_are_removed() {
         Ok(())
     })
     .unwrap();
-    for name in ["7-blocks", "8-blocks", "7-127.0.0.1", "7-fe80::7", "7-other", "notes"] {
+    for name in ["7-blocks", "8-blocks", "7-ports", "7-127.0.0.1", "7-fe80::7", "7-other", "notes"] {
         std::fs::write(folder.0.join(name), "").unwrap();
     }
     // A lease of an earlier version.
