@@ -201,7 +201,10 @@ const TRANSPORT: &[&str] = &[
 const PARTS: &[(&str, &[&str])] = &[
     ("transport", TRANSPORT),
     ("engine", &["capture", "share", "net", "drive"]),
-    ("engine/share", &["registry", "key_share", "steering", "port_holder", "mailbox", "port_group", "qpn_block"]),
+    (
+        "engine/share",
+        &["registry", "key_share", "steering", "port_holder", "mailbox", "port_group", "qpn_block", "ports"],
+    ),
     ("engine/net", &["path_errors", "paths", "link_listener", "udp", "multicast", "inbound", "link"]),
     ("engine/drive/policy", &["constants", "lease", "fd_waiters", "contention", "poll_backoff", "thread_rest"]),
     (

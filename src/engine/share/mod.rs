@@ -1,13 +1,18 @@
 //! How the processes of one user share addresses and queue pair numbers.
 //!
 //! All of them receive on one UDP port of an address. The registry lists which process has which numbers, the kernel
-//! steers each packet to its process, and a process that receives another one's packet forwards it.
+//! steers each packet to its process, and a process that receives another one's packet forwards it. The ports of the
+//! connection manager are shared in the same way.
 #![forbid(unsafe_code)]
 
 mod key_share;
 mod mailbox;
 mod port_group;
 mod port_holder;
+// The library does not use it yet.
+#[cfg(any(test, feature = "sim"))]
+#[allow(dead_code)]
+mod ports;
 mod qpn_block;
 mod registry;
 mod steering;
