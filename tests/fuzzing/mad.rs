@@ -1,7 +1,7 @@
-//! Any datagram to queue pair 1: reading never panics, and a message that was read is written with the bits that it was
-//! read from, except reserved ones.
+//! Any datagram to queue pair 1: reading never panics, its line is short and printable, and a message that was read is
+//! written with the bits that it was read from, except reserved ones.
 
-use rdma_verbs::wire::mad::{IpHeader, MAD_BYTES, Mad, Message, Method, PrivateData};
+use rdma_verbs::wire::mad::{IpHeader, LONGEST_SUMMARY, MAD_BYTES, Mad, Message, Method, PrivateData};
 
 /// Runs the target.
 pub(crate) fn run(datagram: &[u8]) {
@@ -10,6 +10,8 @@ pub(crate) fn run(datagram: &[u8]) {
         return;
     };
     assert_eq!(Mad::read(&mad.write()), Ok(mad));
+    let line = mad.to_string();
+    assert!(line.len() <= LONGEST_SUMMARY && !line.chars().any(char::is_control), "{line:?}");
     if let Some(response) = mad.unsupported_response() {
         // A response never causes another one.
         assert_eq!((response.method, response.data), (Method::GET_RESPONSE, mad.data));

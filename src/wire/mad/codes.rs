@@ -53,6 +53,10 @@ codes! {
     ManagementClass: 8 of u8 {
         /// Subnet management with destinations by LID. It belongs to queue pair 0.
         SUBNET_MANAGEMENT = 0x01, "subnet management";
+        /// Subnet administration.
+        SUBNET_ADMINISTRATION = 0x03, "subnet administration";
+        /// Performance management: counters, which diagnostics query.
+        PERFORMANCE_MANAGEMENT = 0x04, "performance management";
         /// Communication management.
         COMMUNICATION_MANAGEMENT = 0x07, "communication management";
         /// Subnet management with directed routes. It belongs to queue pair 0.

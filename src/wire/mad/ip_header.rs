@@ -42,13 +42,13 @@ pub enum IpAddresses {
 #[non_exhaustive]
 pub enum IpHeaderError {
     /// There are fewer bytes than in a header.
-    #[error("the header of IP connections has {bytes} bytes, not {0}", bytes = IpHeader::BYTES)]
+    #[error("the header of IP connections has {0} bytes instead of {bytes}", bytes = IpHeader::BYTES)]
     Length(usize),
     /// The version of the header is not 0.
-    #[error("the header of IP connections has version {version}, not {0}", version = VERSION)]
+    #[error("the header of IP connections has version {0} instead of {version}", version = VERSION)]
     Version(u8),
     /// The IP version is neither 4 nor 6.
-    #[error("the IP version is {0}, not 4 or 6")]
+    #[error("the header of IP connections has IP version {0} instead of 4 or 6")]
     IpVersion(u8),
 }
 

@@ -36,6 +36,7 @@ macro_rules! messages {
             }
 
             /// Returns the datagram of the message. A response has the transaction id of its request.
+            #[allow(clippy::wrong_self_convention, reason = "a message is large, although it is `Copy`")]
             pub fn to_mad(&self, transaction_id: u64) -> Mad {
                 let mut mad = Mad {
                     base_version: BASE_VERSION,

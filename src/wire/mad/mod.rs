@@ -17,6 +17,7 @@ mod ip_header;
 mod message;
 mod numbers;
 mod service_id;
+mod summary;
 
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ pub use numbers::{
     PacketRate, ReceivedMessage, RejectedMessage, RetryCount, ServiceLevel, TimeoutCode, TransportType, VendorId,
 };
 pub use service_id::{PortSpace, ServiceId, ServiceIdReply, ServiceIdRequest};
+pub use summary::LONGEST_SUMMARY;
 
 use std::fmt;
 
@@ -98,16 +100,16 @@ impl fmt::Debug for Mad {
 #[non_exhaustive]
 pub enum MadError {
     /// The number of bytes is not 256.
-    #[error("a management datagram has {bytes} bytes, not {0}", bytes = MAD_BYTES)]
+    #[error("MAD of {0} bytes ({bytes} are allowed)", bytes = MAD_BYTES)]
     Length(usize),
     /// The version of the header is not 1.
-    #[error("management datagrams have base version {version}, not {0}", version = BASE_VERSION)]
+    #[error("MAD of base version {0} ({version} is allowed)", version = BASE_VERSION)]
     BaseVersion(u8),
     /// The datagram belongs to another class.
     #[error("the class is {0}, not communication management")]
     Class(ManagementClass),
     /// The version of the class is not 2.
-    #[error("messages of the connection manager have class version {version}, not {0}", version = CM_VERSION)]
+    #[error("message of class version {0} ({version} is allowed)", version = CM_VERSION)]
     ClassVersion(u8),
     /// The method is not [`Method::SEND`].
     #[error("messages of the connection manager have the method Send, not {0}")]

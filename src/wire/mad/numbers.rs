@@ -1,6 +1,7 @@
 //! Numbers of messages: identifiers, and fields that are narrower than their type.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::types::Mtu;
 
@@ -103,6 +104,13 @@ narrow! {
     EndToEndContext: 24 of u32, low_bits;
     /// A vendor's IEEE identifier, 24 bits; 0: none.
     VendorId: 24 of u32, low_bits;
+}
+
+impl TimeoutCode {
+    /// Returns the time as the standard has it, not rounded.
+    pub const fn duration(self) -> Duration {
+        Duration::from_nanos(4_096 << self.0)
+    }
 }
 
 impl MtuCode {

@@ -1,8 +1,9 @@
 //! Tests of datagrams and messages as a whole: round trips, headers, lengths. `samples` has captured messages,
-//! `layouts` the position of every field.
+//! `layouts` the position of every field, `summaries` the messages in words.
 
 mod layouts;
 mod samples;
+mod summaries;
 
 use proptest::prelude::*;
 
@@ -129,7 +130,7 @@ fn each_defect_of_a_header_has_its_reason() {
         assert_eq!(with(17, value), Err(MadError::Attribute(Attribute(value.into()))));
     }
     assert_eq!(with(16, 1), Err(MadError::Attribute(Attribute(0x0114))));
-    assert_eq!(MadError::Length(300).to_string(), "a management datagram has 256 bytes, not 300");
+    assert_eq!(MadError::Length(300).to_string(), "MAD of 300 bytes (256 are allowed)");
     let error = with(17, 0x1b).unwrap_err();
     assert_eq!(error.to_string(), "no message of the connection manager has the attribute unknown (27)");
 }

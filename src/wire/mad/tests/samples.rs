@@ -11,7 +11,7 @@ const SAMPLES: &str = include_str!("../samples.txt");
 const SAMPLE_COUNT: usize = 55;
 
 /// The captured datagrams, each with the name of its kind.
-fn samples() -> Vec<(&'static str, [u8; MAD_BYTES])> {
+pub(super) fn samples() -> Vec<(&'static str, [u8; MAD_BYTES])> {
     let lines = SAMPLES.lines().filter(|line| !line.starts_with('#'));
     lines
         .map(|line| {
