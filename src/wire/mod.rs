@@ -10,8 +10,10 @@ mod check_mask;
 mod gap_runs;
 mod header;
 pub mod icrc;
-// The library does not use it yet: the connection manager is not connected to the engine.
-#[cfg(any(test, feature = "sim"))]
+#[cfg_attr(
+    not(any(test, feature = "sim")),
+    allow(dead_code, unused_imports, reason = "the library only shows messages in captures, and writes none yet")
+)]
 pub mod mad;
 mod opcode;
 mod packet;

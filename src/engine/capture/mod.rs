@@ -13,6 +13,7 @@ mod file;
 #[cfg(feature = "sim")]
 mod fuzz;
 mod headers;
+mod management;
 mod pcapng;
 mod sink;
 
@@ -25,6 +26,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use self::headers::{Addressing, WireHeaders};
+use self::management::{MessageKey, RecentMessages};
 use self::pcapng::{Direction, PacketBlock, Statistics, Timestamp};
 use crate::sys::{Generation, OpenError, with_signals_blocked};
 use crate::types::{CaptureOptions, CaptureSummary, Qpn};
@@ -50,6 +52,8 @@ struct PacketRecord<'a> {
     addressing: Addressing,
     /// Comment on the packet; empty: none.
     comment: &'a str,
+    /// Identifies a message of the connection manager, to mark its repetitions; the comment is not empty then.
+    message: Option<MessageKey>,
     /// From the base transport header to the ICRC.
     payload: &'a [u8],
 }
@@ -86,6 +90,7 @@ struct State {
     lost: u64,
     /// Packets lost since the last one that was recorded.
     lost_lately: u64,
+    recent: RecentMessages,
     first: Timestamp,
     last: Timestamp,
     end: Option<End>,
@@ -219,8 +224,10 @@ impl Shared {
         if state.packets + state.lost == 0 {
             state.first = packet.time;
         }
+        let is_repeated = packet.message.is_some_and(|message| state.recent.remember(message));
+        let comment = if is_repeated { &format!("{}; again", packet.comment) } else { packet.comment };
         let headers = WireHeaders::build(&packet.addressing, packet.payload);
-        let longest = packet.payload.len() + packet.comment.len() + pcapng::PACKET_OVERHEAD;
+        let longest = packet.payload.len() + comment.len() + pcapng::PACKET_OVERHEAD;
         let before = state.pending.len();
         let Some(headers) = headers.filter(|_| before + longest <= MOST_PENDING) else {
             state.lost += 1;
@@ -233,7 +240,7 @@ impl Shared {
             headers: headers.as_bytes(),
             payload: packet.payload,
             lost: state.lost_lately,
-            comment: Some(packet.comment).filter(|comment| !comment.is_empty()),
+            comment: Some(comment).filter(|comment| !comment.is_empty()),
         };
         pcapng::packet(&mut state.pending, &block);
         let after = state.pending.len();

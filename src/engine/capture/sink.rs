@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::headers::Addressing;
+use super::management::{self, MessageKey};
 use super::pcapng::{Direction, Timestamp};
 use super::{Capture, PacketRecord};
 use crate::sys::DEFAULT_HOP_LIMIT;
@@ -118,9 +119,9 @@ impl CaptureSink {
             }
             let field = if transmit.is_keyed { CheckField::Keyed } else { CheckField::Icrc };
             let payload = without_key(field, &addressing, payload, &mut comment);
-            let record =
-                PacketRecord { time, direction: Direction::Outbound, addressing, comment: &comment, payload: &payload };
-            self.record(transmit.qpn, &record);
+            let direction = Direction::Outbound;
+            let (comment, payload) = (&comment, &payload);
+            self.record(transmit.qpn, &PacketRecord { time, direction, addressing, comment, message: None, payload });
         }
     }
 
@@ -148,13 +149,23 @@ impl CaptureSink {
             direction: Direction::Inbound,
             addressing,
             comment: &comment,
+            message: None,
             payload: &payload,
         };
         self.record(destination(datagram.payload), &record);
     }
 
+    /// Records a packet. A management datagram gets its contents as a further comment.
     fn record(&self, qpn: Qpn, record: &PacketRecord<'_>) {
-        self.captures.iter().filter(|capture| capture.wants(qpn)).for_each(|capture| capture.record(record));
+        let wanting = || self.captures.iter().filter(|capture| capture.wants(qpn));
+        let Some(datagram) = management::datagram(record.payload) else {
+            return wanting().for_each(|capture| capture.record(record));
+        };
+        let mut comment = record.comment.to_owned();
+        append(&mut comment, &datagram.map_or_else(|error| error.to_string(), |mad| mad.to_string()));
+        let message = datagram.ok().and_then(|mad| MessageKey::of(record, &mad));
+        let record = PacketRecord { comment: &comment, message, ..*record };
+        wanting().for_each(|capture| capture.record(&record));
     }
 }
 

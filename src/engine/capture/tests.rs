@@ -11,20 +11,20 @@ use super::*;
 
 /// Contents of a file that was read back.
 #[derive(Default)]
-struct ReadBack {
+pub(super) struct ReadBack {
     device: String,
-    packets: Vec<ReadPacket>,
+    pub(super) packets: Vec<ReadPacket>,
     received: u64,
     lost: u64,
     closing_comment: String,
 }
 
 #[derive(PartialEq, Eq, Debug)]
-struct ReadPacket {
+pub(super) struct ReadPacket {
     time: u64,
     flags: u32,
     lost: u64,
-    comment: Option<String>,
+    pub(super) comment: Option<String>,
     bytes: Vec<u8>,
 }
 
@@ -104,11 +104,20 @@ fn addressing(source: IpAddr, destination: IpAddr) -> Addressing {
 fn record<'a>(comment: &'a str, payload: &'a [u8]) -> PacketRecord<'a> {
     let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let addressing = addressing(here, here);
-    PacketRecord { time: 0x1_2345_6789_abcd, direction: Direction::Outbound, addressing, comment, payload }
+    let (time, direction) = (0x1_2345_6789_abcd, Direction::Outbound);
+    PacketRecord { time, direction, addressing, comment, message: None, payload }
+}
+
+/// Starts a capture of one test, with the sink that records in it.
+pub(super) fn start(name: &str) -> (Arc<Capture>, CaptureSink) {
+    let capture = Arc::new(Capture::start(&options(name), "soft_test").unwrap());
+    let mut sink = CaptureSink::default();
+    sink.add(Arc::clone(&capture));
+    (capture, sink)
 }
 
 /// Ends the capture, reads its file and removes it.
-fn finish(capture: &Capture) -> (ReadBack, CaptureSummary) {
+pub(super) fn finish(capture: &Capture) -> (ReadBack, CaptureSummary) {
     let summary = capture.finish().unwrap();
     let bytes = fs::read(capture.path()).unwrap();
     fs::remove_file(capture.path()).unwrap();
@@ -245,8 +254,8 @@ proptest! {
         for (addressing, payload, comment, time) in &packets {
             for payload in [payload, &long] {
                 let direction = if time & 1 == 0 { Direction::Inbound } else { Direction::Outbound };
-                let record = PacketRecord { time: *time, direction, addressing: *addressing, comment, payload };
-                capture.record(&record);
+                let (time, addressing) = (*time, *addressing);
+                capture.record(&PacketRecord { time, direction, addressing, comment, message: None, payload });
             }
         }
         let (found, summary) = finish(&capture);
