@@ -5,6 +5,7 @@ use super::script::*;
 use crate::types::Qpn;
 use crate::wire::mad::{
     CommunicationId, DisconnectReply, DisconnectRequest, Message, ReadyToUse, RejectReason, RejectedMessage,
+    TimeoutCode,
 };
 
 #[test]
@@ -110,6 +111,52 @@ fn a_disconnect_request_needs_ids_and_queue_pair() {
     assert_eq!(server.state(passive), Some(ConnectionState::Established));
     server.receive(CLIENT, &message.to_mad(transaction).write());
     assert!(matches!(server.event(), Event::Disconnected { .. }));
+}
+
+#[test]
+fn a_disconnect_reply_needs_ids_and_a_request() {
+    let (mut client, active, ..) = connected();
+    client.manager.disconnect(client.now, active).unwrap();
+    let Message::DisconnectRequest(request) = client.sent_one().0 else { panic!() };
+    let other = CommunicationId(0x0102_0304);
+    let right = DisconnectReply { local_id: request.remote_id, remote_id: request.local_id, ..Default::default() };
+    client.take_message(DisconnectReply { local_id: other, ..right });
+    client.take_message(DisconnectReply { remote_id: other, ..right });
+    assert!(client.events().is_empty() && client.manager.next_deadline().is_some());
+    client.take_message(right);
+    assert!(matches!(client.event(), Event::Disconnected { .. }));
+
+    let (mut client, active, mut server, passive) = connected();
+    client.manager.disconnect(client.now, active).unwrap();
+    let Message::DisconnectRequest(request) = client.sent_one().0 else { panic!() };
+    server.take_message(DisconnectReply {
+        local_id: request.local_id,
+        remote_id: request.remote_id,
+        ..Default::default()
+    });
+    assert_eq!((server.events(), server.state(passive)), (vec![], Some(ConnectionState::Established)));
+}
+
+/// The transport timeout is a field of the REQ.
+#[test]
+fn a_peer_chooses_the_time_wait_within_bounds() {
+    for (code, shortest, longest) in [(0, 250, 250), (18, 1_024, 1_024), (31, 4_000, 4_000)] {
+        let (mut server, _) = End::server();
+        let mut request = request();
+        request.primary_path.local_ack_timeout = TimeoutCode::saturating(code);
+        server.take_message(request);
+        let passive = server.requested();
+        server.accept(passive);
+        let Message::ConnectReply(reply) = server.sent_one().0 else { panic!() };
+        let (local_id, remote_id) = (request.local_id, reply.local_id);
+        server.take_message(DisconnectRequest { local_id, remote_id, remote_qpn: SERVER_QPN, ..Default::default() });
+        assert!(matches!(server.event(), Event::Disconnected { .. }));
+        server.manager.disconnect(server.now, passive).unwrap();
+        server.wait(millis(shortest - 1));
+        assert!(server.events().is_empty(), "code {code}");
+        server.wait(millis(longest - shortest + 1));
+        assert_eq!(server.events(), [Event::TimeWaitExit { connection: passive }], "code {code}");
+    }
 }
 
 /// The RTU is late or lost: the DREQ shows that the peer was ready.
@@ -250,6 +297,22 @@ fn another_process_ends_the_connections_of_a_dead_one() {
     assert!(matches!(server.event(), Event::Disconnected { connection, .. } if connection == passive));
     server.manager.disconnect(server.now, passive).unwrap();
     deliver([&mut other, &mut server]);
+    other.wait(seconds(5));
+    assert_eq!((other.manager.connection_count(), other.events(), other.sent()), (0, vec![], vec![]));
+}
+
+/// The heir of a dead process does not know its queue pair.
+#[test]
+fn the_peer_of_an_orphan_disconnects_as_well() {
+    let (client, active, mut server, passive) = connected();
+    let orphan = client.manager.orphan(active).unwrap();
+    let mut other = End::new(CLIENT, CLIENT_GUID ^ 1);
+    other.manager.end_orphan(other.now, &orphan).unwrap();
+    other.sent_one();
+    server.manager.disconnect(server.now, passive).unwrap();
+    let (crossing, transaction, _) = server.sent_one();
+    other.receive(SERVER, &crossing.to_mad(transaction).write());
+    assert!(matches!(other.sent_one().0, Message::DisconnectReply(_)));
     other.wait(seconds(5));
     assert_eq!((other.manager.connection_count(), other.events(), other.sent()), (0, vec![], vec![]));
 }

@@ -132,6 +132,16 @@ fn the_number_of_connections_has_a_bound() {
 }
 
 #[test]
+fn the_number_of_outputs_has_a_bound() {
+    let limits = Limits { outputs: 10, ..Limits::default() };
+    let mut client = End::with_limits(CLIENT, CLIENT_GUID, limits);
+    for _ in 0..40 {
+        client.connect();
+    }
+    assert_eq!((client.outputs().len(), client.manager.counters().drops.outputs_full), (10, 30));
+}
+
+#[test]
 fn deadlines_wait_while_the_outputs_are_full() {
     let limits = Limits { outputs: 10, ..Limits::default() };
     let mut client = End::with_limits(CLIENT, CLIENT_GUID, limits);

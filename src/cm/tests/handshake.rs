@@ -111,6 +111,24 @@ fn the_application_limits_the_time_of_a_request() {
     assert!(matches!(client.event(), Event::Unreachable { connection, .. } if connection == active));
 }
 
+/// The deadline is that of the REQ.
+#[test]
+fn the_deadline_of_a_request_does_not_end_a_connection() {
+    let mut client = End::client();
+    let deadline = Some(client.now + seconds(1));
+    let parameters = super::super::ConnectParameters { deadline, ..connect_parameters() };
+    let active = client.manager.connect(client.now, &parameters).unwrap();
+    let (sent, ..) = client.sent_one();
+    client.take_message(reply_to(sent));
+    client.event();
+    client.manager.ready(client.now, active).unwrap();
+    client.wait(seconds(2));
+    client.sent_one();
+    client.manager.disconnect(client.now, active).unwrap();
+    client.wait(seconds(1));
+    assert_eq!((client.sent().len(), client.events()), (3, vec![]), "the DREQ is repeated");
+}
+
 #[test]
 fn a_lost_request_and_a_lost_reply_are_repeated() {
     let (mut client, (mut server, _)) = (End::client(), End::server());
@@ -163,6 +181,10 @@ fn a_repeated_request_has_the_response_of_its_state() {
     server.take_message(request());
     assert!(server.sent().is_empty(), "the repetition was on its way");
     server.wait(millis(200));
+    // The same number with another queue pair.
+    let other = crate::wire::mad::ConnectRequest { local_qpn: crate::types::Qpn::new(0x99), ..request() };
+    server.take_message(other);
+    assert!(server.sent().is_empty(), "the REP is another queue pair's");
     server.take_message(request());
     assert_eq!(server.sent(), [reply], "the REP was lost");
     server.manager.communication_established(server.now, passive).unwrap();
@@ -171,8 +193,6 @@ fn a_repeated_request_has_the_response_of_its_state() {
     assert!(server.sent().is_empty(), "established");
     assert_eq!(server.events(), [Event::Established { connection: passive }]);
     assert!(server.manager.communication_established(server.now, passive).is_err());
-    // The same number with another queue pair.
-    let other = crate::wire::mad::ConnectRequest { local_qpn: crate::types::Qpn::new(0x99), ..request() };
     server.take_message(other);
     assert!(server.sent().is_empty() && server.events().is_empty());
     // The same number of another host is another connection.
@@ -254,12 +274,28 @@ fn a_receipt_of_a_reply_needs_both_ids() {
     server.accept(passive);
     let Message::ConnectReply(reply) = server.sent_one().0 else { panic!() };
     let deadline = server.manager.next_deadline();
+    // At once it would set the same deadline.
+    server.wait(seconds(1));
     server.take_message(receipt(ReceivedMessage::ConnectReply, reply.local_id, 24));
     assert_eq!(server.manager.next_deadline(), deadline, "another id of the peer");
-    server.wait(seconds(1));
     let right = receipt(ReceivedMessage::ConnectReply, reply.local_id, 24);
     server.take_message(MessageReceipt { local_id: request().local_id, ..right });
     assert_eq!(server.manager.next_deadline(), Some(server.now + millis(4_000)));
+}
+
+#[test]
+fn a_ready_message_needs_both_ids() {
+    let (mut server, _) = End::server();
+    server.take_message(request());
+    let passive = server.requested();
+    server.accept(passive);
+    let Message::ConnectReply(reply) = server.sent_one().0 else { panic!() };
+    let right = ReadyToUse { local_id: request().local_id, remote_id: reply.local_id, ..Default::default() };
+    server.take_message(ReadyToUse { local_id: CommunicationId(7), ..right });
+    server.take_message(ReadyToUse { remote_id: CommunicationId(7), ..right });
+    assert_eq!((server.events(), server.state(passive)), (vec![], Some(ConnectionState::ReplySent)));
+    server.take_message(right);
+    assert_eq!(server.event(), Event::Established { connection: passive });
 }
 
 /// Sheet 0.5: a peer that asks no time and no repetitions cannot make a server give up at once.

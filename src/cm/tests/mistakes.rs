@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 
-use super::super::Event;
+use super::super::{Arrival, Event};
 use super::script::*;
 use crate::types::{Gid, Qpn};
 use crate::wire::mad::{
-    AdditionalInformation, Attribute, CommunicationId, ConnectRequest, IpHeader, MAD_BYTES, Mad, ManagementClass,
-    Message, MtuCode, PrivateData, RejectReason, RejectedMessage, ServiceId, TimeoutCode, TransportType,
+    AdditionalInformation, Attribute, CommunicationId, ConnectRequest, FlowLabel, IpHeader, MAD_BYTES, Mad,
+    ManagementClass, Message, MtuCode, PrivateData, RejectReason, RejectedMessage, ServiceId, TimeoutCode,
+    TransportType,
 };
 
 /// Sends a REQ to a fresh server. Returns the REJ's reason and information, or `None` if it is accepted.
@@ -104,6 +105,32 @@ fn headers_of_ip_connections_are_checked() {
     }
     for source in ["10.99.0.77:1", "10.99.0.2:1"] {
         assert_eq!(reason(with_header(source, "10.99.0.2")), None, "{source}");
+    }
+}
+
+#[test]
+fn header_and_path_have_one_ip_version() {
+    let (mut server, _) = End::server();
+    server.manager.set_addresses(vec![SERVER, "fd99::2".parse().unwrap()]);
+    server.take_message(with_header("[fd99::3]:1", "fd99::2"));
+    assert_eq!(reason_of(server.sent_one().0), (RejectReason::CONSUMER, RejectedMessage::ConnectRequest));
+    assert!(server.events().is_empty());
+}
+
+/// Sheet 1.1: over IPv4 Linux responds with the traffic class 0.
+#[test]
+fn responses_mirror_the_traffic_class_over_ipv6() {
+    let (mut server, _) = End::server();
+    let bytes = Message::from(ConnectRequest { pkey: 0, ..request() }).to_mad(TRANSACTION).write();
+    let (traffic_class, flow_label) = (0x68, FlowLabel::new(7));
+    for (source, destination) in [("10.99.0.3", "10.99.0.2"), ("fd99::3", "fd99::2")] {
+        let (source, destination): (IpAddr, IpAddr) = (source.parse().unwrap(), destination.parse().unwrap());
+        let arrival = Arrival { source, destination, traffic_class, flow_label, bytes: &bytes };
+        server.manager.handle_datagram(server.now, &arrival);
+        let outputs = server.outputs();
+        assert_eq!((outputs.len(), outputs[0].source, outputs[0].destination), (1, destination, source));
+        let expected = if source.is_ipv6() { (traffic_class, flow_label) } else { (0, FlowLabel::default()) };
+        assert_eq!((outputs[0].traffic_class, outputs[0].flow_label), expected, "{source}");
     }
 }
 

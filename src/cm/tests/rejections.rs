@@ -1,6 +1,6 @@
 //! REJ in each state.
 
-use super::super::{ConnectionHandle, ConnectionState, Event, Rejection};
+use super::super::{ConnectionHandle, ConnectionState, DisconnectCause, Event, Rejection};
 use super::script::*;
 use crate::wire::mad::{
     AdditionalInformation, CommunicationId, ConnectReply, DisconnectRequest, Message, PrivateData, Reject,
@@ -51,6 +51,20 @@ fn a_lost_rejection_is_repeated_to_a_repeated_request() {
     assert_eq!(rejected(&mut client, active).reason, RejectReason::CONSUMER);
     server.wait(seconds(61));
     assert_eq!(server.manager.connection_count(), 0);
+}
+
+#[test]
+fn a_rejection_is_repeated_as_long_as_the_request() {
+    let (mut server, _) = End::server();
+    server.take_message(request());
+    let passive = server.requested();
+    server.manager.reject(server.now, passive, &Rejection::default()).unwrap();
+    let reject = server.sent_one();
+    for _ in 0..3 {
+        server.wait(seconds(40));
+        server.take_message(request());
+        assert_eq!((server.sent(), server.events()), (vec![reject], vec![]));
+    }
 }
 
 #[test]
@@ -172,6 +186,18 @@ fn a_rejection_ends_a_disconnecting_connection_and_a_disconnect_is_still_confirm
     assert!(matches!(client.sent_one().0, Message::DisconnectReply(_)));
     client.wait(seconds(5));
     assert_eq!(client.event(), Event::TimeWaitExit { connection: active });
+}
+
+#[test]
+fn a_rejection_after_the_end_of_a_connection_has_no_event() {
+    let (mut client, active, ..) = connected();
+    client.manager.disconnect(client.now, active).unwrap();
+    let Message::DisconnectRequest(request) = client.sent_one().0 else { panic!() };
+    client.wait(seconds(7));
+    assert!(matches!(client.event(), Event::Disconnected { cause: DisconnectCause::Timeout, .. }));
+    let (remote_id, local_id) = (request.local_id, request.remote_id);
+    client.take_message(Reject { remote_id, local_id, rejected: RejectedMessage::Other, ..Reject::default() });
+    assert_eq!((client.events(), client.state(active)), (vec![], Some(ConnectionState::TimeWait)));
 }
 
 #[test]

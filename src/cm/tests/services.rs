@@ -180,4 +180,6 @@ fn requests_have_bounds() {
     // Silence of the sender ends a request without an answer.
     server.wait(seconds(61));
     assert_eq!((server.manager.next_deadline(), server.events()), (None, vec![]));
+    server.take_message(inquired(20));
+    inquiry(&mut server);
 }

@@ -67,6 +67,26 @@ fn a_reply_with_the_queue_pair_of_a_live_connection_is_stale() {
     assert!(client.events().is_empty());
 }
 
+/// The end of a dead process's connection has the peer's queue pair as well.
+#[test]
+fn an_orphan_with_the_queue_pair_of_a_live_connection_does_not_hide_it() {
+    let (mut server, _) = End::server();
+    let live = established(&mut server);
+    let orphan = super::super::Orphan {
+        local_id: CommunicationId(0x0ff0_0001),
+        remote_id: CommunicationId(0x0ff0_0002),
+        ..server.manager.orphan(live).unwrap()
+    };
+    server.manager.end_orphan(server.now, &orphan).unwrap();
+    server.sent_one();
+    let (local_id, remote_id) = (orphan.remote_id, orphan.local_id);
+    server.take_message(DisconnectReply { local_id, remote_id, ..Default::default() });
+    server.wait(seconds(5));
+    assert_eq!(server.manager.connection_count(), 1);
+    server.take_message(ConnectRequest { local_id: CommunicationId(1), ..request() });
+    assert_eq!(reason_of(server.sent()[0].0).0, RejectReason::STALE_CONNECTION);
+}
+
 /// Sheet 1.12: Linux reports the first REJ 10.
 #[test]
 fn a_stale_request_is_retried_with_a_fresh_id() {
