@@ -3,15 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
-use rdma_verbs::cm::{ConnectionHandle, Manager, ResolutionHandle};
-use rdma_verbs::types::Qpn;
+use rdma_verbs::cm::{ConnectionHandle, DisconnectCause, Manager, ResolutionHandle};
+use rdma_verbs::types::{Qpn, Time};
 
 use super::connections::Act;
 
 pub(super) const PROCESSES: usize = 5;
 pub(super) const HOSTS: usize = 3;
 const FIRST_PORT: u16 = 5_000;
+/// Bounds of the time wait.
+const TIME_WAIT: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
 
 /// A process of the simulation.
 pub(super) struct Process {
@@ -21,7 +24,8 @@ pub(super) struct Process {
     pub(super) block: u32,
     pub(super) ends: Ends,
     pub(super) next_qpn: u32,
-    pub(super) resolutions: BTreeSet<ResolutionHandle>,
+    /// Requests for datagram queue pairs, each with the number in its private data.
+    pub(super) resolutions: BTreeMap<ResolutionHandle, u64>,
     /// Requests for datagram queue pairs that the application has seen.
     pub(super) inquiries: BTreeSet<(IpAddr, u32)>,
 }
@@ -50,14 +54,15 @@ impl Process {
             block: 0,
             ends: Ends::default(),
             next_qpn: 0,
-            resolutions: BTreeSet::new(),
+            resolutions: BTreeMap::new(),
             inquiries: BTreeSet::new(),
         }
     }
 
+    /// Draws a number that no process of this host has; other hosts have the same.
     pub(super) fn draw_qpn(&mut self, process: usize) -> Qpn {
         self.next_qpn += 1;
-        Qpn::new((process as u32 + 1) << 16 | self.next_qpn)
+        Qpn::new(((process / HOSTS) as u32 + 1) << 16 | self.next_qpn)
     }
 }
 
@@ -75,6 +80,10 @@ pub(super) struct End {
     is_accepted: bool,
     is_established: bool,
     has_exit: bool,
+    /// When it had the event that ends it.
+    over_at: Time,
+    /// The peer has confirmed its DREQ, so that the time wait began with the event.
+    is_confirmed: bool,
     /// The application has rejected it: no event follows.
     is_rejected: bool,
 }
@@ -93,6 +102,8 @@ impl Ends {
             is_accepted: false,
             is_established: false,
             has_exit: false,
+            over_at: Time::ZERO,
+            is_confirmed: false,
             is_rejected: false,
         };
         assert!(self.0.insert(connection, end).is_none(), "{connection:?} twice");
@@ -107,10 +118,14 @@ impl Ends {
     }
 
     /// Notes an action of the application.
-    pub(super) fn note_act(&mut self, connection: ConnectionHandle, act: Act, is_ok: bool) {
+    pub(super) fn note_act(&mut self, now: Time, connection: ConnectionHandle, act: Act, is_ok: bool) {
         let end = self.0.get_mut(&connection).expect("an end");
         match act {
-            Act::Destroy => drop(self.0.remove(&connection)),
+            Act::Destroy => {
+                let is_resting = now.saturating_since(end.over_at) <= TIME_WAIT.1;
+                assert!(!end.is_confirmed || end.has_exit || is_resting, "the time wait does not end: {end:?}");
+                self.0.remove(&connection);
+            }
             Act::Accept if is_ok => end.is_accepted = true,
             Act::Ready if is_ok => end.is_established = true,
             Act::Reject if is_ok => end.is_rejected = true,
@@ -141,13 +156,24 @@ impl Ends {
         end.is_established = true;
     }
 
-    pub(super) fn note_end(&mut self, connection: ConnectionHandle) {
-        self.of_event(connection).is_over = true;
+    /// Notes the event that ends a connection. Returns the attempt.
+    pub(super) fn note_end(&mut self, now: Time, connection: ConnectionHandle) -> u64 {
+        let end = self.of_event(connection);
+        end.is_over = true;
+        end.over_at = now;
+        end.attempt
     }
 
-    pub(super) fn note_exit(&mut self, connection: ConnectionHandle) {
+    pub(super) fn note_disconnected(&mut self, connection: ConnectionHandle, cause: DisconnectCause) {
+        if let Some(end) = self.0.get_mut(&connection) {
+            end.is_confirmed = cause == DisconnectCause::Confirmed;
+        }
+    }
+
+    pub(super) fn note_exit(&mut self, now: Time, connection: ConnectionHandle) {
         let end = self.0.get_mut(&connection).expect("an end");
         assert!(end.is_over && !end.has_exit, "the time wait ends: {end:?}");
+        assert!(now.saturating_since(end.over_at) >= TIME_WAIT.0, "the time wait ends at once: {end:?}");
         end.has_exit = true;
     }
 }
