@@ -13,11 +13,9 @@ mod conformance;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use rdma_verbs::fault::{Fault, enable_everywhere};
+use rdma_verbs::fault::{self, Fault};
 
-/// The variable that names the fault of this process, if any; with it the process runs the suite.
-const WITH_FAULT: &str = "RDMA_VERBS_FAULT";
-/// The value of the variable for no fault.
+/// The value of the variable with the process's fault for none. If the variable is set, the process runs the suite.
 const NONE: &str = "none";
 /// Time limit of waits. With a fault, every wait for something that does not happen lasts this long; without one, no
 /// scenario takes a tenth of it.
@@ -65,7 +63,8 @@ fn be_the_suite(name: &str) -> ! {
     if name == NONE {
         conformance::main();
     }
-    enable_everywhere(choice::named(WITH_FAULT, name, &[Fault::VERBS, Fault::PROTOCOL].concat()));
+    let named = choice::named(fault::VARIABLE, name, &[Fault::VERBS, Fault::PROTOCOL].concat());
+    assert_eq!(fault::on(), Some(named));
     conformance::run(TIME_LIMIT, |said| {
         // The first scenario that finds the fault is enough.
         println!("found by {}", said.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -89,7 +88,7 @@ fn hunt_with(fault: Option<Fault>, mode: &str) -> Option<String> {
     let mut suite = Command::new(std::env::current_exe().expect("the path of this program"));
     // The name selects every scenario.
     suite.arg("/").stdin(Stdio::null()).env("RDMA_VERBS_FAULTS", mode);
-    suite.env(WITH_FAULT, fault.map_or(NONE.to_owned(), |fault| format!("{fault:?}")));
+    suite.env(fault::VARIABLE, fault.map_or(NONE.to_owned(), |fault| format!("{fault:?}")));
     let output = suite.output().expect("this program can be started again");
     if output.status.success() {
         return None;
@@ -100,7 +99,7 @@ fn hunt_with(fault: Option<Fault>, mode: &str) -> Option<String> {
 }
 
 fn main() -> ExitCode {
-    if let Ok(name) = std::env::var(WITH_FAULT) {
+    if let Ok(name) = std::env::var(fault::VARIABLE) {
         be_the_suite(&name);
     }
     let faults = choice::chosen(&[Fault::VERBS, OF_PROTOCOL].concat());

@@ -24,36 +24,41 @@ name = "faults_congestion"
 path = "tests/faults/campaigns/congestion.rs"
 
 [[test]]
+name = "faults_connections"
+path = "tests/faults/campaigns/connections.rs"
+
+[[test]]
 name = "faults_conformance"
 path = "tests/faults/campaigns/conformance.rs"
 harness = false
 "#;
 
 /// Dependencies of the campaigns; compiling all test dependencies takes longer than compiling the library.
-const DEPENDENCIES: &[&str] = &["clap", "libtest-mimic", "rdma-verbs", "serde", "tokio"];
+const DEPENDENCIES: &[&str] = &["clap", "libtest-mimic", "proptest", "rdma-verbs", "serde", "tokio"];
 
 const SWITCHES: &str = "\
+/// The environment variable with the name of a process's fault, for programs that a campaign starts.
+pub const VARIABLE: &str = \"RDMA_VERBS_FAULT\";
+
 thread_local! {
     static HERE: std::cell::Cell<Option<Fault>> = const { std::cell::Cell::new(None) };
 }
 
 /// The fault that is on for all threads, or none.
-static EVERYWHERE: std::sync::OnceLock<Fault> = std::sync::OnceLock::new();
+static EVERYWHERE: std::sync::LazyLock<Option<Fault>> = std::sync::LazyLock::new(|| {
+    let name = std::env::var(VARIABLE).ok()?;
+    Fault::ALL.iter().copied().find(|fault| format!(\"{fault:?}\") == name)
+});
 
 /// The fault that is on for this thread.
 #[inline]
-pub(crate) fn on() -> Option<Fault> {
-    HERE.get().or_else(|| EVERYWHERE.get().copied())
+pub fn on() -> Option<Fault> {
+    HERE.get().or_else(|| *EVERYWHERE)
 }
 
 /// Switches a fault on, for this thread; and the one before off.
 pub fn enable(fault: Option<Fault>) {
     HERE.set(fault);
-}
-
-/// Switches a fault on for all threads, until the process ends; the first one counts.
-pub fn enable_everywhere(fault: Fault) {
-    EVERYWHERE.get_or_init(|| fault);
 }
 ";
 
@@ -99,11 +104,15 @@ fn switches(table: &Table) -> String {
         fault.what.lines().for_each(|line| writeln!(text, "    /// {line}").expect("strings can grow"));
         writeln!(text, "    {},", fault.name).expect("strings can grow");
     }
-    text.push_str("}\n\nimpl Fault {\n");
+    text.push_str("}\n\nimpl Fault {\n    /// All of them.\n    pub const ALL: &'static [Fault] = &[\n");
+    table.faults.iter().for_each(|fault| writeln!(text, "        Fault::{},", fault.name).expect("strings can grow"));
+    text.push_str("    ];\n");
     let lists = [
         ("PROTOCOL", Campaign::Protocol, "Those of the protocol, which the simulator must find."),
         ("RECOVERY", Campaign::Recovery, "Those of recovery, which streams over lossy links must find."),
         ("CONGESTION", Campaign::Congestion, "Those of congestion control, which its cases must find."),
+        ("CONNECTIONS", Campaign::Connections, "Those that the world of connection managers must find."),
+        ("MESSAGES", Campaign::Messages, "Those that the connection manager's unit tests must find."),
         ("VERBS", Campaign::Verbs, "Those of the verbs, which the conformance suite must find."),
     ];
     for (list, campaign, what) in lists {
@@ -133,7 +142,7 @@ mod tests {
             after["dev-dependencies"].as_table().expect("a table").keys().collect::<Vec<_>>(),
             ["libtest-mimic"]
         );
-        assert_eq!(after["test"].as_array().map(Vec::len), Some(5), "{text}");
+        assert_eq!(after["test"].as_array().map(Vec::len), Some(6), "{text}");
         assert!(!text.contains("nix =") && text.contains("name = \"a\""), "{text}");
     }
 
@@ -145,7 +154,7 @@ mod tests {
             table.add(&format!("[[fault]]\nname = \"{name}\"\ncampaign = \"{campaign}\"\n{keys}")).expect("an entry");
         }
         let text = switches(&table);
-        assert_eq!(functions(&text).expect("Rust").len(), 3);
+        assert_eq!(functions(&text).expect("Rust").len(), 2);
         assert!(text.contains("    /// A\n    /// B.\n    First,\n"), "{text}");
         assert!(text.contains("PROTOCOL: &'static [Fault] = &[\n        Fault::First,\n    ];"), "{text}");
         assert!(text.contains("VERBS: &'static [Fault] = &[\n        Fault::Second,\n    ];"), "{text}");

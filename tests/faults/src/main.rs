@@ -54,12 +54,10 @@ fn run(arguments: &Arguments) -> Result<(), Vec<String>> {
     match &arguments.command {
         Command::Check => {
             edit::edit_files(root, &table)?;
-            let of = |campaign| table.faults.iter().filter(|fault| fault.campaign == campaign).count();
-            println!(
-                "{} faults of the protocol and {} of the verbs fit the source",
-                of(Campaign::Protocol),
-                of(Campaign::Verbs)
-            );
+            let of = |campaign: Campaign| table.faults.iter().filter(|fault| fault.campaign == campaign).count();
+            let counts: Vec<String> =
+                Campaign::ALL.iter().map(|campaign| format!("{} {campaign}", of(*campaign))).collect();
+            println!("all {} faults fit the source: {}", table.faults.len(), counts.join(", "));
         }
         Command::List => list(&table),
         Command::Apply { directory } => apply(root, &table, directory)?,

@@ -32,7 +32,14 @@ pub(crate) enum Campaign {
     Protocol,
     Recovery,
     Congestion,
+    Connections,
+    Messages,
     Verbs,
+}
+
+impl Campaign {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Protocol, Self::Recovery, Self::Congestion, Self::Connections, Self::Messages, Self::Verbs];
 }
 
 /// A text in the body of a function, and its replacement.
@@ -165,6 +172,8 @@ impl fmt::Display for Campaign {
             Self::Protocol => "protocol",
             Self::Recovery => "recovery",
             Self::Congestion => "congestion",
+            Self::Connections => "connections",
+            Self::Messages => "messages",
             Self::Verbs => "verbs",
         })
     }
