@@ -122,14 +122,20 @@ impl Manager {
 
     /// Finds the connection that a REJ ends (`cm.c`, `cm_acquire_rejected_id`).
     ///
-    /// A peer that gives up its REQ knows only its own GUID and id. A REJ of a REQ has the id of a connection whose
-    /// peer is not known yet; all others have both ids. A REJ with local id 0 matches a connection without a known
-    /// peer, whatever message it rejects.
+    /// A peer that gives up its REQ knows only its own GUID and id. Linux takes such a REJ for a connection that is set
+    /// up as well; its peer knows both ids, so such a REJ is forged there, and ignored. A REJ of a REQ has the id of a
+    /// connection whose peer is not known yet; all others have both ids. A REJ with local id 0 matches a connection
+    /// without a known peer, whatever message it rejects.
     fn find_rejected(&self, reject: &Reject) -> Option<ConnectionHandle> {
         let is_timeout = reject.reason == RejectReason::TIMEOUT;
         if is_timeout && let Some(guid) = reject.information.as_bytes().first_chunk() {
-            let found = self.by_request.get(&(u64::from_be_bytes(*guid), reject.local_id));
-            if let Some(handle) = found.copied() {
+            let found = self.by_request.get(&(u64::from_be_bytes(*guid), reject.local_id)).copied();
+            let is_half_open = |handle: &ConnectionHandle| {
+                use ConnectionState as S;
+                let state = self.connections.get(handle).map(|connection| connection.state);
+                matches!(state, Some(S::RequestReceived | S::ReplySent))
+            };
+            if let Some(handle) = found.filter(is_half_open) {
                 return Some(handle);
             }
         }

@@ -128,6 +128,23 @@ fn a_rejection_by_guid_needs_guid_and_id() {
     assert_eq!(rejected(&mut server, passive), right);
 }
 
+/// A peer that is connected knows both ids. Linux takes the forged REJ.
+#[test]
+fn a_rejection_by_guid_does_not_end_a_connection() {
+    let (_, _, mut server, passive) = connected();
+    let information = AdditionalInformation::new(&CLIENT_GUID.to_be_bytes()).unwrap();
+    let forged = Reject {
+        local_id: server.manager.connections[&passive].remote_id.unwrap(),
+        rejected: RejectedMessage::Other,
+        information,
+        reason: RejectReason::TIMEOUT,
+        ..Reject::default()
+    };
+    server.take_message(forged);
+    assert!(server.events().is_empty());
+    assert_eq!(server.state(passive), Some(ConnectionState::Established));
+}
+
 #[test]
 fn reasons_pass_unchanged() {
     for reason in (0..=35).chain([1_000, u16::MAX]).map(RejectReason).filter(|reason| reason.0 != 10) {
