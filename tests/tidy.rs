@@ -3,12 +3,15 @@
 
 #[path = "tidy/imports.rs"]
 mod imports;
+#[path = "tidy/parts.rs"]
+mod parts;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use imports::{cycles, imports, module_of};
+use parts::PARTS;
 
 const FILE_LINES_LIMIT: usize = 600;
 /// Files that are longer than [`FILE_LINES_LIMIT`], and their limit.
@@ -33,14 +36,17 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sys", &["types"]),
     ("transport", &["types", "checksum", "wire", "memory", "queue"]),
     ("cm", &["types", "wire"]),
-    ("engine", &["types", "wire", "memory", "queue", "transport", "sys"]),
-    ("provider", &["types", "memory"]),
+    ("engine", &["types", "wire", "memory", "queue", "transport", "cm", "sys"]),
+    ("provider", &["types", "wire", "memory"]),
     ("provider/abi", &["types"]),
     ("provider/common", &["types", "queue", "provider"]),
-    ("provider/soft", &["types", "memory", "queue", "transport", "sys", "engine", "provider", "provider/common"]),
+    (
+        "provider/soft",
+        &["types", "wire", "memory", "queue", "transport", "cm", "sys", "engine", "provider", "provider/common"],
+    ),
     ("provider/ibverbs", &["types", "memory", "queue", "sys", "provider", "provider/common", "provider/abi"]),
     ("provider/list", &["provider", "provider/soft", "provider/ibverbs"]),
-    ("verbs", &["types", "memory", "provider"]),
+    ("verbs", &["types", "memory", "provider", "sys"]),
     ("owned", &["types", "verbs"]),
     ("asynchronous", &["types", "verbs", "owned"]),
     ("sim", &["types", "wire", "memory", "queue", "transport"]),
@@ -172,46 +178,6 @@ fn first_words(path: &str) -> Vec<String> {
 fn first_word(path: &str) -> String {
     path.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
-
-const TRANSPORT: &[&str] = &[
-    "loop_bound",
-    "segments",
-    "peer_fault",
-    "packet_check",
-    "burst",
-    "datagram",
-    "marks",
-    "udp_sink",
-    "pacing",
-    "congestion",
-    "path_measures",
-    "path_control",
-    "window_share",
-    "path",
-    "history",
-    "common",
-    "requester",
-    "responder",
-    "queue_pair",
-    "endpoint",
-];
-
-/// Folders with parts that import downward only, each with its parts from the lowest to the highest. The folder's root
-/// file and its tests belong to no part.
-const PARTS: &[(&str, &[&str])] = &[
-    ("transport", TRANSPORT),
-    ("engine", &["capture", "share", "net", "drive"]),
-    (
-        "engine/share",
-        &["registry", "key_share", "steering", "port_holder", "mailbox", "port_group", "qpn_block", "ports"],
-    ),
-    ("engine/net", &["path_errors", "paths", "link_listener", "udp", "multicast", "inbound", "link"]),
-    ("engine/drive/policy", &["constants", "lease", "fd_waiters", "contention", "poll_backoff", "thread_rest"]),
-    (
-        "engine/drive",
-        &["wake", "policy", "doorbell", "shard_lock", "shard", "held_acks", "driver", "idle", "channel", "thread"],
-    ),
-];
 
 #[test]
 fn parts_import_downward_only() {

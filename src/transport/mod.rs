@@ -17,6 +17,7 @@ mod datagram;
 mod endpoint;
 mod history;
 mod loop_bound;
+mod management;
 mod marks;
 mod pacing;
 mod packet_check;
@@ -48,6 +49,9 @@ pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, SourceAddr
 #[cfg(feature = "sim")]
 pub use endpoint::Deadlines;
 pub use endpoint::{CreateError, Endpoint, EndpointConfig};
+#[cfg(feature = "sim")]
+pub use management::ManagementQueuePair;
+pub use management::{MANAGEMENT_QPN, ManagementDatagram, ManagementPath};
 pub use queue_pair::QueuePairInit;
 pub use responder::{ReceiveSource, ReorderBudget};
 #[cfg(feature = "sim")]

@@ -4,6 +4,7 @@ use super::Endpoint;
 use crate::memory::MemoryView;
 use crate::transport::common::Pass;
 use crate::transport::datagram::{CheckField, Datagram, DatagramOutcome};
+use crate::transport::management::MANAGEMENT_QPN;
 use crate::transport::queue_pair::{HeaderTemplate, QueuePair};
 use crate::types::{DropReason, Qpn, Time};
 use crate::wire::Packet;
@@ -64,6 +65,9 @@ impl Endpoint {
             _ => {
                 self.settle_arrivals(now);
                 let Some(slot) = self.slot_of(bth.destination) else {
+                    if bth.destination == MANAGEMENT_QPN && !datagram.destination.is_multicast() {
+                        return self.management.take(&mut self.counters, datagram, packet);
+                    }
                     return self.drop_unmatched(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
                 };
                 slot

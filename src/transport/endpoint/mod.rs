@@ -19,6 +19,7 @@ use super::common::Pass;
 use super::congestion::CongestionFactory;
 use super::datagram::SourceAddress;
 use super::history::UnmatchedHistory;
+use super::management::ManagementQueuePair;
 use super::queue_pair::{QueuePair, QueuePairInit};
 use super::responder::ReorderBudget;
 use crate::memory::MemoryView;
@@ -136,6 +137,7 @@ pub struct Endpoint {
     counters: Counters,
     unmatched: UnmatchedHistory,
     pub(super) groups: Groups,
+    management: ManagementQueuePair,
 }
 
 impl Endpoint {
@@ -158,6 +160,7 @@ impl Endpoint {
             counters: Counters::default(),
             unmatched: UnmatchedHistory::default(),
             groups: Groups::default(),
+            management: ManagementQueuePair::default(),
         }
     }
 
@@ -300,6 +303,12 @@ impl Endpoint {
     pub fn stop_receiving(&mut self, qpn: Qpn) -> Option<u64> {
         let slot = self.slot_of(qpn)?;
         self.at(slot)?.stop_receiving()
+    }
+
+    /// Returns queue pair 1, for the connection manager.
+    #[inline]
+    pub fn management(&mut self) -> &mut ManagementQueuePair {
+        &mut self.management
     }
 
     // ---- getters ----
