@@ -20,7 +20,7 @@
 //! 2. Register memory with [`alloc_mr`](verbs::ProtectionDomain::alloc_mr) or
 //!    [`reg_mr`](verbs::ProtectionDomain::reg_mr).
 //! 3. Exchange [`ConnectionInfo`](verbs::ConnectionInfo) with the peer over any stream, then call
-//!    [`connect`](verbs::QueuePair::connect).
+//!    [`connect`](verbs::QueuePair::connect); or connect by address and port with [`verbs::cm`].
 //! 4. Post requests that refer to ranges of regions with [`post_recv`](verbs::QueuePair::post_recv) and
 //!    [`post_send`](verbs::QueuePair::post_send); [`poll`](verbs::CompletionQueue::poll) for their completions.
 //! 5. Drop everything, in any order.
@@ -43,11 +43,7 @@ macro_rules! inner_modules {
     )* };
 }
 
-inner_modules! { checksum memory queue transport wire }
-
-// The library does not use it yet.
-#[cfg(any(test, feature = "sim"))]
-inner_modules! { cm }
+inner_modules! { checksum cm memory queue transport wire }
 
 #[cfg(all(feature = "tokio", not(loom)))]
 pub mod asynchronous;

@@ -1,9 +1,8 @@
 //! The end of a connection that was set up: DREQ and DREP.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
-use super::connection::{Connection, ConnectionState};
+use super::connection::ConnectionState;
 use super::error::CallError;
 use super::event::{DisconnectCause, Event};
 use super::handle::ConnectionHandle;
@@ -11,32 +10,11 @@ use super::manager::Manager;
 use super::repetition::Repetition;
 use super::route::{Arrival, Route};
 use crate::types::{Qpn, Time};
-use crate::wire::mad::{Attribute, CommunicationId, DisconnectReply, DisconnectRequest, FlowLabel, Mad, Message};
+use crate::wire::mad::{Attribute, DisconnectReply, DisconnectRequest, Mad, Message};
 
 /// After this time without a DREP the application learns that the connection has ended; the DREQ is repeated further in
 /// the background. Linux applications wait for 65 to 74 s.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// The facts of a connection whose process has died, by which another process of the host ends it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Orphan {
-    /// The own communication id.
-    pub local_id: CommunicationId,
-    /// The peer's communication id.
-    pub remote_id: CommunicationId,
-    /// GUID of the peer's device.
-    pub remote_guid: u64,
-    /// The peer's queue pair.
-    pub remote_qpn: Qpn,
-    /// The own address.
-    pub local: IpAddr,
-    /// The peer's address.
-    pub remote: IpAddr,
-    /// Traffic class or type of service.
-    pub traffic_class: u8,
-    /// Flow label.
-    pub flow_label: FlowLabel,
-}
 
 impl Manager {
     /// Ends a connection: sends a DREQ, and repeats it; or confirms the peer's. The event is [`Event::Disconnected`],
@@ -50,46 +28,6 @@ impl Manager {
             S::DisconnectSent | S::TimeWait | S::Refused | S::Idle => {}
             _ => return Err(connection.refuse_call("disconnect", "established, or ended")),
         }
-        Ok(())
-    }
-
-    /// Returns the facts by which another process can end the connection, or `None` if it is not set up.
-    pub fn orphan(&self, handle: ConnectionHandle) -> Option<Orphan> {
-        use ConnectionState as S;
-        let connection = self.connections.get(&handle)?;
-        let is_set_up = matches!(connection.state, S::ReplyReceived | S::ReplySent | S::Established);
-        let remote_id = connection.remote_id.filter(|_| is_set_up)?;
-        let Route { source, destination, traffic_class, flow_label } = connection.route;
-        Some(Orphan {
-            local_id: connection.local_id,
-            remote_id,
-            remote_guid: connection.remote_guid,
-            remote_qpn: connection.remote_qpn,
-            local: source,
-            remote: destination,
-            traffic_class,
-            flow_label,
-        })
-    }
-
-    /// Ends a connection of a process of this host that has died, in the background: otherwise its peer never learns
-    /// it. The kernel sends a DREQ for processes that die.
-    pub fn end_orphan(&mut self, now: Time, orphan: &Orphan) -> Result<(), CallError> {
-        let limit = self.limits.connections;
-        if self.connections.len() >= limit || self.by_id.contains_key(&orphan.local_id) {
-            return Err(CallError::TooMany { objects: "connections", limit });
-        }
-        let Orphan { local, remote, traffic_class, flow_label, .. } = *orphan;
-        let route = Route { source: local, destination: remote, traffic_class, flow_label };
-        let repetition = Repetition::of_disconnect();
-        let handle = self.insert(Connection {
-            is_detached: true,
-            remote_id: Some(orphan.remote_id),
-            remote_guid: orphan.remote_guid,
-            remote_qpn: orphan.remote_qpn,
-            ..Connection::new(now, ConnectionState::Established, orphan.local_id, route, repetition)
-        });
-        self.start_disconnect(now, handle);
         Ok(())
     }
 

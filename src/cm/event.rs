@@ -120,7 +120,7 @@ pub enum Event {
 
 impl Event {
     /// Returns the object that the event belongs to.
-    pub(super) fn owner(&self) -> Owner {
+    pub fn owner(&self) -> Owner {
         match self {
             Self::ConnectRequest { connection, .. }
             | Self::Reply { connection, .. }
@@ -132,6 +132,25 @@ impl Event {
             Self::Inquiry { inquiry, .. } => Owner::Inquiry(*inquiry),
             Self::Resolved { resolution, .. } | Self::Unresolved { resolution } => Owner::Resolution(*resolution),
         }
+    }
+
+    /// Returns the listener that a peer's request is for.
+    pub fn listener(&self) -> Option<ListenerHandle> {
+        match self {
+            Self::ConnectRequest { listener, .. } | Self::Inquiry { listener, .. } => Some(*listener),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Event {
+    /// Returns the event of a request with default values.
+    pub(crate) fn request_for_tests(connection: ConnectionHandle, listener: ListenerHandle) -> Self {
+        let any = std::net::IpAddr::from([127, 0, 0, 1]);
+        let header = IpHeader::new(std::net::SocketAddr::new(any, 7), any).expect("one IP version");
+        let (private_data, request) = (PrivateData::default(), Box::default());
+        Self::ConnectRequest { connection, listener, header, private_data, request }
     }
 }
 

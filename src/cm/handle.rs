@@ -23,8 +23,46 @@ handles! {
 
 /// The object of a deadline or an event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Owner {
+pub enum Owner {
+    /// A connection.
     Connection(ConnectionHandle),
+    /// A request for a datagram queue pair of a peer.
     Resolution(ResolutionHandle),
+    /// A peer's request for a datagram queue pair.
     Inquiry(InquiryHandle),
+    /// A listener. It has events of its own only until they belong to the connections that they bring.
+    Listener(ListenerHandle),
+}
+
+macro_rules! owners {
+    ($($handle:ident: $kind:ident;)*) => { $(
+        impl From<$handle> for Owner {
+            fn from(handle: $handle) -> Self {
+                Self::$kind(handle)
+            }
+        }
+    )* };
+}
+
+owners! {
+    ConnectionHandle: Connection;
+    ResolutionHandle: Resolution;
+    InquiryHandle: Inquiry;
+    ListenerHandle: Listener;
+}
+
+#[cfg(test)]
+impl ConnectionHandle {
+    /// Returns a handle that no manager has made.
+    pub(crate) const fn for_tests(number: u64) -> Self {
+        Self(number)
+    }
+}
+
+#[cfg(test)]
+impl ListenerHandle {
+    /// Returns a handle that no manager has made.
+    pub(crate) const fn for_tests(number: u64) -> Self {
+        Self(number)
+    }
 }

@@ -14,7 +14,7 @@ use super::parameters::DatagramQueuePair;
 use super::route::{Arrival, Route};
 use crate::types::Time;
 use crate::wire::mad::{
-    Attribute, CommunicationId, Message, ServiceId, ServiceIdReply, ServiceIdRequest, ServiceIdStatus,
+    Attribute, CommunicationId, Message, PrivateData, ServiceId, ServiceIdReply, ServiceIdRequest, ServiceIdStatus,
 };
 
 /// A request that its sender has not repeated for this long, and that the application has not answered, is dropped.
@@ -154,9 +154,10 @@ impl Manager {
         now: Time,
         handle: InquiryHandle,
         status: ServiceIdStatus,
+        private_data: PrivateData<136>,
     ) -> Result<(), CallError> {
         let inquiry = self.asked("refuse_inquiry", handle)?;
-        let reply = refusal_of(inquiry.key.1, inquiry.service_id, status);
+        let reply = ServiceIdReply { private_data, ..refusal_of(inquiry.key.1, inquiry.service_id, status) };
         self.send_answer(now, handle, reply);
         Ok(())
     }

@@ -100,16 +100,19 @@ impl Manager {
         self.addresses = addresses;
     }
 
+    #[cfg(any(test, feature = "sim"))]
     /// Returns the counters.
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
+    #[cfg(any(test, feature = "sim"))]
     /// Returns the state of a connection, or `None` if it is destroyed.
     pub fn state(&self, handle: ConnectionHandle) -> Option<ConnectionState> {
         self.connections.get(&handle).filter(|connection| !connection.is_detached).map(|connection| connection.state)
     }
 
+    #[cfg(any(test, feature = "sim"))]
     /// Returns the number of connections in all states, those that end in the background included.
     pub fn connection_count(&self) -> usize {
         self.connections.len()
@@ -123,6 +126,11 @@ impl Manager {
     /// Takes the next datagram to send.
     pub fn poll_output(&mut self) -> Option<Outgoing> {
         self.outputs.pop_front()
+    }
+
+    /// Returns whether datagrams wait to be sent.
+    pub fn has_outputs(&self) -> bool {
+        !self.outputs.is_empty()
     }
 
     /// Takes the next event.
@@ -140,6 +148,7 @@ impl Manager {
                 Owner::Connection(handle) => self.expire_connection(now, handle),
                 Owner::Resolution(handle) => self.expire_resolution(now, handle),
                 Owner::Inquiry(handle) => self.expire_inquiry(handle),
+                Owner::Listener(_) => {}
             }
         }
     }

@@ -38,6 +38,8 @@ mod inquiry;
 mod limits;
 mod listener;
 mod manager;
+#[cfg(any(test, feature = "sim"))]
+mod orphan;
 mod parameters;
 mod passive;
 mod reject;
@@ -51,14 +53,18 @@ mod route;
 mod tests;
 
 pub use connection::ConnectionState;
+#[cfg(any(test, feature = "sim"))]
 pub use counters::{Counters, Drops, MessageCounts};
-pub use disconnect::Orphan;
 pub use error::CallError;
-pub use event::{DisconnectCause, Event, Unanswered};
-pub use handle::{ConnectionHandle, InquiryHandle, ListenerHandle, ResolutionHandle};
+#[cfg(any(test, feature = "sim"))]
+pub use event::Unanswered;
+pub use event::{DisconnectCause, Event};
+pub use handle::{ConnectionHandle, InquiryHandle, ListenerHandle, Owner, ResolutionHandle};
 pub use limits::Limits;
 pub use listener::ListenParameters;
 pub use manager::{Manager, ManagerConfig};
+#[cfg(any(test, feature = "sim"))]
+pub use orphan::Orphan;
 pub use parameters::{
     AcceptParameters, ConnectParameters, DatagramQueuePair, PathParameters, Rejection, ResolveParameters,
 };

@@ -79,6 +79,16 @@ impl Manager {
         Ok(())
     }
 
+    /// Destroys an object of any kind. Requests of peers are rejected.
+    pub fn destroy_object(&mut self, now: Time, object: Owner) {
+        match object {
+            Owner::Connection(handle) => self.destroy_connection(now, handle),
+            Owner::Inquiry(handle) => self.destroy_inquiry(now, handle),
+            Owner::Resolution(handle) => self.destroy_resolution(handle),
+            Owner::Listener(handle) => drop(self.destroy_listener(now, handle)),
+        }
+    }
+
     /// Destroys a connection.
     pub(super) fn destroy_connection(&mut self, now: Time, handle: ConnectionHandle) {
         use ConnectionState as S;

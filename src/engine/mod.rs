@@ -25,9 +25,9 @@ use std::thread::JoinHandle;
 pub(crate) use capture::Capture;
 #[cfg(feature = "sim")]
 pub use capture::capture_file;
-pub(crate) use drive::{Channel, CqNotifier, Doorbell, Shard, ShardConfig};
+pub(crate) use drive::{Awaited, Channel, Connections, CqNotifier, Delivery, Doorbell, EventQueue, Shard, ShardConfig};
 pub(crate) use net::{Capabilities, Group, LinkListener, SocketSizes, probe};
-pub(crate) use share::{QpnBlocks, RegisteredPeer, registered_peer};
+pub(crate) use share::{Port, PortError, PortRequest, QpnBlocks, RegisteredPeer, registered_peer};
 #[cfg(feature = "sim")]
 pub use share::{inbox_message, registry_file};
 

@@ -3,14 +3,12 @@
 //!
 //! Every exported item is safe to call in any order and from any thread. Linux-specific code lives here, so that
 //! another platform can be added beside it.
-
 mod clock;
 mod credentials;
 mod environment;
 mod error_queue;
 mod event;
 mod file_lock;
-#[cfg(any(test, feature = "sim"))]
 mod file_size;
 mod fork;
 mod guarded;
@@ -35,7 +33,6 @@ pub(crate) use event::{Epoll, EventFd, Interest, Timer, wait_readable};
 pub(crate) use file_lock::{
     is_byte_locked_by_others, is_range_locked_by_others, try_lock_byte, try_share_byte, unlock_byte,
 };
-#[cfg(any(test, feature = "sim"))]
 pub(crate) use file_size::file_size_limit;
 #[cfg(test)]
 pub(crate) use fork::check_in_child;

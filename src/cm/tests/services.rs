@@ -98,7 +98,7 @@ fn a_lost_response_is_repeated() {
     let first = inquiry(&mut server);
     server.take_message(inquired(7));
     assert!(server.sent().is_empty() && server.events().is_empty(), "not answered yet");
-    server.manager.refuse_inquiry(server.now, first, ServiceIdStatus::REJECTED).unwrap();
+    server.manager.refuse_inquiry(server.now, first, ServiceIdStatus::REJECTED, PrivateData::default()).unwrap();
     let reply = server.sent_one();
     assert_eq!((status(reply.0), reply.1, reply.2), (ServiceIdStatus::REJECTED, TRANSACTION, CLIENT));
     server.take_message(inquired(7));

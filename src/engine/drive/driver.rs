@@ -14,10 +14,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::core::{Core, Progress};
 use super::doorbell::Doorbell;
 use super::held_acks;
 use super::policy::Rest;
-use super::shard::{Core, Plan, Progress, Shard};
+use super::shard::{Plan, Shard};
 use super::shard_lock::{DriveOutcome, Pass};
 use crate::engine::share::Recipient;
 use crate::queue::thread_token;
@@ -217,6 +218,7 @@ impl Shard {
     }
 
     fn finish(&self, outcome: DriveOutcome) {
+        self.event_queues.wake_tasks();
         if outcome == DriveOutcome::HandOver {
             self.wake.call();
         }

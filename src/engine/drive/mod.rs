@@ -5,8 +5,11 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod connections;
+mod core;
 mod doorbell;
 mod driver;
+mod event_queue;
 mod held_acks;
 mod idle;
 mod policy;
@@ -16,7 +19,9 @@ mod thread;
 mod wake;
 
 pub(crate) use channel::{Channel, CqNotifier};
+pub(crate) use connections::Connections;
 pub(crate) use doorbell::Doorbell;
+pub(crate) use event_queue::{Awaited, Delivery, EventQueue};
 pub(crate) use shard::{Shard, ShardConfig};
 pub(super) use thread::{end as end_thread, start as start_thread};
 
@@ -35,6 +40,7 @@ pub(super) mod tests {
     /// A shard without queue pairs.
     pub(super) fn shard() -> Shard {
         let config = ShardConfig {
+            guid: 7,
             blocks: QpnBlocks::lease(1, 1).unwrap(),
             capabilities: PeerCapabilities::STANDARD,
             sizes: SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 },

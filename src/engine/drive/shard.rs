@@ -12,20 +12,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use super::connections::Connections;
+use super::core::{Core, Progress};
 use super::doorbell::{Doorbell, DoorbellQueue};
+use super::event_queue::EventQueues;
 use super::policy::{ArmedFor, DrivingPolicy};
 use super::shard_lock::ShardLock;
 use super::wake::Wake;
 use crate::engine::capture::Capture;
 use crate::engine::net::{
-    Checksums, Group, GroupSocket, Link, MAX_SEND_BYTES, ReceiveSocket, SendSocket, Sent, SocketSizes, congestion_of,
+    Checksums, Group, GroupSocket, Link, MAX_SEND_BYTES, ReceiveSocket, SendSocket, SocketSizes, congestion_of,
     leaves_host,
 };
 use crate::engine::share::{JoinRequest, QpnBlocks};
-use crate::memory::{MemoryView, RegionTable};
+use crate::memory::RegionTable;
 use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
-use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget, Transmit};
+use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget};
 use crate::types::{
     AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, Time,
     UnmatchedPackets,
@@ -35,17 +38,16 @@ use crate::types::{
 const PLAIN_SENDERS: u32 = 4;
 /// Most segmenting sockets per address: few, so that packets to one peer can leave together.
 const SEGMENTING_SENDERS: u32 = 2;
-/// Delay before retrying after the kernel's send buffer was full.
-const SEND_RETRY: Duration = Duration::from_micros(100);
 
 /// A pass that receives or sends this much may last longer than a poller's usual pause.
 const LONG_PASS_DATAGRAMS: usize = 64;
-const LONG_PASS_SENDS: usize = 4;
 /// Most doorbells handled in one pass.
 const MAX_DOORBELLS: usize = 256;
 
 /// Configuration of a shard.
 pub(crate) struct ShardConfig {
+    /// GUID of the device.
+    pub(crate) guid: u64,
     pub(crate) blocks: QpnBlocks,
     /// Capabilities advertised to peers on this machine.
     pub(crate) capabilities: PeerCapabilities,
@@ -81,28 +83,6 @@ pub(super) struct Plan {
     pub(super) stops_for_completion: bool,
 }
 
-/// Result of a pass.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Progress {
-    /// Whether something arrived or was sent.
-    pub(super) worked: bool,
-    /// Whether a bound was reached: there is more to do at once.
-    pub(super) has_more: bool,
-    /// Whether it may have taken long enough to make the time read before it stale.
-    pub(super) was_long: bool,
-    /// Time of the next pass that deadlines require.
-    pub(super) next_deadline: Option<Time>,
-}
-
-/// State guarded by the lock.
-pub(crate) struct Core {
-    pub(crate) endpoint: Endpoint,
-    link: Link,
-    buffer: Box<[u8]>,
-    /// A packet or burst in the buffer that the kernel had no room for, and the time of the retry.
-    unsent: Option<(Transmit, Time)>,
-}
-
 /// A completion queue whose notification waits for more completions.
 pub(super) struct Moderated {
     due: Time,
@@ -126,6 +106,8 @@ pub(crate) struct Shard {
     /// A pass has panicked: the endpoint must not be used any more.
     failed: AtomicBool,
     events: Arc<AsyncEventQueue>,
+    /// The queues of the connection manager's events.
+    pub(super) event_queues: Arc<EventQueues>,
     pub(super) memory: Arc<RegionTable>,
     blocks: QpnBlocks,
     capabilities: PeerCapabilities,
@@ -154,7 +136,11 @@ impl Shard {
         });
         let buffer = vec![0; MAX_SEND_BYTES].into();
         let clock = Clock::new();
-        let core = Core { endpoint, link: Link::new(clock), buffer, unsent: None };
+        // Any of the blocks: packets for all of them come to this shard.
+        let id_block = config.blocks.blocks().first().copied().unwrap_or_default();
+        let event_queues = Arc::default();
+        let connections = Connections::new(config.guid, id_block, random, &event_queues);
+        let core = Core { endpoint, connections, link: Link::new(clock), buffer, unsent: None, was_management: false };
         Ok(Self {
             lock: ShardLock::new(core),
             doorbells: DoorbellQueue::new(config.max_queue_pairs as usize),
@@ -166,6 +152,7 @@ impl Shard {
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             events: config.events,
+            event_queues,
             memory,
             blocks: config.blocks,
             capabilities: config.capabilities,
@@ -257,6 +244,27 @@ impl Shard {
         self.command(|core, _| core.link.add_receiver(socket));
         opened.receivers.push(address.ip);
         Ok(())
+    }
+
+    /// Opens the sockets of an address for the datagrams of the connection manager.
+    pub(crate) fn open_management(self: &Arc<Self>, address: LocalAddress) -> Result<(), OpenError> {
+        self.open_path(address, false, 0).map(drop)
+    }
+
+    /// Returns the block of queue pair numbers that communication ids begin with.
+    pub(crate) fn id_block(&self) -> u16 {
+        self.blocks.blocks().first().map_or(0, |block| *block as u16)
+    }
+
+    /// Makes a call of the connection manager. Returns `None` if the shard has failed; then the call was not made.
+    pub(crate) fn manage<R>(&self, call: impl FnOnce(&mut Connections, Time) -> R) -> Option<R> {
+        let mut result = None;
+        self.command(|core, now| {
+            // Those that have sockets: an interface may lose an address for a moment.
+            core.connections.set_addresses(core.link.addresses());
+            result = Some(call(&mut core.connections, now));
+        });
+        result
     }
 
     /// Opens the receive sockets of these addresses, so that other processes find this one there. If this fails for an
@@ -410,9 +418,16 @@ impl Shard {
             progress.has_more |= batch.is_full;
             progress.was_long |= batch.datagrams >= LONG_PASS_DATAGRAMS;
         }
+        if core.endpoint.management().has_arrivals() {
+            core.take_management(now);
+        }
+        if plan.deadlines {
+            core.connections.handle_timeout(now);
+        }
         if plan.deadlines && core.endpoint.next_timeout().is_some_and(|deadline| deadline <= now) {
             core.endpoint.handle_timeout(now);
         }
+        core.connections.deliver_events(now);
         core.transmit(now, &memory, plan.send_calls, AckRelease::Hold, &mut progress);
         if core.endpoint.has_held_acknowledgements() && !hold_acknowledgements(now, wrote.get()) {
             core.transmit(now, &memory, plan.send_calls, AckRelease::Now, &mut progress);
@@ -428,6 +443,7 @@ impl Shard {
         if !self.failed.swap(true, Ordering::AcqRel) {
             tracing::error!("the shard panicked, and its queue pairs can no longer be used; please report this");
             self.events.push(AsyncEvent::DeviceFatal);
+            self.event_queues.close();
         }
     }
 
@@ -462,67 +478,6 @@ struct Unfinished<'a>(&'a Shard);
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         self.0.fail();
-    }
-}
-
-impl Core {
-    /// Sends until nothing is left, the bound is reached, or the kernel accepts no more.
-    fn transmit(
-        &mut self,
-        now: Time,
-        memory: &MemoryView<'_>,
-        max_calls: usize,
-        release: AckRelease,
-        progress: &mut Progress,
-    ) {
-        for calls in 0..max_calls {
-            progress.was_long |= calls >= LONG_PASS_SENDS;
-            let transmit = match self.unsent {
-                Some((_, retry_at)) if retry_at > now => return,
-                Some((transmit, _)) => transmit,
-                None => match self.endpoint.poll_transmit(now, memory, &mut self.buffer, release) {
-                    Some(transmit) => transmit,
-                    None => {
-                        progress.has_more |= self.endpoint.has_more_to_send();
-                        return;
-                    }
-                },
-            };
-            self.unsent = None;
-            match self.link.send(&transmit, &self.buffer[..transmit.length]) {
-                Sent::Full => {
-                    self.unsent = Some((transmit, now + SEND_RETRY));
-                    return;
-                }
-                Sent::Accepted | Sent::Refused => progress.worked = true,
-            }
-        }
-        progress.has_more = true;
-    }
-
-    fn queue_pair_report(&mut self, now: Time, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
-        let (mut report, since) = self.endpoint.queue_pair_report(now, qpn)?;
-        self.link.take_errors();
-        report.device.merge(self.link.counters());
-        report.path_error = report.peer_address().and_then(|peer| self.link.path_error(now, peer, since));
-        Some((report, since))
-    }
-
-    /// Makes a quick poll instead of a pass: returns whether there is nothing to send and nothing has arrived.
-    /// Deadlines wait for the next pass.
-    #[inline]
-    pub(super) fn is_quiet(&mut self) -> bool {
-        self.unsent.is_none() && self.endpoint.has_nothing_to_send() && self.link.is_quiet()
-    }
-
-    /// Returns whether a written packet or burst still waits for room in the kernel.
-    pub(super) fn has_unsent(&self) -> bool {
-        self.unsent.is_some()
-    }
-
-    fn next_deadline(&self) -> Option<Time> {
-        let retry = self.unsent.as_ref().map(|(_, retry_at)| *retry_at);
-        self.endpoint.next_timeout().into_iter().chain(retry).min()
     }
 }
 

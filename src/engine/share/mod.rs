@@ -7,11 +7,9 @@
 
 mod key_share;
 mod mailbox;
+mod management;
 mod port_group;
 mod port_holder;
-// The library does not use it yet.
-#[cfg(any(test, feature = "sim"))]
-#[allow(dead_code)]
 mod ports;
 mod qpn_block;
 mod registry;
@@ -23,6 +21,7 @@ pub use mailbox::inbox_message;
 pub(super) use port_group::{JoinRequest, Membership, Route};
 pub(crate) use port_group::{RegisteredPeer, registered_peer};
 pub(super) use port_holder::{Holder, holders, inode, is_kernel_transport_loaded};
+pub(crate) use ports::{Port, PortError, PortRequest};
 pub(crate) use qpn_block::QpnBlocks;
 #[cfg(feature = "sim")]
 pub use registry::registry_file;

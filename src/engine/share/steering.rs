@@ -7,13 +7,18 @@
 //! encodes. With these numbers the members of a group determine the order in which the kernel keeps their sockets,
 //! which it does not report.
 
+use super::management::{ATTRIBUTE_OFFSET, DESTINATION_OFFSET, FIRST_ID_OFFSET, ID_BITS, SECOND_ID_OFFSET};
 use super::registry::SLOTS;
 use crate::sys::Instruction;
+use crate::transport::MANAGEMENT_QPN;
+use crate::wire::mad::Attribute;
 
 const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;
 const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
+const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
+const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const JUMP_IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const RETURN_ACCUMULATOR: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
@@ -24,12 +29,10 @@ const LEAF: u16 = u16::MAX;
 const MAX_INSTRUCTIONS: usize = 4_096;
 /// Most blocks whose search fits into it. A leaf has one instruction, and so has a branch; but a branch with more than
 /// [`NEAR_BLOCKS`] on its lower side has two, and there are fewer of these than one per [`NEAR_BLOCKS`] blocks. Each
-/// socket has one instruction, and seven others come first.
-const MAX_BLOCKS: usize = (MAX_INSTRUCTIONS - 8 - SLOTS) * NEAR_BLOCKS / (2 * NEAR_BLOCKS + 1);
+/// socket has one instruction, and fifteen others come first.
+const MAX_BLOCKS: usize = (MAX_INSTRUCTIONS - 16 - SLOTS) * NEAR_BLOCKS / (2 * NEAR_BLOCKS + 1);
 /// Most blocks whose search a conditional jump can skip: 255 instructions.
 const NEAR_BLOCKS: usize = 128;
-/// The second word of the base transport header: a reserved byte, then the destination queue pair.
-const DESTINATION_OFFSET: u32 = 4;
 /// The first QPN that stands for a socket index instead of a queue pair.
 const FIRST_PROBE: u32 = 0x800;
 
@@ -58,12 +61,23 @@ pub(super) fn program(members: &[&[u16]]) -> Vec<Instruction> {
         .collect();
     blocks.sort_unstable();
     let mut program = vec![
-        plain(LOAD_WORD, DESTINATION_OFFSET),
+        // The second word of the base transport header: a reserved byte, then the destination queue pair.
+        plain(LOAD_WORD, DESTINATION_OFFSET as u32),
         plain(AND, 0xff_ffff),
-        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 3, jump_false: 0, value: 0x1000 },
-        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 0, jump_false: 2, value: FIRST_PROBE },
+        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 11, jump_false: 0, value: 0x1000 },
+        Instruction { code: JUMP_IF_EQUAL, jump_true: 3, jump_false: 0, value: MANAGEMENT_QPN.value() },
+        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 0, jump_false: 9, value: FIRST_PROBE },
         plain(AND, 0x7ff),
         plain(RETURN_ACCUMULATOR, 0),
+        // A message to queue pair 1: by the receiver's communication id. Requests have none; zeros or the partition key
+        // are in its place, so that all of a kind go to the same socket.
+        plain(LOAD_HALF, ATTRIBUTE_OFFSET as u32),
+        Instruction { code: JUMP_IF_EQUAL, jump_true: 2, jump_false: 0, value: Attribute::SERVICE_ID_REPLY.0.into() },
+        plain(LOAD_WORD, SECOND_ID_OFFSET as u32),
+        plain(JUMP, 1),
+        plain(LOAD_WORD, FIRST_ID_OFFSET as u32),
+        plain(SHIFT_RIGHT, ID_BITS),
+        plain(JUMP, 1),
         plain(SHIFT_RIGHT, 12),
     ];
     search(&mut program, &blocks);
@@ -125,10 +139,15 @@ mod tests {
                     let offset = instruction.value as usize;
                     accumulator = u32::from_be_bytes(packet[offset..offset + 4].try_into().unwrap());
                 }
+                LOAD_HALF => {
+                    let offset = instruction.value as usize;
+                    accumulator = u16::from_be_bytes(packet[offset..offset + 2].try_into().unwrap()).into();
+                }
                 SHIFT_RIGHT => accumulator >>= instruction.value,
                 AND => accumulator &= instruction.value,
                 JUMP => counter += instruction.value as usize,
                 JUMP_IF_AT_LEAST => branch(accumulator >= instruction.value),
+                JUMP_IF_EQUAL => branch(accumulator == instruction.value),
                 RETURN => return instruction.value,
                 RETURN_ACCUMULATOR => return accumulator,
                 other => panic!("unknown instruction {other:#x}"),
@@ -136,8 +155,8 @@ mod tests {
         }
     }
 
-    fn packet_for(qpn: u32) -> [u8; 12] {
-        let mut packet = [0xa5; 12];
+    fn packet_for(qpn: u32) -> [u8; 64] {
+        let mut packet = [0xa5; 64];
         packet[5..8].copy_from_slice(&qpn.to_be_bytes()[1..]);
         packet
     }
@@ -179,6 +198,24 @@ mod tests {
                 assert_eq!(run(&program, &packet_for(u32::from(*block) << 12)), index as u32, "{block}");
             }
         }
+    }
+
+    #[test]
+    fn messages_go_to_the_owner_of_the_receivers_id() {
+        let program = program(&[&[0x111], &[0x222, 0x333], &[0x444]]);
+        let message = |attribute: Attribute, offset: usize, id: u32| {
+            let mut packet = packet_for(1);
+            packet[36..38].copy_from_slice(&attribute.0.to_be_bytes());
+            packet[offset..offset + 4].copy_from_slice(&id.to_be_bytes());
+            packet
+        };
+        for (id, index) in [(0x1110_0000, 0), (0x222f_ffff, 1), (0x3331_2345, 1), (0x4440_0001, 2)] {
+            assert_eq!(run(&program, &message(Attribute::CONNECT_REPLY, 48, id)), index, "{id:#x}");
+            assert_eq!(run(&program, &message(Attribute::DISCONNECT_REQUEST, 48, id)), index, "{id:#x}");
+            assert_eq!(run(&program, &message(Attribute::SERVICE_ID_REPLY, 44, id)), index, "{id:#x}");
+        }
+        // A request's place for the id is zero.
+        assert_eq!(run(&program, &message(Attribute::CONNECT_REQUEST, 48, 0)), 0);
     }
 
     #[test]

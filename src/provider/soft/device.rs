@@ -115,6 +115,7 @@ impl Device {
             let blocks = QpnBlocks::lease(LEAST_BLOCKS, MOST_BLOCKS)
                 .map_err(|error| fail("no queue pair numbers are available for the device", error))?;
             let shard = ShardConfig {
+                guid: guid(&interface.device_name),
                 blocks,
                 capabilities: advertised_capabilities(&capabilities),
                 sizes,

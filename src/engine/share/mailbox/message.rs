@@ -12,6 +12,7 @@ const LEAST_PACKET_BYTES: usize = 16;
 const VERSION: u8 = 1;
 const KIND_CHECK_GROUP: u8 = 1;
 const KIND_PACKET: u8 = 2;
+const KIND_MANAGEMENT_PACKET: u8 = 8;
 
 /// A message between two processes of one user.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +21,8 @@ pub(super) enum Message<'a> {
     CheckGroup(IpAddr),
     /// A packet that arrived at the wrong process.
     Packet(Datagram<'a>),
+    /// A packet to queue pair 1 that belongs to the shard with this block.
+    ManagementPacket(u16, Datagram<'a>),
 }
 
 impl<'a> Message<'a> {
@@ -34,9 +37,13 @@ impl<'a> Message<'a> {
                 header[24..40].copy_from_slice(&to_v6(*address));
                 Some(HEADER_BYTES)
             }
-            Self::Packet(datagram) => {
+            Self::Packet(datagram) | Self::ManagementPacket(_, datagram) => {
                 rest.get_mut(..datagram.payload.len())?.copy_from_slice(datagram.payload);
                 header[1] = KIND_PACKET;
+                if let Self::ManagementPacket(block, _) = self {
+                    header[1] = KIND_MANAGEMENT_PACKET;
+                    header[6..8].copy_from_slice(&block.to_le_bytes());
+                }
                 header[2..4].copy_from_slice(&datagram.segment_index.to_le_bytes());
                 header[4..6].copy_from_slice(&datagram.source_port.to_le_bytes());
                 header[8..24].copy_from_slice(&to_v6(datagram.source));
@@ -50,13 +57,11 @@ impl<'a> Message<'a> {
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk::<HEADER_BYTES>()?;
         let address = |from: usize| header[from..from + 16].try_into().map(from_v6).ok();
-        // A later version may use the reserved bytes to change the meaning of the others.
-        if header[0] != VERSION || header[6..8] != [0; 2] {
+        if header[0] != VERSION {
             return None;
         }
-        match header[1] {
-            KIND_CHECK_GROUP if payload.is_empty() && header[2..24] == [0; 22] => address(24).map(Self::CheckGroup),
-            KIND_PACKET if payload.len() >= LEAST_PACKET_BYTES => Some(Self::Packet(Datagram {
+        let datagram = || {
+            let datagram = Datagram {
                 source: address(8)?,
                 destination: address(24)?,
                 source_port: u16::from_le_bytes([header[4], header[5]]),
@@ -64,7 +69,16 @@ impl<'a> Message<'a> {
                 hop_limit: None,
                 traffic_class: None,
                 payload,
-            })),
+            };
+            (payload.len() >= LEAST_PACKET_BYTES).then_some(datagram)
+        };
+        let block = u16::from_le_bytes([header[6], header[7]]);
+        match header[1] {
+            KIND_MANAGEMENT_PACKET => datagram().map(|datagram| Self::ManagementPacket(block, datagram)),
+            // A later version may use the reserved bytes to change the meaning of the others.
+            _ if block != 0 => None,
+            KIND_CHECK_GROUP if payload.is_empty() && header[2..24] == [0; 22] => address(24).map(Self::CheckGroup),
+            KIND_PACKET => datagram().map(Self::Packet),
             _ => None,
         }
     }
@@ -93,7 +107,7 @@ fn from_v6(bytes: [u8; 16]) -> IpAddr {
 pub fn inbox_message(bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(MESSAGE_BYTES)];
     let Some(message) = Message::parse(bytes) else { return };
-    if let Message::Packet(datagram) = message {
+    if let Message::Packet(datagram) | Message::ManagementPacket(_, datagram) = message {
         assert!(destination_block(datagram.payload).is_some_and(|block| block < 4_096));
     }
     let mut again = [0; MESSAGE_BYTES];
@@ -139,6 +153,10 @@ mod tests {
         let Some(Message::Packet(read)) = Message::parse(&buffer[..length]) else { panic!("no packet") };
         assert_eq!((read.source.to_string(), read.destination.to_string()), ("127.77.9.2".into(), "fe80::7".into()));
         assert_eq!((read.source_port, read.segment_index, read.payload), (50_000, 7, &payload[..]));
+        let Message::Packet(datagram) = packet(&payload) else { panic!("a packet") };
+        let length = Message::ManagementPacket(0xabc, datagram).write(&mut buffer).unwrap();
+        let Some(Message::ManagementPacket(block, read)) = Message::parse(&buffer[..length]) else { panic!("none") };
+        assert_eq!((block, read.source_port, read.payload), (0xabc, 50_000, &payload[..]));
         assert_eq!(packet(&[0; MESSAGE_BYTES]).write(&mut buffer), None);
     }
 

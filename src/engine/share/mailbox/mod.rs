@@ -183,6 +183,12 @@ impl Mailbox {
         self.send(name, &Message::Packet(*datagram)).is_ok()
     }
 
+    /// Forwards a packet to queue pair 1 to the process that has the shard with this block. If that is not possible, it
+    /// is lost.
+    pub(super) fn forward_management(&self, name: &Name, block: u16, datagram: &Datagram<'_>) {
+        let _ = self.send(name, &Message::ManagementPacket(block, *datagram));
+    }
+
     fn send(&self, name: &Name, message: &Message<'_>) -> io::Result<()> {
         let mut buffer = [0; MESSAGE_BYTES];
         let length = message.write(&mut buffer).ok_or(io::ErrorKind::InvalidInput)?;
@@ -221,13 +227,22 @@ impl Shared {
         match Message::parse(bytes) {
             Some(Message::CheckGroup(address)) => self.request_check(address, true),
             Some(Message::Packet(datagram)) => {
-                let Some(block) = destination_block(datagram.payload) else { return };
-                let recipient = lock(&self.recipients).get(&(datagram.destination, block)).and_then(Weak::upgrade);
-                if let Some(recipient) = recipient {
-                    recipient.deliver(&datagram);
+                if let Some(block) = destination_block(datagram.payload) {
+                    self.deliver(block, &datagram);
                 }
             }
+            Some(Message::ManagementPacket(block, datagram)) => self.deliver(block, &datagram),
             None => {}
+        }
+    }
+}
+
+impl Shared {
+    /// Delivers a forwarded packet to the shard with this block.
+    fn deliver(&self, block: u16, datagram: &Datagram<'_>) {
+        let recipient = lock(&self.recipients).get(&(datagram.destination, block)).and_then(Weak::upgrade);
+        if let Some(recipient) = recipient {
+            recipient.deliver(datagram);
         }
     }
 }

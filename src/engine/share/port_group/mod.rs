@@ -11,21 +11,23 @@
 //! triggers a check of the group.
 
 mod order;
+mod routes;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use socket2::Socket;
 
 use self::order::parse_probe;
+use self::routes::Routes;
 use super::key_share::key_share;
-use super::mailbox::{Mailbox, Recipient, destination_block, lock};
+use super::mailbox::{Mailbox, Recipient, lock};
 use super::port_holder::inode;
+use super::ports;
 use super::registry::{AddressFile, Answer, Change, Member, Name, Registry};
 use super::steering;
 use crate::sys::{Generation, LocalAddress, NotInherited, PerGeneration, attach_steering, detach_steering};
@@ -110,17 +112,6 @@ struct OwnMember {
     blocks: Vec<u16>,
 }
 
-/// Destinations of packets for other processes on an address.
-struct Routes {
-    address: IpAddr,
-    mailbox: Option<Arc<Mailbox>>,
-    by_block: RwLock<HashMap<u16, Name>>,
-    /// A packet for another process arrived here: the order of the group may be wrong.
-    is_doubtful: AtomicBool,
-    /// A packet has requested a check that has not started: further packets need not request one.
-    is_check_requested: AtomicBool,
-}
-
 /// A bound socket's membership in its group. Dropping it closes the socket.
 pub(crate) struct Membership {
     not_inherited: Option<NotInherited>,
@@ -174,36 +165,6 @@ impl Membership {
         if let Some(mailbox) = &self.routes.mailbox {
             mailbox.add_recipient(self.address, &self.blocks, recipient);
         }
-    }
-
-    /// Routes a packet that arrived at this socket.
-    #[inline]
-    pub(crate) fn route(&self, datagram: &Datagram<'_>) -> Route {
-        match destination_block(datagram.payload) {
-            Some(block) if !self.blocks.contains(&block) => self.route_elsewhere(block, datagram),
-            _ => Route::Here,
-        }
-    }
-
-    #[cold]
-    fn route_elsewhere(&self, block: u16, datagram: &Datagram<'_>) -> Route {
-        if block == 0 {
-            return if self.answer_probe(datagram) { Route::Probe } else { Route::Here };
-        }
-        let routes = &self.routes;
-        let name = routes.by_block.read().unwrap_or_else(PoisonError::into_inner).get(&block).copied();
-        if let Some(mailbox) = &routes.mailbox {
-            if name.is_some() {
-                routes.is_doubtful.store(true, Ordering::Relaxed);
-            }
-            if !routes.is_check_requested.swap(true, Ordering::Relaxed) {
-                mailbox.request_check(routes.address, false);
-            }
-            if let Some(name) = name {
-                return if mailbox.forward(&name, datagram) { Route::Forwarded } else { Route::Lost };
-            }
-        }
-        Route::Here
     }
 
     /// Answers a probe of the group, which the nonce identifies. Returns whether the packet is one.
@@ -277,13 +238,7 @@ impl Group {
     fn new(address: LocalAddress) -> Self {
         let mailbox = Registry::of_process().and_then(|registry| Mailbox::of_process(registry, check_group));
         let is_sharing = mailbox.is_some();
-        let routes = Routes {
-            address: address.ip,
-            mailbox,
-            by_block: RwLock::default(),
-            is_doubtful: AtomicBool::default(),
-            is_check_requested: AtomicBool::default(),
-        };
+        let routes = Routes::new(address.ip, mailbox);
         let mut group = Self { address, file: None, members: Vec::new(), routes: Arc::new(routes) };
         // Without a mailbox packets cannot be forwarded, so nothing is shared.
         if is_sharing {
@@ -358,6 +313,8 @@ impl Group {
         self.arrange(file, &change, &members, Some(&membership));
         drop(change);
         self.request_checks(&members);
+        // At once: requests for listeners of other processes may arrive before the check.
+        self.refresh_routes(members);
         Ok(membership)
     }
 
@@ -472,7 +429,8 @@ impl Group {
 
     /// Checks the group and repairs it if necessary.
     fn check(&mut self) -> Vec<Name> {
-        self.routes.is_check_requested.store(false, Ordering::Relaxed);
+        self.routes.note_check();
+        ports::restore();
         // The last member may have left since the caller found the group. No socket here could receive probes then.
         let Some(file) = self.file.clone().filter(|_| !self.members.is_empty()) else { return Vec::new() };
         let change = file.change();
@@ -490,7 +448,7 @@ impl Group {
         let own = self.slots();
         // Including this process's other sockets: a packet for one of them may arrive at another one.
         let routes = members.iter().flat_map(|(_, member)| member.blocks.iter().map(|block| (*block, member.name)));
-        *self.routes.by_block.write().unwrap_or_else(PoisonError::into_inner) = routes.collect();
+        self.routes.replace(routes);
         members.into_iter().filter(|(slot, _)| !own.contains(slot)).map(|(_, member)| member.name).collect()
     }
 

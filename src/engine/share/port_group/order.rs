@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::super::registry::{AddressFile, Change, Header, Member, Nonce};
@@ -37,7 +36,7 @@ impl Group {
         // The previous member in the new one's slot was killed, and no process has noticed yet.
         let is_replaced = joined.is_some_and(|joined| header.order.contains(&joined.slot));
         let was_settled = header.is_settled && !is_replaced && header.order.iter().all(is_there);
-        let is_doubtful = self.routes.is_doubtful.swap(false, Ordering::Relaxed);
+        let is_doubtful = self.routes.take_doubt();
         let is_whole =
             |order: &[u8]| order.len() == members.len() && members.iter().all(|(slot, _)| order.contains(slot));
         let is_known = joined.is_none() && was_settled && !is_doubtful && is_whole(&header.order);

@@ -33,6 +33,12 @@ pub(crate) enum PortError {
              before either listens"
     )]
     InUse { requested: Requested, holder: Holder },
+    /// The same loopback address is bound. Linux has the error number of a wildcard for it.
+    #[error(
+        "{requested} is in use by {holder}: choose another port or address, or set the reuse flag of both \
+             before either listens"
+    )]
+    LoopbackInUse { requested: Requested, holder: Holder },
     /// A wildcard is bound, or requested while an address is bound.
     #[error(
         "{requested} is not available, because {holder} has the port and one of the two is bound to all \
@@ -62,17 +68,12 @@ impl PortError {
     pub(crate) fn errno(&self) -> i32 {
         match self {
             Self::InUse { .. } => libc::EADDRINUSE,
-            Self::NotAvailable { .. } | Self::TooManyOwners { .. } | Self::NoneFree { .. } => libc::EADDRNOTAVAIL,
+            Self::LoopbackInUse { .. }
+            | Self::NotAvailable { .. }
+            | Self::TooManyOwners { .. }
+            | Self::NoneFree { .. } => libc::EADDRNOTAVAIL,
             Self::Permission { .. } => libc::EACCES,
             Self::System(error) => error.raw_os_error().unwrap_or(libc::EINVAL),
-        }
-    }
-
-    /// Returns the kind of the error number.
-    pub(crate) fn kind(&self) -> io::ErrorKind {
-        match self {
-            Self::System(error) => error.kind(),
-            _ => io::Error::from_raw_os_error(self.errno()).kind(),
         }
     }
 }
@@ -94,6 +95,15 @@ impl fmt::Display for Holder {
         match self.process {
             Some(process) => write!(f, "process {process} ({})", self.address),
             None => write!(f, "another process ({})", self.address),
+        }
+    }
+}
+
+impl From<PortError> for io::Error {
+    fn from(error: PortError) -> Self {
+        match error {
+            PortError::System(error) => error,
+            other => Self::from_raw_os_error(other.errno()),
         }
     }
 }

@@ -53,6 +53,9 @@ pub(crate) struct Port {
     table: Arc<Table>,
     request: Requested,
     id: u64,
+    /// The numbers of the same binding with further blocks.
+    added: Mutex<Vec<u64>>,
+    only_own_family: bool,
     generation: Generation,
 }
 
@@ -73,7 +76,7 @@ impl Port {
             return Err(PortError::Permission { requested, first_unprivileged });
         }
         match table.bind(request.space, std::iter::once(request.port), binding, true) {
-            Ok(bound) => Ok(Self::of(table, requested, bound)),
+            Ok(bound) => Ok(Self::of(table, requested, &binding, bound)),
             Err(refusal) => Err(error_of(requested, refusal.unwrap_or(Refusal::NotBound))),
         }
     }
@@ -89,14 +92,20 @@ impl Port {
         let start = getrandom::u32().map_err(io::Error::other)? % count;
         let candidates = (0..count).map(|offset| (first + (start + offset) % count) as u16);
         match table.bind(requested.space, candidates, binding, false) {
-            Ok(bound) => Ok(Self::of(table, requested, bound)),
+            Ok(bound) => Ok(Self::of(table, requested, &binding, bound)),
             Err(_) => Err(PortError::NoneFree { requested, range }),
         }
     }
 
-    fn of(table: &Arc<Table>, requested: Requested, (port, id): (u16, u64)) -> Self {
-        let request = Requested { port, ..requested };
-        Self { table: Arc::clone(table), request, id, generation: Generation::now() }
+    fn of(table: &Arc<Table>, requested: Requested, binding: &Binding, (port, id): (u16, u64)) -> Self {
+        Self {
+            table: Arc::clone(table),
+            request: Requested { port, ..requested },
+            id,
+            added: Mutex::default(),
+            only_own_family: binding.only_own_family,
+            generation: Generation::now(),
+        }
     }
 
     /// Makes the port listen. The reuse flag ends, and the port must have no other owner of the same address.
@@ -106,20 +115,19 @@ impl Port {
         self.table.listen((space, port), self.id).map_err(|refusal| error_of(self.request, refusal))
     }
 
-    /// Allows others to bind the port, too.
-    pub(crate) fn allow_reuse(&mut self) -> Result<(), PortError> {
-        self.set_flags(|binding| binding.reuse_address = !binding.is_listening)
-    }
-
-    /// Changes whether the port stays free for the other address family. Earlier bindings are not checked again.
-    pub(crate) fn set_only_v6(&mut self, only_v6: bool) -> Result<(), PortError> {
-        self.set_flags(|binding| binding.only_own_family = only_v6)
-    }
-
-    fn set_flags(&mut self, set: impl FnOnce(&mut Binding)) -> Result<(), PortError> {
+    /// Has requests to the addresses of another device find the listener there. `block` is that of the device's shard.
+    pub(crate) fn add_block(&self, block: u16) -> Result<(), PortError> {
         self.check_process()?;
-        self.table.set_flags((self.request.space, self.request.port), self.id, set);
+        let Requested { space, port, .. } = self.request;
+        let added = self.table.add_block((space, port), self.id, block);
+        let id = added.map_err(|refusal| error_of(self.request, refusal))?;
+        lock(&self.added).push(id);
         Ok(())
+    }
+
+    /// Returns whether a listener on all addresses of IPv6 leaves IPv4 alone.
+    pub(crate) fn is_only_v6(&self) -> bool {
+        self.only_own_family
     }
 
     /// Returns the port.
@@ -136,17 +144,30 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         if self.generation.is_current() {
-            self.table.release((self.request.space, self.request.port), self.id);
+            let key = (self.request.space, self.request.port);
+            lock(&self.added).drain(..).chain([self.id]).for_each(|id| self.table.release(key, id));
         }
     }
 }
 
-/// Returns the block of the listener for a request that arrived at `destination`, if a live process has one. A listener
-/// on the address comes before a wildcard.
+/// Where the listener of a request is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Listening {
+    /// At the shard with this block.
+    At(u16),
+    /// At a shard that is not known yet.
+    Elsewhere,
+    /// No process listens.
+    Nowhere,
+}
+
+/// Returns where the listener is for a request that arrived at `destination`, among the shards that are known there. A
+/// listener on the address comes before a wildcard.
 ///
 /// It waits for no other process, so that the thread that receives packets may call it.
-pub(crate) fn listener(space: PortSpace, port: u16, destination: IpAddr) -> Option<u16> {
-    table().ok()?.listener((space, port), destination.to_canonical())
+pub(crate) fn listener(space: PortSpace, port: u16, destination: IpAddr, is_known: impl Fn(u16) -> bool) -> Listening {
+    let Ok(table) = table() else { return Listening::Nowhere };
+    table.listener((space, port), destination.to_canonical(), &is_known)
 }
 
 /// Enters the ports of this process into the registry again if their file was removed, as some systems do when the
@@ -190,6 +211,7 @@ fn binding_of(request: &PortRequest) -> io::Result<Binding> {
 fn error_of(requested: Requested, refusal: Refusal) -> PortError {
     match refusal {
         Refusal::Conflict(Conflict::SameAddress, holder) => PortError::InUse { requested, holder },
+        Refusal::Conflict(Conflict::Loopback, holder) => PortError::LoopbackInUse { requested, holder },
         Refusal::Conflict(Conflict::Wildcard, holder) => PortError::NotAvailable { requested, holder },
         Refusal::TooManyOwners => PortError::TooManyOwners { requested, limit: RECORDS },
         Refusal::NotBound => io::Error::from(io::ErrorKind::InvalidInput).into(),

@@ -15,7 +15,9 @@ use super::super::registry::Binding;
 pub(super) enum Conflict {
     /// Both have the same address: `EADDRINUSE`.
     SameAddress,
-    /// One is a wildcard, or both are the same loopback address: `EADDRNOTAVAIL`.
+    /// Both have the same loopback address: `EADDRNOTAVAIL`.
+    Loopback,
+    /// One is a wildcard: `EADDRNOTAVAIL`.
     Wildcard,
 }
 
@@ -38,7 +40,7 @@ pub(super) fn conflict(new: &Binding, old: &Binding, may_share: bool) -> Option<
     if new.address.is_unspecified() || old.address.is_unspecified() {
         return Some(Conflict::Wildcard);
     }
-    let kind = if new.address.is_loopback() { Conflict::Wildcard } else { Conflict::SameAddress };
+    let kind = if new.address.is_loopback() { Conflict::Loopback } else { Conflict::SameAddress };
     (new.address == old.address).then_some(kind)
 }
 
@@ -89,7 +91,10 @@ mod tests {
         ] {
             assert_eq!([conflict_of(one, other), conflict_of(other, one)], [None, None], "{one} {other}");
         }
-        for (one, other) in [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "0.0.0.0"), ("::1", "::"), ("::1", "::1")] {
+        for address in ["127.0.0.1", "::1"] {
+            assert_eq!(conflict_of(address, address), Some(Conflict::Loopback), "{address}");
+        }
+        for (one, other) in [("127.0.0.1", "0.0.0.0"), ("::1", "::")] {
             let both = [conflict_of(one, other), conflict_of(other, one)];
             assert_eq!(both, [Some(Conflict::Wildcard); 2], "{one} {other}");
         }

@@ -12,7 +12,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::super::registry::{Binding, Others, PortsChange, PortsFile, RECORDS, Registry};
+use super::super::registry::{Binding, Others, PortRecord, PortsChange, PortsFile, Registry};
+use super::Listening;
 use super::error::Holder;
 use super::rules::{Conflict, Match, first_conflict, matches};
 use crate::wire::mad::PortSpace;
@@ -79,13 +80,10 @@ impl Own {
         self.ports.get_mut(&number_of(key))?.iter_mut().find(|entry| entry.id == id)
     }
 
-    /// Returns the best listener of this process.
-    fn listener(&self, key: Key, destination: IpAddr) -> Option<(Match, u16)> {
-        let found = self
-            .entries(key)
-            .iter()
-            .filter_map(|entry| matches(&entry.binding, destination).map(|quality| (quality, entry.binding.block)));
-        found.min()
+    /// Returns the listeners of this process that take a request to the destination.
+    fn listeners(&self, key: Key, destination: IpAddr) -> Vec<(Match, u16)> {
+        let matching = |entry: &Entry| Some((matches(&entry.binding, destination)?, entry.binding.block));
+        self.entries(key).iter().filter_map(matching).collect()
     }
 }
 
@@ -154,32 +152,50 @@ impl Table {
         }
     }
 
-    /// Returns the block of the listener that takes a request to the destination.
-    pub(super) fn listener(&self, key: Key, destination: IpAddr) -> Option<u16> {
-        let (own, file) = {
+    /// Returns where the listener is that takes a request to the destination. A listener on all addresses has a block
+    /// for each device; it is the one that `is_known`.
+    pub(super) fn listener(&self, key: Key, destination: IpAddr, is_known: &dyn Fn(u16) -> bool) -> Listening {
+        let (mut found, file) = {
             let own = lock(&self.own);
-            (own.listener(key, destination), own.file.clone())
+            (own.listeners(key, destination), own.file.clone())
         };
-        if let Some((Match::Address, block)) = own {
-            return Some(block);
+        if !found.iter().any(|(quality, _)| *quality == Match::Address)
+            && let Some(file) = file.or_else(|| self.find())
+        {
+            found.extend(listeners_elsewhere(&file, key, destination));
+            if found.is_empty()
+                && let Some(file) = self.replaced(&file)
+            {
+                found.extend(listeners_elsewhere(&file, key, destination));
+            }
         }
-        let file = file.or_else(|| self.find());
-        let elsewhere = file.as_ref().and_then(|file| listener_elsewhere(file, key, destination));
-        let found = own.into_iter().chain(elsewhere).min();
-        let found = found.or_else(|| {
-            let file = self.replaced(file?)?;
-            listener_elsewhere(&file, key, destination)
-        });
-        found.map(|(_, block)| block)
+        let Some(best) = found.iter().map(|(quality, _)| *quality).min() else { return Listening::Nowhere };
+        let mut blocks = found.into_iter().filter(|(quality, _)| *quality == best).map(|(_, block)| block);
+        blocks.find(|block| is_known(*block)).map_or(Listening::Elsewhere, Listening::At)
     }
 
     /// Returns the file that is there instead of a removed one.
-    fn replaced(&self, file: Arc<PortsFile>) -> Option<Arc<PortsFile>> {
+    fn replaced(&self, file: &Arc<PortsFile>) -> Option<Arc<PortsFile>> {
         if file.is_in_place() {
             return None;
         }
-        self.forget(&file);
+        self.forget(file);
         self.find()
+    }
+
+    /// Adds a block to a binding: requests to another device's addresses find the listener there.
+    pub(super) fn add_block(&self, key: Key, id: u64, block: u16) -> Result<u64, Refusal> {
+        self.change(|change| {
+            let bound = lock(&self.own).entry(key, id).map(|entry| entry.binding).ok_or(Refusal::NotBound)?;
+            let free = match change {
+                None => None,
+                Some(change) => {
+                    let index = change.free_index(&change.others(key.0, key.1));
+                    Some(index.ok_or(Refusal::TooManyOwners)?)
+                }
+            };
+            self.enter(key, None, Binding { block, ..bound }, free)
+        })
     }
 
     /// Registers this process's ports again if the file was removed.
@@ -370,13 +386,19 @@ fn check(change: &PortsChange<'_>, others: &Others, binding: &Binding, may_share
     Err(Refusal::Conflict(conflict, holder))
 }
 
-/// Returns the best listener of other processes.
-fn listener_elsewhere(file: &PortsFile, key: Key, destination: IpAddr) -> Option<(Match, u16)> {
-    let mut found = [None; RECORDS];
-    for (slot, (_, record)) in found.iter_mut().zip(file.records(key.0, key.1)) {
-        *slot = matches(&record.binding, destination).map(|quality| (quality, record));
+/// Returns the listeners of other processes that live, those that match best: at most as many as a port has records.
+fn listeners_elsewhere(file: &PortsFile, key: Key, destination: IpAddr) -> Vec<(Match, u16)> {
+    let matching = |(_, record): (usize, PortRecord)| Some((matches(&record.binding, destination)?, record));
+    let mut found: Vec<(Match, PortRecord)> = file.records(key.0, key.1).filter_map(matching).collect();
+    found.sort_by_key(|(quality, _)| *quality);
+    let mut living: Vec<(Match, u16)> = Vec::new();
+    for (quality, record) in found {
+        if living.first().is_some_and(|(best, _)| *best < quality) {
+            break;
+        }
+        if file.is_alive_elsewhere(record.owner) {
+            living.push((quality, record.binding.block));
+        }
     }
-    found.sort_by_key(|found| found.map_or((true, None), |(quality, _)| (false, Some(quality))));
-    let mut living = found.into_iter().flatten().filter(|(_, record)| file.is_alive_elsewhere(record.owner));
-    living.next().map(|(quality, record)| (quality, record.binding.block))
+    living
 }

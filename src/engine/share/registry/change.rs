@@ -74,7 +74,6 @@ impl<'a> Change<'a> {
         self.locked.is_some()
     }
 
-    #[cfg(any(test, feature = "sim"))]
     /// Returns whether no other process can have changed the file since the change began: it has the lock, and not for
     /// so long that another process proceeds without.
     pub(super) fn is_exclusive(&self) -> bool {

@@ -20,10 +20,7 @@ mod file;
 mod folder;
 #[cfg(feature = "sim")]
 mod fuzz;
-// The library does not use it yet, nor the file of ports below.
-#[cfg(any(test, feature = "sim"))]
 mod port_record;
-#[cfg(any(test, feature = "sim"))]
 mod ports;
 mod shared_file;
 mod socket;
@@ -40,9 +37,7 @@ pub(crate) use self::change::Change;
 pub(crate) use self::file::AddressFile;
 #[cfg(feature = "sim")]
 pub use self::fuzz::registry_file;
-#[cfg(any(test, feature = "sim"))]
-pub(crate) use self::port_record::{Binding, RECORDS};
-#[cfg(any(test, feature = "sim"))]
+pub(crate) use self::port_record::{Binding, PortRecord, RECORDS};
 pub(crate) use self::ports::{Others, PortsChange, PortsFile};
 pub(crate) use self::socket::{inbox_path, life_path, place_socket, remove_sockets};
 pub(crate) use self::table::{Answer, Header, Member, NAME_BYTES, Name, Nonce, SLOTS};
@@ -150,7 +145,6 @@ impl Registry {
             let _ = match name.split_once('-') {
                 Some((namespace, _)) if namespace.parse::<u64>().is_err() => Ok(()),
                 Some((_, BLOCKS)) => BlocksFile::remove_unused(&path),
-                #[cfg(any(test, feature = "sim"))]
                 Some((_, ports::SUFFIX)) => PortsFile::remove_unused(&path),
                 Some((_, address)) if address.parse::<IpAddr>().is_ok() => {
                     AddressFile::find(path).and_then(|file| file.remove_unused())

@@ -35,7 +35,6 @@ impl SharedFile {
         }
     }
 
-    #[cfg(any(test, feature = "sim"))]
     /// Opens the file if it exists and is not being removed.
     pub(super) fn find(path: &Path) -> io::Result<Self> {
         let file = find_file(path)?;

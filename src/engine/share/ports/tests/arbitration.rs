@@ -100,7 +100,7 @@ fn run(case: &Case, first: &Arc<Table>, second: &Arc<Table>) {
     let result = [bound.as_ref().err().copied().unwrap_or(0), listened.err().unwrap_or(0)];
     assert_eq!(result, case.result, "{one:?} then {other:?}");
     for table in [first, second] {
-        let found = table.listener((other.space, other.port), case.destination());
+        let found = block_of(table, (other.space, other.port), case.destination());
         assert_eq!(found, case.expected_listener(), "{one:?} then {other:?}");
     }
     drop(owner);
@@ -108,7 +108,7 @@ fn run(case: &Case, first: &Arc<Table>, second: &Arc<Table>) {
         port.listen().unwrap();
     }
     drop(bound);
-    assert_eq!(second.listener((other.space, other.port), case.destination()), None);
+    assert_eq!(block_of(second, (other.space, other.port), case.destination()), None);
     // Nothing is left: the strictest binding succeeds.
     listen(second, &PortRequest { only_v6: Some(false), ..request("::", other.port) });
 }
@@ -134,21 +134,32 @@ fn ports_conflict_as_in_linux_between_open_files() {
 }
 
 #[test]
-fn flags_of_a_bound_port_decide_about_later_ones() {
+fn reuse_ends_with_listening() {
     let folder = Folder::new("flags");
     let (first, second) = (folder.table(), folder.table());
-    let mut owner = Port::bind_in(&first, &request("10.0.0.1", 5_002)).unwrap();
     let other = reusable("10.0.0.1", 5_002);
-    assert_eq!(errno(Port::bind_in(&second, &other)).err(), Some(EADDRINUSE));
-    owner.allow_reuse().unwrap();
+    let mut owner = Port::bind_in(&first, &other).unwrap();
     drop(Port::bind_in(&second, &other).unwrap());
     owner.listen().unwrap();
-    owner.allow_reuse().unwrap();
     assert_eq!(errno(Port::bind_in(&second, &other)).err(), Some(EADDRINUSE), "it listens");
-    let mut wildcard = Port::bind_in(&first, &PortRequest { only_v6: Some(false), ..request("::", 5_003) }).unwrap();
-    assert_eq!(errno(Port::bind_in(&second, &request("0.0.0.0", 5_003))).err(), Some(EADDRNOTAVAIL));
-    wildcard.set_only_v6(true).unwrap();
-    Port::bind_in(&second, &request("0.0.0.0", 5_003)).unwrap();
+}
+
+/// A listener on all addresses has a shard at each device; the shards of other devices are not known at an address.
+#[test]
+fn a_listener_is_found_at_each_of_its_blocks() {
+    let folder = Folder::new("blocks");
+    let (first, second) = (folder.table(), folder.table());
+    let port = listen(&first, &PortRequest { block: 1, ..request("0.0.0.0", 5_009) });
+    port.add_block(2).unwrap();
+    let at = |table: &Table, known: u16| {
+        table.listener((PortSpace::Tcp, 5_009), "10.0.0.1".parse().unwrap(), &|block| block == known)
+    };
+    for table in [&first, &second] {
+        assert_eq!([at(table, 1), at(table, 2)], [Listening::At(1), Listening::At(2)]);
+        assert_eq!(at(table, 3), Listening::Elsewhere);
+    }
+    drop(port);
+    assert_eq!([at(&first, 2), at(&second, 2)], [Listening::Nowhere; 2]);
 }
 
 #[test]
@@ -178,12 +189,12 @@ fn errors_name_the_port_and_its_holder() {
     let error = Port::bind_in(&second, &request("10.0.0.1", 5_007)).err().unwrap();
     let expected = format!("port 5007 of 10.0.0.1 in the port space TCP is in use by process {}", std::process::id());
     assert!(error.to_string().starts_with(&expected), "{error}");
-    assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    assert_eq!(error.errno(), EADDRINUSE);
     let error = Port::bind_in(&second, &request("0.0.0.0", 5_007)).err().unwrap();
     assert!(error.to_string().contains("(10.0.0.1)"), "{error}");
-    assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+    assert_eq!(error.errno(), EADDRNOTAVAIL);
     let block = PortRequest { block: 4_096, ..request("10.0.0.1", 5_008) };
-    assert_eq!(Port::bind_in(&second, &block).err().unwrap().kind(), io::ErrorKind::InvalidInput);
+    assert_eq!(errno(Port::bind_in(&second, &block)).err(), Some(libc::EINVAL));
 }
 
 #[test]

@@ -55,5 +55,14 @@ pub(super) fn errno<T>(result: Result<T, PortError>) -> Result<T, i32> {
 }
 
 pub(super) fn listener_in(table: &Table, port: u16, destination: &str) -> Option<u16> {
-    table.listener((PortSpace::Tcp, port), destination.parse().unwrap())
+    block_of(table, (PortSpace::Tcp, port), destination.parse().unwrap())
+}
+
+/// Returns the block of a listener.
+pub(super) fn block_of(table: &Table, key: (PortSpace, u16), destination: IpAddr) -> Option<u16> {
+    match table.listener(key, destination, &|_| true) {
+        Listening::At(block) => Some(block),
+        Listening::Nowhere => None,
+        Listening::Elsewhere => panic!("all blocks are known"),
+    }
 }

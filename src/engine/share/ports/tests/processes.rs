@@ -93,7 +93,7 @@ fn obeys_commands() {
             ["drop"] => i32::from(port.take().is_some()),
             ["listener", of, destination, number] => {
                 let key = (space(of), number.parse().unwrap());
-                table.listener(key, destination.parse().unwrap()).map_or(-1, i32::from)
+                block_of(&table, key, destination.parse().unwrap()).map_or(-1, i32::from)
             }
             _ => -2,
         };

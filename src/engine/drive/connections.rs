@@ -1,0 +1,145 @@
+//! The connection manager of a shard: the machine of [`crate::cm`], fed with the datagrams of queue pair 1, and the
+//! queues that its events go to.
+
+use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::event_queue::{EventQueue, EventQueues};
+use crate::cm::{Arrival, CallError, Limits, Manager, ManagerConfig, Outgoing, Owner};
+use crate::transport::ManagementDatagram;
+use crate::types::Time;
+use crate::wire::mad::FlowLabel;
+
+/// A shard's connections, and their events.
+pub(crate) struct Connections {
+    guid: u64,
+    id_block: u32,
+    random: fn() -> u32,
+    /// Created with the first call or datagram: most programs never need it.
+    manager: Option<Box<Manager>>,
+    queues: Arc<EventQueues>,
+    /// Datagrams that could not be sent, because this process has no socket at their source address.
+    unsendable: u64,
+}
+
+impl Connections {
+    /// Creates the connections of a device. Communication ids begin with `id_block`, by which datagrams find the shard.
+    pub(super) fn new(guid: u64, id_block: u32, random: fn() -> u32, queues: &Arc<EventQueues>) -> Self {
+        Self { guid, id_block, random, manager: None, queues: Arc::clone(queues), unsendable: 0 }
+    }
+
+    /// Returns the machine.
+    pub(crate) fn manager(&mut self) -> &mut Manager {
+        let Self { guid, id_block, random, .. } = *self;
+        self.manager.get_or_insert_with(|| {
+            Box::new(Manager::new(ManagerConfig {
+                guid,
+                id_block,
+                addresses: Vec::new(),
+                random: Box::new(random),
+                limits: Limits::default(),
+            }))
+        })
+    }
+
+    /// Sets the addresses at which requests are taken.
+    pub(super) fn set_addresses(&mut self, addresses: Vec<IpAddr>) {
+        self.manager().set_addresses(addresses);
+    }
+
+    /// Makes a call that creates an object, whose events go to `queue`.
+    pub(crate) fn create<H: Copy + Into<Owner>>(
+        &mut self,
+        queue: &Arc<EventQueue>,
+        call: impl FnOnce(&mut Manager) -> Result<H, CallError>,
+    ) -> Result<H, CallError> {
+        let handle = call(self.manager())?;
+        self.queues.add(handle.into(), queue);
+        Ok(handle)
+    }
+
+    /// Notes that the application has taken a peer's request: its end is an event from now on. Fails if the request has
+    /// ended.
+    pub(crate) fn take(&mut self, object: impl Into<Owner>) -> Result<(), CallError> {
+        let object = object.into();
+        self.queues.note_taken(object);
+        match object {
+            Owner::Connection(handle) => self.manager().take(handle),
+            Owner::Inquiry(handle) => self.manager().take_inquiry(handle),
+            Owner::Listener(_) | Owner::Resolution(_) => Ok(()),
+        }
+    }
+
+    /// Forgets the queue of an object that the caller destroys.
+    pub(crate) fn forget(&mut self, object: impl Into<Owner>) {
+        self.queues.remove(object.into());
+    }
+
+    /// Handles a datagram that arrived at queue pair 1.
+    pub(super) fn handle_datagram(&mut self, now: Time, datagram: &ManagementDatagram) {
+        let arrival = Arrival {
+            source: datagram.source,
+            destination: datagram.destination,
+            traffic_class: datagram.traffic_class,
+            // Sockets do not report it.
+            flow_label: FlowLabel::default(),
+            bytes: &datagram.bytes[..],
+        };
+        self.guard(|manager| manager.handle_datagram(now, &arrival));
+    }
+
+    /// Runs the machine on input of peers. A panic ends the connections of the device, not its queue pairs.
+    fn guard(&mut self, handle: impl FnOnce(&mut Manager)) {
+        let manager = self.manager();
+        if catch_unwind(AssertUnwindSafe(|| handle(manager))).is_err() {
+            tracing::error!("the connection manager panicked, and its connections end; please report this");
+            self.manager = None;
+            self.queues.close();
+        }
+    }
+
+    /// Handles the deadlines until `now`.
+    #[inline]
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        if self.next_deadline().is_some_and(|due| due <= now) {
+            self.guard(|manager| manager.handle_timeout(now));
+        }
+    }
+
+    /// Returns the earliest deadline.
+    #[inline]
+    pub(super) fn next_deadline(&self) -> Option<Time> {
+        self.manager.as_ref()?.next_deadline()
+    }
+
+    /// Takes the next datagram to send.
+    #[inline]
+    pub(super) fn poll_output(&mut self) -> Option<Outgoing> {
+        self.manager.as_mut()?.poll_output()
+    }
+
+    /// Returns whether datagrams wait to be sent.
+    #[inline]
+    pub(super) fn has_outputs(&self) -> bool {
+        self.manager.as_ref().is_some_and(|manager| manager.has_outputs())
+    }
+
+    /// Notes that a datagram has no socket to leave from.
+    pub(super) fn note_unsendable(&mut self, outgoing: &Outgoing) {
+        self.unsendable += 1;
+        tracing::debug!(source = %outgoing.source, destination = %outgoing.destination, "no socket for a datagram");
+    }
+
+    /// Brings the events of the machine to the queues of their objects.
+    #[inline]
+    pub(super) fn deliver_events(&mut self, now: Time) {
+        let Self { manager: Some(manager), queues, .. } = self else { return };
+        // Destroying an object makes no event.
+        while let Some(event) = manager.poll_event() {
+            if let Some(object) = queues.deliver(event) {
+                manager.destroy_object(now, object);
+            }
+        }
+    }
+}

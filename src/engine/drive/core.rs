@@ -1,0 +1,138 @@
+//! The state that a shard's lock guards, and what leaves it.
+
+use std::time::Duration;
+
+use super::connections::Connections;
+use crate::cm::Outgoing;
+use crate::engine::net::{Link, Sent};
+use crate::memory::MemoryView;
+use crate::transport::{AckRelease, Endpoint, ManagementPath, Transmit};
+use crate::types::{Qpn, QueuePairReport, Time};
+
+/// Delay before retrying after the kernel's send buffer was full.
+const SEND_RETRY: Duration = Duration::from_micros(100);
+const LONG_PASS_SENDS: usize = 4;
+
+/// Result of a pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Progress {
+    /// Whether something arrived or was sent.
+    pub(super) worked: bool,
+    /// Whether a bound was reached: there is more to do at once.
+    pub(super) has_more: bool,
+    /// Whether it may have taken long enough to make the time read before it stale.
+    pub(super) was_long: bool,
+    /// Time of the next pass that deadlines require.
+    pub(super) next_deadline: Option<Time>,
+}
+
+/// State guarded by the lock.
+pub(crate) struct Core {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) connections: Connections,
+    pub(super) link: Link,
+    pub(super) buffer: Box<[u8]>,
+    /// A packet or burst in the buffer that the kernel had no room for, and the time of the retry.
+    pub(super) unsent: Option<(Transmit, Time)>,
+    /// The last packet was a management datagram.
+    pub(super) was_management: bool,
+}
+
+impl Core {
+    /// Sends until nothing is left, the bound is reached, or the kernel accepts no more.
+    pub(super) fn transmit(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        max_calls: usize,
+        release: AckRelease,
+        progress: &mut Progress,
+    ) {
+        for calls in 0..max_calls {
+            progress.was_long |= calls >= LONG_PASS_SENDS;
+            let transmit = match self.unsent {
+                Some((_, retry_at)) if retry_at > now => return,
+                Some((transmit, _)) => transmit,
+                None => match self.poll_transmit(now, memory, release) {
+                    Some(transmit) => transmit,
+                    None => {
+                        progress.has_more |= self.endpoint.has_more_to_send();
+                        return;
+                    }
+                },
+            };
+            self.unsent = None;
+            match self.link.send(&transmit, &self.buffer[..transmit.length]) {
+                Sent::Full => {
+                    self.unsent = Some((transmit, now + SEND_RETRY));
+                    return;
+                }
+                Sent::Accepted | Sent::Refused => progress.worked = true,
+            }
+        }
+        progress.has_more = true;
+    }
+
+    /// Writes the next packet or burst into the buffer. Management datagrams alternate with the packets of queue pairs:
+    /// neither a load nor a flood of requests stops the other.
+    #[inline]
+    fn poll_transmit(&mut self, now: Time, memory: &MemoryView<'_>, release: AckRelease) -> Option<Transmit> {
+        let is_turn = !std::mem::take(&mut self.was_management) && self.connections.has_outputs();
+        if is_turn && let Some(transmit) = self.poll_management() {
+            self.was_management = true;
+            return Some(transmit);
+        }
+        let transmit = self.endpoint.poll_transmit(now, memory, &mut self.buffer, release);
+        if transmit.is_none() && self.connections.has_outputs() { self.poll_management() } else { transmit }
+    }
+
+    #[cold]
+    fn poll_management(&mut self) -> Option<Transmit> {
+        while let Some(outgoing) = self.connections.poll_output() {
+            let Some(source_port) = self.link.port_of(outgoing.source) else {
+                self.connections.note_unsendable(&outgoing);
+                continue;
+            };
+            let Outgoing { source, destination, traffic_class, bytes, .. } = outgoing;
+            let path = ManagementPath { source, source_port, destination, traffic_class };
+            return Some(self.endpoint.management().write(&path, &bytes, &mut self.buffer));
+        }
+        None
+    }
+
+    /// Hands the datagrams of queue pair 1 to the connection manager.
+    #[cold]
+    pub(super) fn take_management(&mut self, now: Time) {
+        while let Some(datagram) = self.endpoint.management().poll_arrival() {
+            self.connections.handle_datagram(now, &datagram);
+        }
+    }
+
+    pub(super) fn queue_pair_report(&mut self, now: Time, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
+        let (mut report, since) = self.endpoint.queue_pair_report(now, qpn)?;
+        self.link.take_errors();
+        report.device.merge(self.link.counters());
+        report.path_error = report.peer_address().and_then(|peer| self.link.path_error(now, peer, since));
+        Some((report, since))
+    }
+
+    /// Makes a quick poll instead of a pass: returns whether there is nothing to send and nothing has arrived.
+    /// Deadlines wait for the next pass.
+    #[inline]
+    pub(super) fn is_quiet(&mut self) -> bool {
+        self.unsent.is_none()
+            && self.endpoint.has_nothing_to_send()
+            && !self.connections.has_outputs()
+            && self.link.is_quiet()
+    }
+
+    /// Returns whether a written packet or burst still waits for room in the kernel.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.unsent.is_some()
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Time> {
+        let retry = self.unsent.as_ref().map(|(_, retry_at)| *retry_at);
+        self.endpoint.next_timeout().into_iter().chain(self.connections.next_deadline()).chain(retry).min()
+    }
+}

@@ -1,0 +1,179 @@
+//! The process that a packet belongs to, if it arrived at another one.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use super::super::mailbox::{Mailbox, destination_block, lock};
+use super::super::management::{Addressee, RequestRoutes, addressee, request_key};
+use super::super::registry::Name;
+use super::{Membership, Route};
+use crate::transport::Datagram;
+
+/// A listener that is not known at an address is taken for one that has just begun, once in this time.
+const JUST_BEGUN: Duration = Duration::from_secs(10);
+
+/// Destinations of packets for other processes on an address.
+pub(super) struct Routes {
+    pub(super) address: IpAddr,
+    pub(super) mailbox: Option<Arc<Mailbox>>,
+    by_block: RwLock<HashMap<u16, Name>>,
+    /// A packet for another process arrived here: the order of the group may be wrong.
+    is_doubtful: AtomicBool,
+    /// A packet has requested a check that has not started: further packets need not request one.
+    is_check_requested: AtomicBool,
+    /// When the last check ended.
+    checked_at: Mutex<Option<Instant>>,
+    /// When a request was for a listener that is not known here.
+    missed_at: Mutex<Option<Instant>>,
+    requests: Mutex<RequestRoutes>,
+}
+
+impl Routes {
+    pub(super) fn new(address: IpAddr, mailbox: Option<Arc<Mailbox>>) -> Self {
+        Self {
+            address,
+            mailbox,
+            by_block: RwLock::default(),
+            is_doubtful: AtomicBool::default(),
+            is_check_requested: AtomicBool::default(),
+            checked_at: Mutex::default(),
+            missed_at: Mutex::default(),
+            requests: Mutex::default(),
+        }
+    }
+
+    /// Notes that a check begins: packets may request another one.
+    pub(super) fn note_check(&self) {
+        self.is_check_requested.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns whether a packet arrived at the wrong socket since the last call.
+    pub(super) fn take_doubt(&self) -> bool {
+        self.is_doubtful.swap(false, Ordering::Relaxed)
+    }
+
+    /// Replaces the processes of the blocks, at the end of a check.
+    pub(super) fn replace(&self, routes: impl Iterator<Item = (u16, Name)>) {
+        *self.by_block.write().unwrap_or_else(PoisonError::into_inner) = routes.collect();
+        *lock(&self.checked_at) = Some(Instant::now());
+    }
+
+    /// Returns whether a listener that is not known here does not listen at this address: a check has ended since one
+    /// was missed first, which finds those that have just begun.
+    fn is_known_elsewhere(&self) -> bool {
+        let now = Instant::now();
+        let mut missed_at = lock(&self.missed_at);
+        match *missed_at {
+            Some(first) if now - first < JUST_BEGUN => lock(&self.checked_at).is_some_and(|checked| checked > first),
+            _ => {
+                *missed_at = Some(now);
+                false
+            }
+        }
+    }
+
+    /// Returns the process that packets for a block are forwarded to.
+    fn name_of(&self, block: u16) -> Option<Name> {
+        self.by_block.read().unwrap_or_else(PoisonError::into_inner).get(&block).copied()
+    }
+}
+
+impl Membership {
+    /// Routes a packet that arrived at this socket.
+    #[inline]
+    pub(crate) fn route(&self, datagram: &Datagram<'_>) -> Route {
+        match destination_block(datagram.payload) {
+            Some(block) if !self.blocks.contains(&block) => self.route_elsewhere(block, datagram),
+            _ => Route::Here,
+        }
+    }
+
+    #[cold]
+    fn route_elsewhere(&self, block: u16, datagram: &Datagram<'_>) -> Route {
+        if block == 0 {
+            return match self.addressee(datagram) {
+                Some(addressee) => self.route_management(addressee, datagram),
+                None if self.answer_probe(datagram) => Route::Probe,
+                None => Route::Here,
+            };
+        }
+        self.route_to(block, datagram)
+    }
+
+    /// Returns the shard that a packet to queue pair 1 belongs to.
+    fn addressee(&self, datagram: &Datagram<'_>) -> Option<Addressee> {
+        let is_known = |block: u16| self.blocks.contains(&block) || self.routes.name_of(block).is_some();
+        let found = addressee(datagram.payload, datagram.destination, is_known)?;
+        let Some(key) = request_key(datagram.payload) else { return Some(found) };
+        let mut requests = lock(&self.routes.requests);
+        match requests.get(key).filter(|block| is_known(*block)) {
+            Some(block) => Some(Addressee::Listener(block)),
+            None => {
+                if let Addressee::Listener(block) = found {
+                    requests.note(key, block);
+                }
+                Some(found)
+            }
+        }
+    }
+
+    /// Routes a packet to queue pair 1. A message that cannot reach its process is dropped, because a response of
+    /// another process would end the connection; its sender repeats it.
+    fn route_management(&self, addressee: Addressee, datagram: &Datagram<'_>) -> Route {
+        match addressee {
+            Addressee::Any => Route::Here,
+            Addressee::Block(block) | Addressee::Listener(block) if self.blocks.contains(&block) => Route::Here,
+            Addressee::Block(block) => {
+                let name = self.note_misrouted(block);
+                name.map_or(Route::Here, |name| self.forward_management(&name, block, datagram))
+            }
+            Addressee::Listener(block) => {
+                let name = self.routes.name_of(block);
+                name.map_or(Route::Forwarded, |name| self.forward_management(&name, block, datagram))
+            }
+            Addressee::Elsewhere if self.routes.is_known_elsewhere() => Route::Here,
+            Addressee::Elsewhere => {
+                self.request_check();
+                Route::Forwarded
+            }
+        }
+    }
+
+    /// Requests a check of the group, unless one is requested already.
+    fn request_check(&self) {
+        let routes = &self.routes;
+        if let Some(mailbox) = &routes.mailbox
+            && !routes.is_check_requested.swap(true, Ordering::Relaxed)
+        {
+            mailbox.request_check(routes.address, false);
+        }
+    }
+
+    /// Notes that a packet arrived at the wrong socket; returns the process of the right one.
+    fn note_misrouted(&self, block: u16) -> Option<Name> {
+        let name = self.routes.name_of(block);
+        if name.is_some() {
+            self.routes.is_doubtful.store(true, Ordering::Relaxed);
+        }
+        self.request_check();
+        name
+    }
+
+    fn forward_management(&self, name: &Name, block: u16, datagram: &Datagram<'_>) -> Route {
+        if let Some(mailbox) = &self.routes.mailbox {
+            mailbox.forward_management(name, block, datagram);
+        }
+        Route::Forwarded
+    }
+
+    fn route_to(&self, block: u16, datagram: &Datagram<'_>) -> Route {
+        match (&self.routes.mailbox, self.note_misrouted(block)) {
+            (Some(mailbox), Some(name)) if mailbox.forward(&name, datagram) => Route::Forwarded,
+            (Some(_), Some(_)) => Route::Lost,
+            _ => Route::Here,
+        }
+    }
+}
