@@ -12,6 +12,7 @@
 #[doc(hidden)]
 pub mod abi;
 mod common;
+mod connection;
 mod error;
 #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
 pub mod ibverbs;
@@ -23,10 +24,16 @@ pub mod soft;
 mod software;
 
 use std::any::Any;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use connection::{
+    ConnectInit, Connection, ConnectionEnd, ConnectionEvent, ConnectionListener, ConnectionManager, ConnectionPath,
+    ConnectionRequest, DatagramEnd, DatagramRequest, EventWait, Inquiry, ListenInit, ListenerEvent, PortSpace,
+    RejectReason, Resolution, ResolutionEvent, ResolveInit, ServiceIdStatus,
+};
 pub use error::{Error, ErrorKind, RefusedBacking, RefusedChange, Result};
 pub use invalid_attribute::{AttributeFault, InvalidAttribute};
 pub use list::{SoftOptions, providers};
@@ -63,6 +70,11 @@ pub trait Provider: Send + Sync {
     /// ```
     fn unavailable(&self) -> Option<String> {
         None
+    }
+
+    /// Returns the names of the devices with a [connection manager](Context::connection_manager), and their addresses.
+    fn connectable_devices(&self) -> Result<Vec<(String, Vec<IpAddr>)>> {
+        Ok(Vec::new())
     }
 
     /// Opens a device by name. [`ErrorKind::NotFound`] if this provider has no device of that name.
@@ -172,6 +184,11 @@ pub trait Context: Send + Sync {
 
     /// Returns the counters of the whole device.
     fn counters(&self) -> Counters;
+
+    /// Returns the connection manager, which connects queue pairs by address and port; `None` if the provider has none.
+    fn connection_manager(&self) -> Option<&dyn ConnectionManager> {
+        None
+    }
 
     /// Returns what the device offers because it handles its packets in software. `None` for adapters.
     fn software(&self) -> Option<&dyn SoftwareContext> {

@@ -15,8 +15,8 @@ use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
 use super::shared_receive::SoftXrcDomain;
 use crate::provider::{
-    Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, DeviceMemory, DeviceMemoryInit,
-    ProtectionDomain, QueuePair, QueuePairInit, Result, SoftwareContext, XrcDomain,
+    Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, ConnectionManager, Context, DeviceMemory,
+    DeviceMemoryInit, ProtectionDomain, QueuePair, QueuePairInit, Result, SoftwareContext, XrcDomain,
 };
 use crate::queue::AsyncEventQueue;
 use crate::sys::timestamp;
@@ -33,6 +33,10 @@ pub(super) struct SoftContext {
 impl SoftContext {
     pub(super) fn new(device: Arc<Device>) -> Self {
         Self { device }
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     fn next_event(&self, take: impl FnOnce(&AsyncEventQueue) -> Option<AsyncEvent>) -> Option<AsyncEvent> {
@@ -178,6 +182,10 @@ impl Context for SoftContext {
         }
         self.device.engine.shards().iter().for_each(|shard| sum.merge(&shard.counters()));
         sum
+    }
+
+    fn connection_manager(&self) -> Option<&dyn ConnectionManager> {
+        Some(self)
     }
 
     fn software(&self) -> Option<&dyn SoftwareContext> {

@@ -38,6 +38,7 @@ mod address_handle;
 mod capture;
 mod channel;
 mod completion_queue;
+mod connection;
 mod context;
 mod device;
 mod errors;
@@ -57,6 +58,7 @@ mod queue_pair;
 mod receive_kind;
 mod shared_receive;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{Context, Error, ErrorKind, Provider, Result};
@@ -102,9 +104,14 @@ impl Provider for SoftProvider {
     }
 
     fn device_names(&self) -> Result<Vec<String>> {
-        let interfaces = interface::all()
-            .map_err(|error| Error::from_io("get_device_list", "the network interfaces cannot be listed", error))?;
-        Ok(interfaces.into_iter().map(|interface| interface.device_name).collect())
+        Ok(interfaces()?.into_iter().map(|interface| interface.device_name).collect())
+    }
+
+    fn connectable_devices(&self) -> Result<Vec<(String, Vec<IpAddr>)>> {
+        let of = |interface: interface::Interface| {
+            (interface.device_name, interface.addresses.iter().map(|address| address.ip).collect())
+        };
+        Ok(interfaces()?.into_iter().map(of).collect())
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Context>> {
@@ -115,4 +122,9 @@ impl Provider for SoftProvider {
         let device = device::Device::open(interface, &self.options)?;
         Ok(Arc::new(context::SoftContext::new(device)))
     }
+}
+
+fn interfaces() -> Result<Vec<interface::Interface>> {
+    interface::all()
+        .map_err(|error| Error::from_io("get_device_list", "the network interfaces cannot be listed", error))
 }

@@ -1,0 +1,280 @@
+//! The connection manager of a device: connections by address and port, as `rdma_cm` sets them up.
+//!
+//! It exchanges the facts that both ends need, and its events require state changes of queue pairs; it does not touch
+//! queue pairs. [`verbs::cm`](crate::verbs::cm) does both.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use super::Result;
+use crate::types::{Gid, Mtu, Psn, Qkey, Qpn};
+pub use crate::wire::mad::{PortSpace, RejectReason, ServiceIdStatus};
+
+/// One end of a connection, as its request or its reply describes it to the other end.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct ConnectionEnd {
+    /// Its queue pair.
+    pub qpn: Qpn,
+    /// The number of the first packet that the *other* end sends, which is this end's `rq_psn`.
+    pub starting_psn: Psn,
+    /// Maximum number of READs and atomics that it serves at once.
+    pub responder_resources: u8,
+    /// Maximum number of READs and atomics that it has outstanding.
+    pub initiator_depth: u8,
+    /// Its receive queue reports credits.
+    pub flow_control: bool,
+    /// Number of retries of the other end while it is not ready to receive, 0 to 7; 7 means without limit.
+    pub rnr_retry_count: u8,
+    /// Its queue pair has a shared receive queue.
+    pub has_srq: bool,
+    /// Code of the longest time from the arrival of a packet to its acknowledgement; only the passive end tells it.
+    pub ack_delay: u8,
+    /// Data of the application. A request carries 56 bytes, a reply 196; the receiver gets all of them, with zeros
+    /// after the data.
+    pub private_data: Vec<u8>,
+}
+
+/// The private data may contain secrets of applications.
+impl std::fmt::Debug for ConnectionEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConnectionEnd")
+            .field("qpn", &self.qpn)
+            .field("responder_resources", &self.responder_resources)
+            .field("initiator_depth", &self.initiator_depth)
+            .field("private_data", &self.private_data.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The path of a connection, which the active end determines for both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectionPath {
+    /// Address and port of this end.
+    pub local: SocketAddr,
+    /// Address and port of the other end.
+    pub remote: SocketAddr,
+    /// GID of the other end, where packets go.
+    pub remote_gid: Gid,
+    /// GID of this end.
+    pub local_gid: Gid,
+    /// Type of service byte (IPv6: traffic class).
+    pub traffic_class: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Time to live.
+    pub hop_limit: u8,
+    /// Path MTU of both queue pairs.
+    pub path_mtu: Mtu,
+    /// Number of retries after timeouts, 0 to 7, of both queue pairs.
+    pub retry_count: u8,
+    /// Code of the transport timeout, 0 to 31: for the passive end's queue pair.
+    pub ack_timeout: u8,
+}
+
+/// Options of a listener.
+#[derive(Clone, Copy)]
+pub struct ListenInit<'a> {
+    /// Address and port. Port 0: a free one. The unspecified address: all of the device.
+    pub address: SocketAddr,
+    /// Connections, or datagram queue pairs.
+    pub space: PortSpace,
+    /// Maximum number of requests that the application has not taken.
+    pub backlog: u32,
+    /// The port may have several owners while none of them listens (`RDMA_OPTION_ID_REUSEADDR`).
+    pub reuse_address: bool,
+    /// A listener on `::` takes no IPv4 requests (`RDMA_OPTION_ID_AFONLY`); `None`: as the system's `bindv6only`.
+    pub only_v6: Option<bool>,
+    /// The same port on another device of this provider.
+    pub shares_port_of: Option<&'a dyn ConnectionListener>,
+}
+
+/// A connection that this end requests.
+#[derive(Clone, Copy)]
+pub struct ConnectInit<'a> {
+    /// The path. Local port 0: a free one.
+    pub path: &'a ConnectionPath,
+    /// This end.
+    pub end: &'a ConnectionEnd,
+    /// When this end gives up, if that is before its repetitions end after 52 s.
+    pub timeout: Option<Duration>,
+}
+
+/// A request for the datagram queue pair of a peer's service.
+#[derive(Clone, Copy)]
+pub struct ResolveInit<'a> {
+    /// The path. Local port 0: a free one.
+    pub path: &'a ConnectionPath,
+    /// Data of the application, at most 180 bytes.
+    pub private_data: &'a [u8],
+    /// When this end gives up, if that is before its repetitions end after 52 s.
+    pub timeout: Option<Duration>,
+}
+
+/// How a call waits for an event.
+#[derive(Clone, Copy)]
+pub enum EventWait<'a> {
+    /// Until this time; `None`: without limit.
+    Until(Option<Instant>),
+    /// Not at all: the waker is woken when an event arrives.
+    Waker(&'a Waker),
+}
+
+/// An event of a connection.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ConnectionEvent {
+    /// The peer accepts: move the queue pair to RTS and call [`Connection::ready`], or [`Connection::reject`].
+    Replied(Box<ConnectionEnd>),
+    /// The peer is ready: the connection that this end has accepted is set up.
+    Established,
+    /// The peer rejects the connection, or gives up. The private data has 148 bytes.
+    Rejected {
+        /// Why.
+        reason: RejectReason,
+        /// Data of the peer's application.
+        private_data: Vec<u8>,
+    },
+    /// The peer does not respond.
+    Unreachable,
+    /// The connection has ended. If the peer ends it, respond with [`Connection::disconnect`], or drop it.
+    Disconnected {
+        /// The peer confirms or requests it. Otherwise it does not respond.
+        is_confirmed: bool,
+    },
+    /// No packet of the connection is in flight any more.
+    TimeWaitExit,
+}
+
+/// A peer's request for a connection.
+pub struct ConnectionRequest {
+    /// The path, as the peer has chosen it.
+    pub path: ConnectionPath,
+    /// The peer.
+    pub remote: ConnectionEnd,
+    /// The connection. Dropping it rejects the request.
+    pub connection: Arc<dyn Connection>,
+}
+
+/// A peer's request for a datagram queue pair.
+pub struct DatagramRequest {
+    /// Address and port of the listener, as the peer names it.
+    pub local: SocketAddr,
+    /// The peer's address and port.
+    pub remote: SocketAddr,
+    /// Data of the peer's application, 180 bytes.
+    pub private_data: Vec<u8>,
+    /// The request. Dropping it rejects the request.
+    pub inquiry: Box<dyn Inquiry>,
+}
+
+/// An event of a listener.
+#[non_exhaustive]
+pub enum ListenerEvent {
+    /// A peer requests a connection.
+    Connection(Box<ConnectionRequest>),
+    /// A peer requests a datagram queue pair.
+    Datagram(Box<DatagramRequest>),
+}
+
+/// A datagram queue pair, as its owner describes it to peers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DatagramEnd {
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// Its Q_Key.
+    pub qkey: Qkey,
+    /// Data of the application: 136 bytes, with zeros after the data.
+    pub private_data: Vec<u8>,
+}
+
+/// The response to a request for a datagram queue pair.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ResolutionEvent {
+    /// The queue pair.
+    Resolved(DatagramEnd),
+    /// The peer refuses.
+    Rejected {
+        /// Why.
+        status: ServiceIdStatus,
+        /// Data of the peer's application.
+        private_data: Vec<u8>,
+    },
+    /// The peer does not respond.
+    Unreachable,
+}
+
+/// The connection manager of a device.
+pub trait ConnectionManager: Send + Sync {
+    /// Listens on an address and port.
+    fn listen(&self, init: &ListenInit<'_>) -> Result<Arc<dyn ConnectionListener>>;
+
+    /// Requests a connection. Its first event is [`ConnectionEvent::Replied`], `Rejected` or `Unreachable`.
+    fn connect(&self, init: &ConnectInit<'_>) -> Result<Arc<dyn Connection>>;
+
+    /// Requests the datagram queue pair of a service.
+    fn resolve(&self, init: &ResolveInit<'_>) -> Result<Box<dyn Resolution>>;
+}
+
+/// A listener. Dropping it rejects the requests that were not taken; the port is free then.
+pub trait ConnectionListener: Send + Sync {
+    /// Returns its address and port.
+    fn local_addr(&self) -> SocketAddr;
+
+    /// Takes the next request; `None` if none came in time.
+    fn next_event(&self, wait: EventWait<'_>) -> Result<Option<ListenerEvent>>;
+
+    /// Returns a descriptor that is readable while requests wait.
+    fn as_fd(&self) -> Result<BorrowedFd<'_>>;
+
+    /// For [`ListenInit::shares_port_of`].
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A connection. Dropping it ends it in the background, in any state.
+pub trait Connection: Send + Sync {
+    /// Returns address and port of this end.
+    fn local_addr(&self) -> SocketAddr;
+
+    /// Takes the next event; `None` if none came in time.
+    fn next_event(&self, wait: EventWait<'_>) -> Result<Option<ConnectionEvent>>;
+
+    /// Returns a descriptor that is readable while events wait.
+    fn as_fd(&self) -> Result<BorrowedFd<'_>>;
+
+    /// Accepts a peer's request. The queue pair must be in RTS, because the peer may send at once. The next event is
+    /// [`ConnectionEvent::Established`], or the end of the connection.
+    fn accept(&self, end: &ConnectionEnd) -> Result<()>;
+
+    /// Confirms the peer's reply. The queue pair must be in RTS.
+    fn ready(&self) -> Result<()>;
+
+    /// Rejects the peer's request or reply, with at most 148 bytes of data.
+    fn reject(&self, reason: RejectReason, private_data: &[u8]) -> Result<()>;
+
+    /// Ends the connection, or confirms that the peer ends it.
+    fn disconnect(&self) -> Result<()>;
+
+    /// Notes that a packet of the peer has arrived: the peer is ready, though the message that says so is late or lost.
+    fn communication_established(&self) -> Result<()>;
+}
+
+/// A request for the datagram queue pair of a peer. Dropping it ends it.
+pub trait Resolution: Send + Sync {
+    /// Takes the response; `None` if none came in time.
+    fn next_event(&self, wait: EventWait<'_>) -> Result<Option<ResolutionEvent>>;
+}
+
+/// A peer's request for a datagram queue pair. Dropping it rejects it.
+pub trait Inquiry: Send + Sync {
+    /// Answers with a queue pair, with at most 136 bytes of data.
+    fn accept(&self, end: &DatagramEnd) -> Result<()>;
+
+    /// Refuses, with at most 136 bytes of data.
+    fn reject(&self, private_data: &[u8]) -> Result<()>;
+}
