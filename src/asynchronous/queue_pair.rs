@@ -9,6 +9,7 @@ use super::messages::Source;
 use super::shared_receive::{SharedReceiveQueue, SharedUse};
 use super::{IntoRequestBuffer, Messages, RequestError};
 use crate::owned::{self, BufferPool, Finished, Refused, Request, RequestBuffer};
+use crate::verbs::cm::{ConnectionQueuePair, sealed};
 use crate::verbs::{
     AsyncEvent, CompletionError, ConnectOptions, ConnectionInfo, Counters, Error, ProtectionDomain, Qpn,
     QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, RateLimit,
@@ -416,6 +417,59 @@ impl QueuePair {
         self.shared.qp.explain_state()
     }
 }
+
+impl sealed::Sealed for QueuePair {
+    fn inner(&self) -> sealed::Inner<'_> {
+        sealed::Sealed::inner(&self.shared.qp)
+    }
+}
+
+/// The [connection manager](crate::verbs::cm) connects it, without blocking a thread: the futures of the connection
+/// manager work on any runtime.
+///
+/// ```
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// # runtime.block_on(async {
+/// use rdma_verbs::asynchronous::{CompletionQueue, QueuePair};
+/// use rdma_verbs::owned::BufferPool;
+/// use rdma_verbs::verbs::Context;
+/// use rdma_verbs::verbs::cm::{ConnectionOptions, Listener, Route};
+///
+/// fn end(context: &Context) -> rdma_verbs::verbs::Result<(QueuePair, BufferPool)> {
+///     let pd = context.alloc_pd()?;
+///     let qp = QueuePair::new(&pd, &CompletionQueue::new(context, 64)?)?;
+///     qp.init()?;
+///     Ok((qp, BufferPool::new(&pd, 1 << 16)?))
+/// }
+///
+/// let listener = Listener::bind("127.46.1.12:7471")?;
+/// let server = async {
+///     let request = listener.accept_async().await?;
+///     let (qp, pool) = end(request.context())?;
+///     let mut messages = qp.messages(&pool, 64, 4)?; // posted before the peer can send
+///     let connection = request.start_accept(&qp, &ConnectionOptions::new())?.await?;
+///     let message = messages.next().await.expect("the queue pair is well")?;
+///     qp.send(message.buffer).await.0?;
+///     connection.disconnected().await?;
+///     Ok::<(), Box<dyn std::error::Error>>(())
+/// };
+/// let client = async {
+///     let route = Route::to("127.46.1.12:7471")?.from("127.46.1.13")?;
+///     let (qp, pool) = end(route.context())?;
+///     let connection = route.start_connect(&qp, &ConnectionOptions::new())?.await?;
+///     let (received, sent) = tokio::join!(qp.recv(pool.take(64)?), qp.send(pool.copy_from(b"hello")?));
+///     sent.0?;
+///     received.0?;
+///     assert_eq!(*received.1, *b"hello");
+///     connection.disconnect(&qp)?;
+///     Ok::<(), Box<dyn std::error::Error>>(())
+/// };
+/// tokio::try_join!(server, client)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+impl ConnectionQueuePair for QueuePair {}
 
 /// Converts a finished request to the result of its future.
 pub(super) fn outcome(finished: Finished) -> (Result<Success, RequestError>, RequestBuffer) {

@@ -10,6 +10,7 @@ use super::in_flight::{Posted, Side};
 use super::request::{Request, RequestBuffer};
 use super::shared_receive::SharedReceiveQueue;
 use crate::types::CompletionSource;
+use crate::verbs::cm::{ConnectionQueuePair, sealed};
 use crate::verbs::{
     AsyncEvent, CompletionError, ConnectOptions, ConnectionInfo, Context, Counters, Error, ErrorKind, ProtectionDomain,
     Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, RateLimit,
@@ -302,6 +303,16 @@ impl QueuePair {
         self.posted.qp().explain_state()
     }
 }
+
+impl sealed::Sealed for QueuePair {
+    fn inner(&self) -> sealed::Inner<'_> {
+        sealed::Inner(self.posted.qp())
+    }
+}
+
+/// The [connection manager](crate::verbs::cm) connects it. When the connection ends, the buffers in flight come back
+/// with a flush error.
+impl ConnectionQueuePair for QueuePair {}
 
 impl Drop for QueuePair {
     fn drop(&mut self) {

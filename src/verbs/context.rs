@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::{
@@ -381,6 +381,15 @@ impl Context {
         Self { inner, built_in: true }
     }
 
+    pub(super) fn connection_manager(&self) -> Option<&dyn provider::ConnectionManager> {
+        self.inner.connection_manager()
+    }
+
+    /// Returns a reference that does not keep the device open.
+    pub(super) fn downgrade(&self) -> WeakContext {
+        WeakContext { inner: Arc::downgrade(&self.inner), built_in: self.built_in }
+    }
+
     /// Returns whether a provider of this crate opened it.
     pub(crate) fn is_built_in(&self) -> bool {
         self.built_in
@@ -408,6 +417,24 @@ impl Context {
 impl From<Arc<dyn provider::Context>> for Context {
     fn from(inner: Arc<dyn provider::Context>) -> Self {
         Self { inner, built_in: false }
+    }
+}
+
+/// A device that stays open only while others use it.
+pub(super) struct WeakContext {
+    inner: Weak<dyn provider::Context>,
+    built_in: bool,
+}
+
+impl WeakContext {
+    /// Returns whether the device is still open.
+    pub(super) fn is_open(&self) -> bool {
+        self.inner.strong_count() > 0
+    }
+
+    /// Returns the device, if it is still open.
+    pub(super) fn upgrade(&self) -> Option<Context> {
+        Some(Context { inner: self.inner.upgrade()?, built_in: self.built_in })
     }
 }
 

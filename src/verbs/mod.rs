@@ -62,6 +62,7 @@ mod advise;
 mod async_event;
 mod batch;
 mod capture;
+pub mod cm;
 mod completion;
 mod completion_channel;
 mod completion_queue;

@@ -1,6 +1,7 @@
 //! The public tiers on the software device, over loopback: providers, verbs, owned buffers, asynchronous verbs.
 
 mod api;
+mod connection_manager;
 mod owned;
 #[cfg(all(feature = "tokio", not(loom)))]
 mod owned_async;

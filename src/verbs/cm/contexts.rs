@@ -1,0 +1,92 @@
+//! The devices that addresses belong to, opened once.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::{Mutex, PoisonError};
+
+use crate::provider::providers;
+use crate::sys::PerGeneration;
+use crate::verbs::context::WeakContext;
+use crate::verbs::{self, Context, Error, ErrorKind, Result};
+
+/// The only port of software devices, and the first of others.
+pub(super) const PORT: u8 = 1;
+
+/// Contexts that were opened for addresses and are in use: all connections of a device share one.
+static OPENED: PerGeneration<Mutex<Vec<WeakContext>>> = PerGeneration::new();
+
+/// Returns the device that has this address.
+pub(super) fn of_address(verb: &'static str, address: IpAddr) -> Result<Context> {
+    let has_address = |context: &Context| context.find_gid(PORT, address.into()).is_ok();
+    if let Some(context) = opened().into_iter().find(has_address) {
+        return Ok(context);
+    }
+    let listed = connectable()?.into_iter().find(|(_, addresses)| addresses.contains(&address));
+    // Most addresses of 127.0.0.0/8 are not listed.
+    let name = listed.map_or_else(|| format!("soft:{address}"), |(name, _)| name);
+    open(&name).map_err(|error| {
+        let message = format!("{address} is not an address of this machine, or its device cannot be used: {error}");
+        Error::new(verb, error.kind(), message)
+    })
+}
+
+/// Returns the devices that have an address of these IP versions. Those that cannot be opened are left out, with a
+/// warning.
+pub(super) fn of_wildcard(verb: &'static str, takes_v4: bool, takes_v6: bool) -> Result<Vec<Context>> {
+    let fits = |address: &IpAddr| if address.is_ipv4() { takes_v4 } else { takes_v6 };
+    let mut contexts = Vec::new();
+    for (name, _) in connectable()?.into_iter().filter(|(_, addresses)| addresses.iter().any(fits)) {
+        match open(&name) {
+            Ok(context) => contexts.push(context),
+            Err(error) => tracing::warn!(device = name, %error, verb, "the device cannot be opened"),
+        }
+    }
+    if contexts.is_empty() {
+        return Err(Error::new(verb, ErrorKind::NotFound, "no device has an address of this IP version"));
+    }
+    Ok(contexts)
+}
+
+/// Returns the devices with a connection manager, and their addresses.
+fn connectable() -> Result<Vec<(String, Vec<IpAddr>)>> {
+    let mut devices = Vec::new();
+    for provider in providers() {
+        devices.extend(provider.connectable_devices()?);
+    }
+    Ok(devices)
+}
+
+/// Opens a device, unless it is open.
+fn open(name: &str) -> Result<Context> {
+    if let Some(context) = opened().into_iter().find(|context| context.name() == name) {
+        return Ok(context);
+    }
+    let context = verbs::open(name)?;
+    let Some(opened) = OPENED.get() else { return Ok(context) };
+    let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+    // Another thread may have opened it meanwhile; all connections of a device share one context.
+    if let Some(first) = opened.iter().filter_map(WeakContext::upgrade).find(|context| context.name() == name) {
+        return Ok(first);
+    }
+    opened.push(context.downgrade());
+    Ok(context)
+}
+
+fn opened() -> Vec<Context> {
+    let Some(opened) = OPENED.get() else { return Vec::new() };
+    let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+    opened.retain(WeakContext::is_open);
+    opened.iter().filter_map(WeakContext::upgrade).collect()
+}
+
+/// Returns the local address from which packets to a peer leave, as the system routes them.
+pub(super) fn source_of(verb: &'static str, remote: SocketAddr) -> Result<IpAddr> {
+    let any: IpAddr = if remote.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    // Connecting a UDP socket chooses its address and sends nothing.
+    let source = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect(remote)?;
+        socket.local_addr()
+    });
+    let source =
+        source.map_err(|error| Error::from_io(verb, format!("there is no route to {}", remote.ip()), error))?;
+    Ok(source.ip())
+}
