@@ -1,19 +1,14 @@
 //! The common part of the ping-pong examples: the flags, the devices and the output of rdma-core's programs.
 
 pub(crate) mod exchange;
+mod program;
 
-use std::error::Error;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use clap::Parser;
 use rdma_verbs::verbs::{self, ConnectionInfo, Context, Mtu};
 
-pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
-
-/// Set by Ctrl-C; the loops end when they see it.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+pub(crate) use program::{Outcome, interrupted};
 
 /// One end of a ping-pong. Without arguments, both ends run in this program.
 #[derive(Parser)]
@@ -72,33 +67,9 @@ pub(crate) fn launch_as<A: Parser>(
     let both_ends = std::env::args_os().len() == 1;
     let matches = adjust(A::command()).get_matches();
     let arguments = A::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    watch_for_interrupt();
+    program::watch_for_interrupt();
     let outcome = if both_ends { both() } else { one(&arguments) };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) if interrupted() => ExitCode::from(130),
-        Err(error) => {
-            eprintln!("{name}: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-pub(crate) fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
-}
-
-/// On Ctrl-C, lets the loops end and the queue pairs be destroyed; exits if that takes too long.
-fn watch_for_interrupt() {
-    std::thread::spawn(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
-        let Ok(runtime) = runtime else { return };
-        if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
-            INTERRUPTED.store(true, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_millis(500));
-            std::process::exit(130);
-        }
-    });
+    program::status(name, outcome).into()
 }
 
 pub(crate) fn print_address(which: &str, info: &ConnectionInfo) {

@@ -2,6 +2,8 @@
 //! processes, other users and in other namespaces.
 
 mod capture;
+mod connections;
 mod hold_host;
 mod link_events;
 mod multicast;
+mod rping;

@@ -9,6 +9,6 @@
 mod captures;
 mod environment;
 mod numbers;
-mod processes;
+pub(crate) mod processes;
 mod registry;
 mod sockets;
