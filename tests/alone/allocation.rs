@@ -3,7 +3,7 @@
 //! threads included.
 
 use rdma_verbs::owned::{self, BufferPool, Request};
-use rdma_verbs::verbs::{self, AccessFlags, Completion, FlushFlags, ReceiveRequest, SendRequest};
+use rdma_verbs::verbs::{self, AccessFlags, Completion, Context, FlushFlags, ReceiveRequest, SendRequest};
 use support::PATIENCE;
 use support::allocator;
 use support::process::alone;
@@ -16,37 +16,36 @@ const DEPTH: usize = 16;
 /// Number and size of the large messages.
 const LARGE_MESSAGES: usize = 2_000;
 const LARGE: usize = 64 << 10;
-/// Maximum number of attempts until one has no repairs.
-const ATTEMPTS: usize = 10;
+/// Number of parts of the requests that must have no repairs, and how many times as many parts are tried for them.
+const PARTS: usize = 20;
+const ATTEMPTS: usize = 20;
 
-/// Runs `work` until all buffers have reached their size, then returns its number of allocations over `REQUESTS`
-/// requests. `work` takes the number of requests.
-fn allocations(tier: &str, work: impl FnMut(usize)) -> u64 {
-    allocations_of(tier, REQUESTS, work)
-}
-
-/// As [`allocations`], with another number of requests.
-fn allocations_of(tier: &str, requests: usize, mut work: impl FnMut(usize)) -> u64 {
+/// Runs `work` until all buffers have reached their size, then returns its number of allocations over `requests`
+/// requests without repairs. `work` takes the number of requests.
+///
+/// On a busy machine a response may be so late that a probe requests it again. Repairs are recorded, so parts with a
+/// repair do not count.
+fn allocations(traffic: &str, repairs: impl Fn() -> u64, requests: usize, mut work: impl FnMut(usize)) -> u64 {
     work(requests / 10);
-    let before = allocator::allocations();
-    work(requests);
-    let count = allocator::allocations() - before;
-    println!("{tier}: {count} allocations over {requests} requests");
-    count
-}
-
-/// As [`allocations_of`], for traffic between two ends. On a busy machine a response may be so late that a probe
-/// requests it again. Repairs are recorded, so an attempt with a repair does not count.
-fn allocations_between(ends: &Ends, traffic: &str, requests: usize, mut work: impl FnMut(usize)) -> u64 {
-    for _ in 0..ATTEMPTS {
-        let before = ends.repairs();
-        let count = allocations_of(traffic, requests, &mut work);
-        if ends.repairs() == before {
+    let (mut parts, mut count) = (0, 0);
+    for attempts in 1..=PARTS * ATTEMPTS {
+        let (repairs_before, before) = (repairs(), allocator::allocations());
+        work(requests / PARTS);
+        let made = allocator::allocations() - before;
+        if repairs() != repairs_before {
+            continue;
+        }
+        (parts, count) = (parts + 1, count + made);
+        if parts == PARTS {
+            println!("{traffic}: {count} allocations over {requests} requests, {attempts} parts for {PARTS}");
             return count;
         }
-        println!("{traffic}: with repairs");
     }
-    panic!("{traffic}: each of {ATTEMPTS} attempts had repairs");
+    panic!("{traffic}: only {parts} of {} parts had no repairs", PARTS * ATTEMPTS);
+}
+
+fn open(address: &str) -> Context {
+    verbs::open(&format!("soft:{address}")).unwrap()
 }
 
 #[test]
@@ -55,10 +54,18 @@ fn nothing_is_allocated_per_request() {
         let before = allocator::allocations();
         drop(std::hint::black_box(Box::new(1)));
         assert!(allocator::allocations() > before, "the counter counts");
-        assert_eq!(allocations("verbs tier", verbs_tier("127.90.2.1")), 0);
-        assert_eq!(allocations("owned tier", owned_tier("127.90.2.2")), 0);
-        assert_eq!(allocations("owned tier, shared receive queue", owned_shared("127.43.2.2")), 0);
-        assert_eq!(allocations("owned tier, in batches", owned_batches("127.90.2.3")), 0);
+        type Tier = fn(&Context) -> Box<dyn FnMut(usize)>;
+        let tiers: [(&str, &str, Tier); 4] = [
+            ("verbs tier", "127.90.2.1", |context| Box::new(verbs_tier(context))),
+            ("owned tier", "127.90.2.2", |context| Box::new(owned_tier(context))),
+            ("owned tier, shared receive queue", "127.43.2.2", |context| Box::new(owned_shared(context))),
+            ("owned tier, in batches", "127.90.2.3", |context| Box::new(owned_batches(context))),
+        ];
+        for (tier, address, work) in tiers {
+            let context = open(address);
+            let count = allocations(tier, || traffic::repairs(&context), REQUESTS, work(&context));
+            assert_eq!(count, 0, "{tier}");
+        }
     });
 }
 
@@ -69,21 +76,21 @@ fn nothing_is_allocated_at_either_end() {
         for signal_every in [1, 16] {
             let ping_pong = |messages| ends.ping_pong(messages / 2, signal_every);
             let traffic = format!("SEND 8 B, there and back, 1 of {signal_every} signaled");
-            assert_eq!(allocations_between(&ends, &traffic, REQUESTS, ping_pong), 0);
+            assert_eq!(allocations(&traffic, || ends.repairs(), REQUESTS, ping_pong), 0);
         }
-        let of = |traffic: &str, requests, work: &dyn Fn(usize)| allocations_between(&ends, traffic, requests, work);
+        let of =
+            |traffic: &str, requests, work: &dyn Fn(usize)| allocations(traffic, || ends.repairs(), requests, work);
         assert_eq!(of("SEND 8 B, in batches", REQUESTS, &|messages| ends.batches(messages / traffic::BATCH)), 0);
         assert_eq!(of("WRITE 64 KiB", LARGE_MESSAGES, &|messages| ends.writes(messages, LARGE)), 0);
         assert_eq!(of("READ 64 KiB", LARGE_MESSAGES, &|messages| ends.reads(messages, LARGE)), 0);
         let polls =
             |polls| (0..polls).for_each(|poll| assert_eq!(ends.0[poll % 2].poll(), 0, "a completion of nothing"));
-        assert_eq!(allocations("empty polls", polls), 0);
+        assert_eq!(allocations("empty polls", || ends.repairs(), REQUESTS, polls), 0);
     });
 }
 
 /// Rounds of receives, sends, writes, reads and atomics; a quarter of the requests are receives.
-fn verbs_tier(address: &str) -> impl FnMut(usize) {
-    let context = verbs::open(&format!("soft:{address}")).unwrap();
+fn verbs_tier(context: &Context) -> impl FnMut(usize) + use<> {
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
     let qp = pd.create_qp(&cq, &cq).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
@@ -113,10 +120,9 @@ fn verbs_tier(address: &str) -> impl FnMut(usize) {
     }
 }
 
-fn owned_tier(address: &str) -> impl FnMut(usize) {
-    let context = verbs::open(&format!("soft:{address}")).unwrap();
+fn owned_tier(context: &Context) -> impl FnMut(usize) + use<> {
     let pd = context.alloc_pd().unwrap();
-    let cq = owned::CompletionQueue::new(&context, 256).unwrap();
+    let cq = owned::CompletionQueue::new(context, 256).unwrap();
     let qp = owned::QueuePair::new(&pd, &cq, &cq).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
     let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE).unwrap();
@@ -146,10 +152,9 @@ fn owned_tier(address: &str) -> impl FnMut(usize) {
 }
 
 /// Rounds of WRITE, ATOMIC WRITE and FLUSH, each round with one doorbell.
-fn owned_batches(address: &str) -> impl FnMut(usize) {
-    let context = verbs::open(&format!("soft:{address}")).unwrap();
+fn owned_batches(context: &Context) -> impl FnMut(usize) + use<> {
     let pd = context.alloc_pd().unwrap();
-    let cq = owned::CompletionQueue::new(&context, 256).unwrap();
+    let cq = owned::CompletionQueue::new(context, 256).unwrap();
     let grant = AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
     let qp = owned::QueuePair::with_options(&pd, &cq, &cq, &owned::QueuePairOptions::default().access(grant)).unwrap();
     qp.connect(&qp.connection_info().unwrap()).unwrap();
@@ -175,10 +180,9 @@ fn owned_batches(address: &str) -> impl FnMut(usize) {
 
 /// Half of the requests are sends, alternating between two queue pairs, the others receives of the queue that they
 /// share.
-fn owned_shared(address: &str) -> impl FnMut(usize) {
-    let context = verbs::open(&format!("soft:{address}")).unwrap();
+fn owned_shared(context: &Context) -> impl FnMut(usize) + use<> {
     let pd = context.alloc_pd().unwrap();
-    let cq = owned::CompletionQueue::new(&context, 256).unwrap();
+    let cq = owned::CompletionQueue::new(context, 256).unwrap();
     let srq = owned::SharedReceiveQueue::new(&pd, 64).unwrap();
     let qps = [0, 1]
         .map(|_| owned::QueuePair::with_options(&pd, &cq, &cq, &owned::QueuePairOptions::default().srq(&srq)).unwrap());

@@ -100,6 +100,13 @@ impl End {
 /// Two ends that are connected to each other.
 pub(crate) struct Ends(pub(crate) [End; 2]);
 
+/// Returns how often a device has probed for a packet or repeated one.
+pub(crate) fn repairs(context: &Context) -> u64 {
+    let repairs = [Counter::TailProbe, Counter::LocalAckTimeout, Counter::RetransmittedPackets, Counter::ReadRepair];
+    let counters = context.counters();
+    repairs.map(|counter| counters.get(counter)).iter().sum()
+}
+
 impl Ends {
     /// Connects two ends on these addresses.
     pub(crate) fn connect(addresses: [&str; 2]) -> Self {
@@ -111,10 +118,7 @@ impl Ends {
 
     /// Returns how often the two devices have probed for a packet or repeated one.
     pub(crate) fn repairs(&self) -> u64 {
-        let repairs =
-            [Counter::TailProbe, Counter::LocalAckTimeout, Counter::RetransmittedPackets, Counter::ReadRepair];
-        let of = |end: &End| repairs.map(|counter| end.context.counters().get(counter)).iter().sum::<u64>();
-        self.0.iter().map(of).sum()
+        self.0.iter().map(|end| repairs(&end.context)).sum()
     }
 
     /// Sends a small message there and one back in each round. The sends of one round in `signal_every` are signaled.
