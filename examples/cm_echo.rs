@@ -7,6 +7,7 @@
 //! ```
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use rdma_verbs::verbs::cm::{ConnectionOptions, Listener, Route};
@@ -47,7 +48,17 @@ fn ask(server: &str, text: &str) -> std::result::Result<String, Box<dyn Error + 
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn main() -> std::result::Result<(), Box<dyn Error + Send + Sync>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cm_echo: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> std::result::Result<(), Box<dyn Error + Send + Sync>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments[..] {
         [server, text] => println!("{}", ask(server, text)?),
