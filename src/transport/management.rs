@@ -6,21 +6,19 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use super::datagram::{CheckField, Datagram, DatagramOutcome, Repeats, Transmit};
-use crate::types::{Counter, Counters, DEFAULT_PKEY, DropReason, Psn, Qkey, Qpn};
+use super::datagram::{Datagram, Repeats, Transmit};
+use super::responder::identify;
+use crate::types::{DropReason, Psn, Qkey, Qpn};
+use crate::wire::mad::MAD_BYTES;
 use crate::wire::{Bth, Deth, Flow, Headers, ICRC_BYTES, Opcode, Packet, icrc};
 
 /// Number of the queue pair of management datagrams.
 pub const MANAGEMENT_QPN: Qpn = Qpn::new(1);
-/// Bytes of a management datagram.
-const DATAGRAM_BYTES: usize = 256;
 /// Q_Key of queue pair 1 (IBTA 10.2.4).
 const MANAGEMENT_QKEY: Qkey = Qkey(0x8001_0000);
 /// Maximum number of datagrams that wait to be polled: as many as the receives of Linux' queue pair 1 (`mad.c`,
 /// `mad_recvq_size`).
 const MOST_WAITING: usize = 512;
-/// The bit of a P_Key that says whether the port is a full member of the partition.
-const MEMBERSHIP: u16 = 0x8000;
 
 /// A management datagram that arrived.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -32,7 +30,7 @@ pub struct ManagementDatagram {
     /// Traffic class or type of service; 0 if the socket does not report it.
     pub traffic_class: u8,
     /// The datagram.
-    pub bytes: Box<[u8; DATAGRAM_BYTES]>,
+    pub bytes: Box<[u8; MAD_BYTES]>,
 }
 
 /// The path of a management datagram that leaves.
@@ -57,42 +55,22 @@ pub struct ManagementQueuePair {
 }
 
 impl ManagementQueuePair {
-    /// Takes a packet for queue pair 1. Wrong ones are dropped without a response.
-    #[cold]
-    pub(super) fn take(
-        &mut self,
-        counters: &mut Counters,
-        datagram: &Datagram<'_>,
-        packet: &Packet<'_>,
-    ) -> DatagramOutcome {
-        let outcome = DatagramOutcome { check_field: CheckField::Icrc, ..DatagramOutcome::default() };
-        let Err(reason) = self.check(datagram, packet) else {
-            counters.add(Counter::ReceivedPackets, 1);
-            counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
-            return outcome;
-        };
-        counters.add_drop(reason);
-        DatagramOutcome { dropped: Some(reason), ..outcome }
-    }
-
     /// Checks a packet as `rxe_recv.c` does (`check_type_state`, `check_keys`), and keeps its datagram. Linux 6.12
-    /// drops a datagram that is longer than 256 bytes and fills up a shorter one; both are dropped here.
-    fn check(&mut self, datagram: &Datagram<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+    /// drops a datagram that is longer than 256 bytes and fills up a shorter one; both are refused here.
+    #[cold]
+    pub(super) fn take(&mut self, datagram: &Datagram<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
         let Headers { bth, deth: Some(deth), .. } = packet.headers else { return Err(DropReason::WrongService) };
         if bth.opcode != Opcode::UD_SEND_ONLY {
             return Err(DropReason::WrongService);
         }
-        if bth.pkey | MEMBERSHIP != DEFAULT_PKEY {
+        if bth.pkey & 0x7fff != 0x7fff {
             return Err(DropReason::BadPkey);
         }
         if deth.qkey != MANAGEMENT_QKEY {
             return Err(DropReason::BadQkey);
         }
-        let Ok(bytes) = <&[u8; DATAGRAM_BYTES]>::try_from(packet.payload) else { return Err(DropReason::BadLength) };
-        let options = icrc::Verify { first_identification: datagram.segment_index, solve: true, expected_df: true };
-        if icrc::verify(&datagram.flow(), &options, datagram.payload) == icrc::Match::Wrong {
-            return Err(DropReason::BadIcrc);
-        }
+        let Ok(bytes) = <&[u8; MAD_BYTES]>::try_from(packet.payload) else { return Err(DropReason::BadLength) };
+        identify(datagram)?;
         if self.arrived.len() >= MOST_WAITING {
             return Err(DropReason::NoReceive);
         }
@@ -120,18 +98,18 @@ impl ManagementQueuePair {
     ///
     /// # Panics
     /// If the buffer is shorter.
-    pub fn write(&mut self, path: &ManagementPath, bytes: &[u8; DATAGRAM_BYTES], buffer: &mut [u8]) -> Transmit {
+    pub fn write(&mut self, path: &ManagementPath, bytes: &[u8; MAD_BYTES], buffer: &mut [u8]) -> Transmit {
         let bth = Bth {
             destination: MANAGEMENT_QPN,
             psn: self.next_psn,
-            ..Bth::with_payload(Opcode::UD_SEND_ONLY, DATAGRAM_BYTES as u32)
+            ..Bth::with_payload(Opcode::UD_SEND_ONLY, MAD_BYTES as u32)
         };
         self.next_psn = self.next_psn.plus(1);
         let deth = Deth { qkey: MANAGEMENT_QKEY, source: MANAGEMENT_QPN };
         let headers = Headers { bth, deth: Some(deth), ..Headers::default() };
         let start = headers.emit(buffer);
-        let length = start + DATAGRAM_BYTES + ICRC_BYTES;
-        buffer[start..start + DATAGRAM_BYTES].copy_from_slice(bytes);
+        let length = start + MAD_BYTES + ICRC_BYTES;
+        buffer[start..start + MAD_BYTES].copy_from_slice(bytes);
         let ManagementPath { source, source_port, destination, traffic_class } = *path;
         icrc::append(&Flow { source, destination, source_port }, 0, &mut buffer[..length]);
         Transmit {
@@ -183,7 +161,7 @@ mod tests {
             payload,
         };
         let packet = Packet::parse(payload).unwrap();
-        queue_pair.take(&mut Counters::default(), &datagram, &packet).dropped
+        queue_pair.take(&datagram, &packet).err()
     }
 
     #[test]

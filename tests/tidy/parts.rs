@@ -9,7 +9,6 @@ const TRANSPORT: &[&str] = &[
     "packet_check",
     "burst",
     "datagram",
-    "management",
     "marks",
     "udp_sink",
     "pacing",
@@ -22,6 +21,7 @@ const TRANSPORT: &[&str] = &[
     "common",
     "requester",
     "responder",
+    "management",
     "queue_pair",
     "endpoint",
 ];

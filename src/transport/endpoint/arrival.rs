@@ -6,7 +6,7 @@ use crate::transport::common::Pass;
 use crate::transport::datagram::{CheckField, Datagram, DatagramOutcome};
 use crate::transport::management::MANAGEMENT_QPN;
 use crate::transport::queue_pair::{HeaderTemplate, QueuePair};
-use crate::types::{DropReason, Qpn, Time};
+use crate::types::{Counter, DropReason, Qpn, Time};
 use crate::wire::Packet;
 
 /// The destination of the last datagram, and the template of those that the fast path takes.
@@ -66,7 +66,7 @@ impl Endpoint {
                 self.settle_arrivals(now);
                 let Some(slot) = self.slot_of(bth.destination) else {
                     if bth.destination == MANAGEMENT_QPN && !datagram.destination.is_multicast() {
-                        return self.management.take(&mut self.counters, datagram, packet);
+                        return self.take_management(datagram, packet);
                     }
                     return self.drop_unmatched(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
                 };
@@ -89,6 +89,16 @@ impl Endpoint {
             self.settle_arrivals(now);
         }
         outcome
+    }
+
+    #[cold]
+    fn take_management(&mut self, datagram: &Datagram<'_>, packet: &Packet<'_>) -> DatagramOutcome {
+        if let Err(reason) = self.management.take(datagram, packet) {
+            return self.drop_datagram(reason);
+        }
+        self.counters.add(Counter::ReceivedPackets, 1);
+        self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
+        DatagramOutcome::default()
     }
 
     /// Does the follow-up work for the datagrams that [`Endpoint::handle_arrival`] took.
