@@ -19,33 +19,38 @@ pub(crate) struct Connections {
     /// Created with the first call or datagram: most programs never need it.
     manager: Option<Box<Manager>>,
     queues: Arc<EventQueues>,
-    /// Datagrams that could not be sent, because this process has no socket at their source address.
-    unsendable: u64,
+    /// Addresses with a receive socket, where requests are taken.
+    addresses: Vec<IpAddr>,
 }
 
 impl Connections {
     /// Creates the connections of a device. Communication ids begin with `id_block`, by which datagrams find the shard.
     pub(super) fn new(guid: u64, id_block: u32, random: fn() -> u32, queues: &Arc<EventQueues>) -> Self {
-        Self { guid, id_block, random, manager: None, queues: Arc::clone(queues), unsendable: 0 }
+        Self { guid, id_block, random, manager: None, queues: Arc::clone(queues), addresses: Vec::new() }
     }
 
     /// Returns the machine.
     pub(crate) fn manager(&mut self) -> &mut Manager {
-        let Self { guid, id_block, random, .. } = *self;
-        self.manager.get_or_insert_with(|| {
+        let Self { guid, id_block, random, manager, addresses, .. } = self;
+        let (guid, id_block, random) = (*guid, *id_block, *random);
+        manager.get_or_insert_with(|| {
             Box::new(Manager::new(ManagerConfig {
                 guid,
                 id_block,
-                addresses: Vec::new(),
+                addresses: addresses.clone(),
                 random: Box::new(random),
                 limits: Limits::default(),
             }))
         })
     }
 
-    /// Sets the addresses at which requests are taken.
-    pub(super) fn set_addresses(&mut self, addresses: Vec<IpAddr>) {
-        self.manager().set_addresses(addresses);
+    /// Takes requests at an address, which has a receive socket from now on. An interface may lose the address for a
+    /// moment; the socket stays.
+    pub(super) fn add_address(&mut self, address: IpAddr) {
+        self.addresses.push(address);
+        if let Some(manager) = &mut self.manager {
+            manager.set_addresses(self.addresses.clone());
+        }
     }
 
     /// Makes a call that creates an object, whose events go to `queue`.
@@ -123,12 +128,6 @@ impl Connections {
     #[inline]
     pub(super) fn has_outputs(&self) -> bool {
         self.manager.as_ref().is_some_and(|manager| manager.has_outputs())
-    }
-
-    /// Notes that a datagram has no socket to leave from.
-    pub(super) fn note_unsendable(&mut self, outgoing: &Outgoing) {
-        self.unsendable += 1;
-        tracing::debug!(source = %outgoing.source, destination = %outgoing.destination, "no socket for a datagram");
     }
 
     /// Brings the events of the machine to the queues of their objects.

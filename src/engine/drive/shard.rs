@@ -136,10 +136,8 @@ impl Shard {
         });
         let buffer = vec![0; MAX_SEND_BYTES].into();
         let clock = Clock::new();
-        // Any of the blocks: packets for all of them come to this shard.
-        let id_block = config.blocks.blocks().first().copied().unwrap_or_default();
         let event_queues = Arc::default();
-        let connections = Connections::new(config.guid, id_block, random, &event_queues);
+        let connections = Connections::new(config.guid, config.blocks.first(), random, &event_queues);
         let core = Core { endpoint, connections, link: Link::new(clock), buffer, unsent: None, was_management: false };
         Ok(Self {
             lock: ShardLock::new(core),
@@ -241,7 +239,10 @@ impl Shard {
         socket.membership.add_recipient(self);
         let watched = self.sockets.add(socket.membership.descriptor(), Interest::Readable);
         watched.map_err(cannot_watch)?;
-        self.command(|core, _| core.link.add_receiver(socket));
+        self.command(|core, _| {
+            core.link.add_receiver(socket);
+            core.connections.add_address(address.ip);
+        });
         opened.receivers.push(address.ip);
         Ok(())
     }
@@ -253,17 +254,13 @@ impl Shard {
 
     /// Returns the block of queue pair numbers that communication ids begin with.
     pub(crate) fn id_block(&self) -> u16 {
-        self.blocks.blocks().first().map_or(0, |block| *block as u16)
+        self.blocks.first() as u16
     }
 
     /// Makes a call of the connection manager. Returns `None` if the shard has failed; then the call was not made.
     pub(crate) fn manage<R>(&self, call: impl FnOnce(&mut Connections, Time) -> R) -> Option<R> {
         let mut result = None;
-        self.command(|core, now| {
-            // Those that have sockets: an interface may lose an address for a moment.
-            core.connections.set_addresses(core.link.addresses());
-            result = Some(call(&mut core.connections, now));
-        });
+        self.command(|core, now| result = Some(call(&mut core.connections, now)));
         result
     }
 

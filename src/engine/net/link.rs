@@ -139,11 +139,6 @@ impl Link {
         self.senders.push(socket);
     }
 
-    /// Returns the addresses with a receive socket.
-    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
-        self.receivers.iter().map(|socket| socket.address.ip).collect()
-    }
-
     /// Returns the port of a socket that sends from this address: one without checksums, as adapters send, if there is
     /// one.
     pub(crate) fn port_of(&self, address: IpAddr) -> Option<u16> {

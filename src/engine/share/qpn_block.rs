@@ -69,6 +69,11 @@ impl QpnBlocks {
         Ok(Self { blocks, generation: Generation::now() })
     }
 
+    /// Returns one of the blocks, always the same: packets for all of them come to the same shard.
+    pub(crate) fn first(&self) -> u32 {
+        self.blocks.first().copied().unwrap_or_default()
+    }
+
     /// Returns the blocks.
     pub(crate) fn blocks(&self) -> &[u32] {
         &self.blocks
