@@ -31,7 +31,6 @@ pub(super) fn private_data<const N: usize>(verb: &'static str, bytes: &[u8]) -> 
 
 /// Returns the header of a request's private data.
 pub(super) fn header(verb: &'static str, local: SocketAddr, remote: SocketAddr) -> Result<IpHeader> {
-    super::check_versions(verb, local, remote)?;
     IpHeader::new(local, remote.ip())
         .ok_or_else(|| Error::unsuitable(verb, "local", format!("{local} cannot connect to {remote}")))
 }
