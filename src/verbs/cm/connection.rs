@@ -213,17 +213,17 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
     /// Brings up the queue pair after the peer's reply, and confirms the reply.
     fn finish(&self, remote: ConnectionEnd) -> Result<Connection, ConnectError> {
         let qp = self.qp.inner().0;
-        // The time for a packet is that of the request; the peer has told its delay.
+        let device = qp.context().query_device();
+        // The time for a packet is that of the request; the reply has the peer's delay.
         let chosen = self.options.own_timeout();
         let timeout = chosen.unwrap_or_else(|| {
-            let own = qp.context().query_device().local_ca_ack_delay;
+            let own = device.local_ca_ack_delay;
             let lifetime = (1..=31_u8).rev().find(|lifetime| combined(own, *lifetime) <= self.path.ack_timeout);
             combined(remote.ack_delay, lifetime.unwrap_or(1))
         });
         // A peer may have more outstanding than it was offered, as far as the device allows.
-        let most_served = qp.context().query_device().max_qp_rd_atom;
-        let atomics =
-            (remote.initiator_depth.min(most_served), remote.responder_resources.min(self.local.initiator_depth));
+        let served = remote.initiator_depth.min(device.max_qp_rd_atom);
+        let atomics = (served, remote.responder_resources.min(self.local.initiator_depth));
         let bring_up =
             BringUp { path: &self.path, local: &self.local, remote: &remote, options: &self.options, atomics, timeout };
         let ready = bring_up.apply(qp).and_then(|()| self.inner.ready());

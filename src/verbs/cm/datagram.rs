@@ -177,11 +177,7 @@ impl DatagramListener {
     /// # Errors
     /// Any provider error.
     pub fn accept(&self) -> Result<DatagramRequest> {
-        loop {
-            if let Some(request) = self.parts.wait(None)?.and_then(DatagramRequest::new) {
-                return Ok(request);
-            }
-        }
+        self.parts.accept(DatagramRequest::new)
     }
 
     /// Waits for the next request, at most for this time.
@@ -189,8 +185,7 @@ impl DatagramListener {
     /// # Errors
     /// Any provider error.
     pub fn accept_within(&self, timeout: Duration) -> Result<Option<DatagramRequest>> {
-        let end = Instant::now().checked_add(timeout);
-        Ok(self.parts.wait(end)?.and_then(DatagramRequest::new))
+        self.parts.accept_within(timeout, DatagramRequest::new)
     }
 
     /// Waits for the next request, as a future of any runtime. Dropping the future loses no request.
@@ -198,20 +193,7 @@ impl DatagramListener {
     /// # Errors
     /// Any provider error.
     pub async fn accept_async(&self) -> Result<DatagramRequest> {
-        std::future::poll_fn(|cx| {
-            loop {
-                match self.parts.poll(cx.waker()) {
-                    Poll::Ready(Ok(event)) => {
-                        if let Some(request) = DatagramRequest::new(event) {
-                            return Poll::Ready(Ok(request));
-                        }
-                    }
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                    Poll::Pending => return Poll::Pending,
-                }
-            }
-        })
-        .await
+        std::future::poll_fn(|cx| self.parts.poll_accept(cx, DatagramRequest::new)).await
     }
 }
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, ConnectionQueuePair, PendingConnection};
 use super::datagram::DatagramListener;
-use super::route::resolved;
+use super::route::first_of;
 use super::{ConnectError, ConnectionOptions, connection_manager, contexts};
 use crate::provider::{self, ConnectionListener, EventWait, ListenInit, ListenerEvent, PortSpace, RejectReason};
-use crate::verbs::{Context, Error, ErrorKind, Mtu, Result};
+use crate::verbs::{Context, Error, Mtu, Result};
 
 /// Default maximum number of requests that the application has not taken.
 const DEFAULT_BACKLOG: u32 = 128;
@@ -92,14 +92,7 @@ impl ListenerOptions {
     }
 
     fn bind_parts(&self, space: PortSpace, address: impl ToSocketAddrs) -> Result<Parts> {
-        let mut failure = Error::new("listen", ErrorKind::NotFound, "the name has no address");
-        for address in resolved("listen", address)? {
-            match self.bind_address(space, address) {
-                Ok(parts) => return Ok(parts),
-                Err(error) => failure = error,
-            }
-        }
-        Err(failure)
+        first_of("listen", address, |address| self.bind_address(space, address))
     }
 
     fn bind_address(&self, space: PortSpace, address: SocketAddr) -> Result<Parts> {
@@ -159,8 +152,42 @@ impl Parts {
         self.0.iter().map(|part| part.inner.as_fd()).collect()
     }
 
+    /// Waits for a request of the listener's kind.
+    pub(super) fn accept<R>(&self, of: impl Fn((ListenerEvent, &Context)) -> Option<R>) -> Result<R> {
+        loop {
+            if let Some(request) = self.wait(None)?.and_then(&of) {
+                return Ok(request);
+            }
+        }
+    }
+
+    /// Waits for a request of the listener's kind, at most for this time.
+    pub(super) fn accept_within<R>(
+        &self,
+        timeout: Duration,
+        of: impl FnOnce((ListenerEvent, &Context)) -> Option<R>,
+    ) -> Result<Option<R>> {
+        Ok(self.wait(Instant::now().checked_add(timeout))?.and_then(of))
+    }
+
+    /// Takes a request of the listener's kind, or has the task woken when one arrives.
+    pub(super) fn poll_accept<R>(
+        &self,
+        cx: &TaskContext<'_>,
+        of: impl Fn((ListenerEvent, &Context)) -> Option<R>,
+    ) -> Poll<Result<R>> {
+        loop {
+            match self.poll(cx.waker()).map(|event| event.map(&of)) {
+                Poll::Ready(Ok(None)) => {}
+                Poll::Ready(Ok(Some(request))) => return Poll::Ready(Ok(request)),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
     /// Waits for an event, at most until `end`.
-    pub(super) fn wait(&self, end: Option<Instant>) -> Result<Option<(ListenerEvent, &Context)>> {
+    fn wait(&self, end: Option<Instant>) -> Result<Option<(ListenerEvent, &Context)>> {
         if let [part] = &self.0[..] {
             return Ok(part.inner.next_event(EventWait::Until(end))?.map(|event| (event, &part.context)));
         }
@@ -177,7 +204,7 @@ impl Parts {
         }
     }
 
-    pub(super) fn poll(&self, waker: &Waker) -> Poll<Result<(ListenerEvent, &Context)>> {
+    fn poll(&self, waker: &Waker) -> Poll<Result<(ListenerEvent, &Context)>> {
         for part in &self.0 {
             if let Some(event) = part.inner.next_event(EventWait::Waker(waker))? {
                 return Poll::Ready(Ok((event, &part.context)));
@@ -217,8 +244,9 @@ impl Listener {
     /// The ports are those of `rdma_cm`: all processes of this user share them, and they are separate from TCP and UDP.
     ///
     /// # Errors
-    /// [`ErrorKind::AddressInUse`] if the port has a listener there or on all addresses; [`ErrorKind::NotFound`] if it
-    /// is not an address of this machine; [`ErrorKind::PermissionDenied`] for privileged ports.
+    /// [`AddressInUse`](crate::verbs::ErrorKind::AddressInUse) if the port has a listener there or on all addresses;
+    /// [`NotFound`](crate::verbs::ErrorKind::NotFound) if it is not an address of this machine;
+    /// [`PermissionDenied`](crate::verbs::ErrorKind::PermissionDenied) for privileged ports.
     pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
         ListenerOptions::new().bind(address)
     }
@@ -242,11 +270,7 @@ impl Listener {
     /// # Errors
     /// Any provider error.
     pub fn accept(&self) -> Result<Request> {
-        loop {
-            if let Some(request) = self.parts.wait(None)?.and_then(Request::new) {
-                return Ok(request);
-            }
-        }
+        self.parts.accept(Request::new)
     }
 
     /// Waits for the next request, at most for this time.
@@ -254,23 +278,12 @@ impl Listener {
     /// # Errors
     /// Any provider error.
     pub fn accept_within(&self, timeout: Duration) -> Result<Option<Request>> {
-        let end = Instant::now().checked_add(timeout);
-        Ok(self.parts.wait(end)?.and_then(Request::new))
+        self.parts.accept_within(timeout, Request::new)
     }
 
     /// Takes the next request, or has the task woken when one arrives.
     pub fn poll_accept(&self, cx: &mut TaskContext<'_>) -> Poll<Result<Request>> {
-        loop {
-            match self.parts.poll(cx.waker()) {
-                Poll::Ready(Ok(event)) => {
-                    if let Some(request) = Request::new(event) {
-                        return Poll::Ready(Ok(request));
-                    }
-                }
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => return Poll::Pending,
-            }
-        }
+        self.parts.poll_accept(cx, Request::new)
     }
 
     /// Waits for the next request, as a future of any runtime. Dropping the future loses no request.

@@ -40,16 +40,10 @@ impl Route {
     /// The name is unknown, there is no route, or no device has the address that packets leave from.
     pub fn to(remote: impl ToSocketAddrs) -> Result<Self> {
         let verb = "resolve_addr";
-        let mut failure = Error::new(verb, ErrorKind::NotFound, "the name has no address");
-        for remote in resolved(verb, remote)? {
-            let found =
-                contexts::source_of(verb, remote).and_then(|source| Ok((source, contexts::of_address(verb, source)?)));
-            match found {
-                Ok((source, context)) => return Ok(Self { context, local: SocketAddr::new(source, 0), remote }),
-                Err(error) => failure = error,
-            }
-        }
-        Err(failure)
+        first_of(verb, remote, |remote| {
+            let source = contexts::source_of(verb, remote)?;
+            Ok(Self { context: contexts::of_address(verb, source)?, local: SocketAddr::new(source, 0), remote })
+        })
     }
 
     /// Finds the way to an address and port from a local address, with the device that has it. A port may follow the
@@ -69,8 +63,7 @@ impl Route {
         let local = local.to_local_end()?;
         let remotes = resolved("resolve_addr", remote)?;
         let remote = remotes.iter().find(|remote| remote.is_ipv4() == local.is_ipv4()).or(remotes.first());
-        let remote =
-            remote.ok_or_else(|| Error::new("resolve_addr", ErrorKind::NotFound, "the name has no address"))?;
+        let remote = remote.ok_or_else(|| no_address("resolve_addr"))?;
         check_versions(local, *remote)?;
         let context = contexts::of_address("bind_addr", local.ip())?;
         Ok(Self { context, local, remote: *remote })
@@ -91,20 +84,11 @@ impl Route {
     /// ```
     pub fn on(context: &Context, remote: impl ToSocketAddrs) -> Result<Self> {
         let verb = "resolve_addr";
-        let mut failure = Error::new(verb, ErrorKind::NotFound, "the name has no address");
-        for remote in resolved(verb, remote)? {
-            let found = contexts::source_of(verb, remote).and_then(|source| {
-                context.find_gid(contexts::PORT, source.into())?;
-                Ok(source)
-            });
-            match found {
-                Ok(source) => {
-                    return Ok(Self { context: context.clone(), local: SocketAddr::new(source, 0), remote });
-                }
-                Err(error) => failure = error,
-            }
-        }
-        Err(failure)
+        first_of(verb, remote, |remote| {
+            let source = contexts::source_of(verb, remote)?;
+            context.find_gid(contexts::PORT, source.into())?;
+            Ok(Self { context: context.clone(), local: SocketAddr::new(source, 0), remote })
+        })
     }
 
     /// Chooses the local address, and with it the device. A port may follow the address; without one, or with port 0,
@@ -207,8 +191,28 @@ impl LocalEnd for &str {
     }
 }
 
+/// Returns the first success with an address of a name, or the last failure.
+pub(super) fn first_of<T>(
+    verb: &'static str,
+    name: impl ToSocketAddrs,
+    mut attempt: impl FnMut(SocketAddr) -> Result<T>,
+) -> Result<T> {
+    let mut failure = no_address(verb);
+    for address in resolved(verb, name)? {
+        match attempt(address) {
+            Ok(found) => return Ok(found),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+fn no_address(verb: &'static str) -> Error {
+    Error::new(verb, ErrorKind::NotFound, "the name has no address")
+}
+
 /// Returns the addresses of a name.
-pub(super) fn resolved(verb: &'static str, name: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {
+fn resolved(verb: &'static str, name: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {
     let found = name.to_socket_addrs().map_err(|error| Error::from_io(verb, "the name cannot be resolved", error))?;
     Ok(found.collect())
 }
