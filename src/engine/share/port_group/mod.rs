@@ -219,8 +219,8 @@ pub(crate) struct RegisteredPeer {
 /// Finds the process of this user that has this queue pair on an address of this machine.
 pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPeer> {
     let block = (qpn >> 12) as u16;
-    let of = |members: Vec<(u8, Member)>| {
-        let (_, member) = members.into_iter().find(|(_, member)| member.blocks.contains(&block))?;
+    let of = |file: &AddressFile, own: &[u8]| {
+        let member = file.member_with_block(own, block)?;
         let key = key_share().zip(member.key_share);
         let key = key.map(|(local, remote)| PeerKey { local, remote, is_agreed: false });
         Some(RegisteredPeer { capabilities: member.capabilities, key })
@@ -228,10 +228,10 @@ pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPee
     if let Some(group) = GroupRef::find(address) {
         let group = group.lock();
         if !group.members.is_empty() {
-            return of(group.file.as_ref()?.members(&group.slots()));
+            return of(group.file.as_ref()?, &group.slots());
         }
     }
-    of(Registry::of_process()?.find_address(address)?.members(&[]))
+    of(&Registry::of_process()?.find_address(address)?, &[])
 }
 
 impl Group {

@@ -13,6 +13,7 @@ use crate::sys::{NotInherited, is_byte_locked_by_others, is_range_locked_by_othe
 
 /// Offset of the bytes whose locks show that a member is present. They are never written.
 const PRESENCE_OFFSET: u64 = 1 << 40;
+const SLOT_BYTES: usize = MEMBER_BYTES + ANSWER_BYTES;
 
 /// An open address file.
 pub(crate) struct AddressFile {
@@ -73,7 +74,7 @@ impl AddressFile {
         for slot in (0..SLOTS as u8).filter(|slot| !own.contains(slot)) {
             if try_lock_byte(self.file.as_fd(), PRESENCE_OFFSET + u64::from(slot))? {
                 // The first write, so it fails if the file system is full.
-                let emptied = self.write(member_offset(slot), &[0; MEMBER_BYTES + ANSWER_BYTES]);
+                let emptied = self.write(member_offset(slot), &[0; SLOT_BYTES]);
                 return emptied.map(|()| Some(slot)).inspect_err(|_| self.release(slot));
             }
         }
@@ -82,7 +83,7 @@ impl AddressFile {
 
     /// Releases a slot.
     pub(crate) fn release(&self, slot: u8) {
-        let _ = self.write(member_offset(slot), &[0; MEMBER_BYTES + ANSWER_BYTES]);
+        let _ = self.write(member_offset(slot), &[0; SLOT_BYTES]);
         let _ = unlock_byte(self.file.as_fd(), PRESENCE_OFFSET + u64::from(slot));
     }
 
@@ -95,8 +96,27 @@ impl AddressFile {
 
     /// Returns all live members.
     pub(crate) fn members(&self, own: &[u8]) -> Vec<(u8, Member)> {
-        let present = (0..SLOTS as u8).filter(|slot| self.is_present(*slot, own));
-        present.filter_map(|slot| self.member(slot).map(|member| (slot, member))).collect()
+        self.live_members(own, |_| true).collect()
+    }
+
+    /// Returns the live member that has a block.
+    pub(crate) fn member_with_block(&self, own: &[u8], block: u16) -> Option<Member> {
+        self.live_members(own, |member| member.blocks.contains(&block)).next().map(|(_, member)| member)
+    }
+
+    /// Finds the live members among those that are `wanted`. One read finds the entries, so that only the locks of
+    /// these are queried.
+    fn live_members(&self, own: &[u8], wanted: impl Fn(&Member) -> bool) -> impl Iterator<Item = (u8, Member)> {
+        let mut table = vec![0; SLOTS * SLOT_BYTES];
+        // Bytes that do not exist or cannot be read stay zero: no entries.
+        let _ = self.file.read_at(&mut table, HEADER_BYTES as u64);
+        (0..SLOTS as u8).filter_map(move |slot| {
+            let entry = table.get(usize::from(slot) * SLOT_BYTES..)?.first_chunk()?;
+            Member::parse(entry).filter(&wanted)?;
+            // Again once the lock is seen: the entry may have been that of an earlier process.
+            let member = self.is_present(slot, own).then(|| self.member(slot)).flatten();
+            Some((slot, member.filter(&wanted)?))
+        })
     }
 
     fn member(&self, slot: u8) -> Option<Member> {
@@ -137,7 +157,7 @@ impl AddressFile {
 }
 
 fn member_offset(slot: u8) -> u64 {
-    HEADER_BYTES as u64 + u64::from(slot) * (MEMBER_BYTES + ANSWER_BYTES) as u64
+    HEADER_BYTES as u64 + u64::from(slot) * SLOT_BYTES as u64
 }
 
 #[cfg(all(test, not(loom)))]
