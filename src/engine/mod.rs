@@ -27,7 +27,7 @@ pub(crate) use capture::Capture;
 pub use capture::capture_file;
 pub(crate) use drive::{Awaited, Channel, Connections, CqNotifier, Delivery, Doorbell, EventQueue, Shard, ShardConfig};
 pub(crate) use net::{Capabilities, Group, LinkListener, SocketSizes, probe};
-pub(crate) use share::{Port, PortError, PortRequest, QpnBlocks, RegisteredPeer, registered_peer};
+pub(crate) use share::{Port, PortError, PortRequest, QpnBlocks, RegisteredPeer, registered_peer, steer_requests};
 #[cfg(feature = "sim")]
 pub use share::{inbox_message, registry_file};
 

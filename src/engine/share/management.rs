@@ -19,7 +19,8 @@ pub(super) const ATTRIBUTE_OFFSET: usize = 36;
 pub(super) const FIRST_ID_OFFSET: usize = 44;
 /// The receiver's id in all messages that have one but SIDR_REP.
 pub(super) const SECOND_ID_OFFSET: usize = 48;
-const SERVICE_OFFSET: usize = 52;
+/// The service id of a REQ or SIDR_REQ.
+pub(super) const SERVICE_OFFSET: usize = 52;
 /// The GUID of the sender of a REQ.
 const REQUEST_GUID_OFFSET: usize = 60;
 /// The reason of a REJ, and the additional information behind it: the sender's GUID if it gives up its REQ.

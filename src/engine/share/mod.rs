@@ -19,7 +19,7 @@ pub(super) use mailbox::Recipient;
 #[cfg(feature = "sim")]
 pub use mailbox::inbox_message;
 pub(super) use port_group::{JoinRequest, Membership, Route};
-pub(crate) use port_group::{RegisteredPeer, registered_peer};
+pub(crate) use port_group::{RegisteredPeer, registered_peer, steer_requests};
 pub(super) use port_holder::{Holder, holders, inode, is_kernel_transport_loaded};
 pub(crate) use ports::{Port, PortError, PortRequest};
 pub(crate) use qpn_block::QpnBlocks;

@@ -7,8 +7,12 @@
 //! encodes. With these numbers the members of a group determine the order in which the kernel keeps their sockets,
 //! which it does not report.
 
-use super::management::{ATTRIBUTE_OFFSET, DESTINATION_OFFSET, FIRST_ID_OFFSET, ID_BITS, SECOND_ID_OFFSET};
-use super::registry::SLOTS;
+use std::collections::BTreeMap;
+
+use super::management::{
+    ATTRIBUTE_OFFSET, DESTINATION_OFFSET, FIRST_ID_OFFSET, ID_BITS, SECOND_ID_OFFSET, SERVICE_OFFSET,
+};
+use super::registry::{Member, MemberListener, SLOTS};
 use crate::sys::Instruction;
 use crate::transport::MANAGEMENT_QPN;
 use crate::wire::mad::Attribute;
@@ -27,10 +31,16 @@ const LEAF: u16 = u16::MAX;
 
 /// Longest program that the kernel accepts.
 const MAX_INSTRUCTIONS: usize = 4_096;
+/// Most listeners of an address whose requests are steered, at most one per [`NEAR_BLOCKS`]: each has a leaf and a
+/// branch.
+const MAX_SERVICES: usize = 64;
+/// Instructions before the search of the blocks.
+const BEFORE_SEARCH: usize = 19;
 /// Most blocks whose search fits into it. A leaf has one instruction, and so has a branch; but a branch with more than
 /// [`NEAR_BLOCKS`] on its lower side has two, and there are fewer of these than one per [`NEAR_BLOCKS`] blocks. Each
-/// socket has one instruction, and fifteen others come first.
-const MAX_BLOCKS: usize = (MAX_INSTRUCTIONS - 16 - SLOTS) * NEAR_BLOCKS / (2 * NEAR_BLOCKS + 1);
+/// socket has one instruction.
+const MAX_BLOCKS: usize =
+    (MAX_INSTRUCTIONS - BEFORE_SEARCH - SLOTS - 2 * MAX_SERVICES) * NEAR_BLOCKS / (2 * NEAR_BLOCKS + 1);
 /// Most blocks whose search a conditional jump can skip: 255 instructions.
 const NEAR_BLOCKS: usize = 128;
 /// The first QPN that stands for a socket index instead of a queue pair.
@@ -50,39 +60,82 @@ fn plain(code: u16, value: u32) -> Instruction {
     Instruction { code, jump_true: 0, jump_false: 0, value }
 }
 
-/// Builds the program that sends packets for the blocks of `members[i]` to socket `i`. Packets for other blocks go to
-/// any socket, where they are counted. So do those for blocks that do not fit into a program; they are forwarded.
-pub(super) fn program(members: &[&[u16]]) -> Vec<Instruction> {
-    let mut blocks: Vec<(u32, u32)> = members
-        .iter()
-        .enumerate()
-        .flat_map(|(index, blocks)| blocks.iter().map(move |block| (u32::from(*block), index as u32)))
-        .take(MAX_BLOCKS)
-        .collect();
-    blocks.sort_unstable();
+/// A member of a group, as the program sees it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Steered<'a> {
+    /// Blocks whose packets are for its socket.
+    pub(super) blocks: &'a [u16],
+    /// Listeners whose requests are for its socket. Of several members with one service, the latest listener gets
+    /// them.
+    pub(super) listeners: &'a [MemberListener],
+}
+
+impl<'a> Steered<'a> {
+    pub(super) fn of(member: &'a Member) -> Self {
+        Self { blocks: &member.blocks, listeners: &member.listeners }
+    }
+}
+
+/// Builds the program that sends packets for the blocks of `members[i]`, and requests for its listeners, to socket `i`.
+/// Packets for other blocks and listeners go to any socket, where they are counted or answered. So do those that do not
+/// fit into a program; they are forwarded.
+pub(super) fn program(members: &[Steered<'_>]) -> Vec<Instruction> {
     let mut program = vec![
         // The second word of the base transport header: a reserved byte, then the destination queue pair.
         plain(LOAD_WORD, DESTINATION_OFFSET as u32),
         plain(AND, 0xff_ffff),
-        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 11, jump_false: 0, value: 0x1000 },
+        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 15, jump_false: 0, value: 0x1000 },
         Instruction { code: JUMP_IF_EQUAL, jump_true: 3, jump_false: 0, value: MANAGEMENT_QPN.value() },
-        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 0, jump_false: 9, value: FIRST_PROBE },
+        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 0, jump_false: 13, value: FIRST_PROBE },
         plain(AND, 0x7ff),
         plain(RETURN_ACCUMULATOR, 0),
-        // A message to queue pair 1: by the receiver's communication id. Requests have none; zeros or the partition key
-        // are in its place, so that all of a kind go to the same socket.
+        // A message to queue pair 1: requests by the service, others by the receiver's communication id.
         plain(LOAD_HALF, ATTRIBUTE_OFFSET as u32),
-        Instruction { code: JUMP_IF_EQUAL, jump_true: 2, jump_false: 0, value: Attribute::SERVICE_ID_REPLY.0.into() },
+        Instruction { code: JUMP_IF_EQUAL, jump_true: 4, jump_false: 0, value: Attribute::SERVICE_ID_REPLY.0.into() },
+        Instruction { code: JUMP_IF_EQUAL, jump_true: 6, jump_false: 0, value: Attribute::CONNECT_REQUEST.0.into() },
+        Instruction { code: JUMP_IF_EQUAL, jump_true: 5, jump_false: 0, value: Attribute::SERVICE_ID_REQUEST.0.into() },
         plain(LOAD_WORD, SECOND_ID_OFFSET as u32),
         plain(JUMP, 1),
         plain(LOAD_WORD, FIRST_ID_OFFSET as u32),
         plain(SHIFT_RIGHT, ID_BITS),
-        plain(JUMP, 1),
+        plain(JUMP, 3),
+        plain(LOAD_WORD, SERVICE_OFFSET as u32 + 4),
+        // To the search of the services.
+        plain(JUMP, 0),
         plain(SHIFT_RIGHT, 12),
     ];
-    search(&mut program, &blocks);
+    search(&mut program, &sorted_blocks(members));
+    program[BEFORE_SEARCH - 2].value = (program.len() - (BEFORE_SEARCH - 1)) as u32;
+    search(&mut program, &sorted_services(members));
     end_at_sockets(&mut program, members.len());
     program
+}
+
+/// Returns the blocks and their sockets.
+fn sorted_blocks(members: &[Steered<'_>]) -> Vec<(u32, u32)> {
+    let of = |(index, member): (usize, &Steered<'_>)| {
+        member.blocks.iter().map(|block| (u32::from(*block), index as u32)).collect::<Vec<_>>()
+    };
+    let mut blocks: Vec<(u32, u32)> = members.iter().enumerate().flat_map(of).take(MAX_BLOCKS).collect();
+    blocks.sort_unstable();
+    blocks
+}
+
+/// Returns the latest services and their sockets.
+fn sorted_services(members: &[Steered<'_>]) -> Vec<(u32, u32)> {
+    let mut listeners: Vec<(MemberListener, u32)> = Vec::new();
+    for (index, member) in members.iter().enumerate() {
+        listeners.extend(member.listeners.iter().map(|listener| (*listener, index as u32)));
+    }
+    listeners.sort_unstable_by_key(|(listener, _)| std::cmp::Reverse(listener.number));
+    let mut services = BTreeMap::new();
+    for (listener, index) in listeners {
+        if services.len() == MAX_SERVICES {
+            break;
+        }
+        services.entry(listener.service).or_insert(index);
+    }
+    services.into_iter().collect()
 }
 
 /// Resolves leaves to jumps to the one instruction that returns their socket's index. A return counts twice where Linux
@@ -161,9 +214,15 @@ mod tests {
         packet
     }
 
+    /// Returns the program of members without listeners.
+    fn of_blocks(members: &[&[u16]]) -> Vec<Instruction> {
+        let members: Vec<Steered<'_>> = members.iter().map(|blocks| Steered { blocks, listeners: &[] }).collect();
+        program(&members)
+    }
+
     #[test]
     fn packets_go_to_the_owner_of_their_block() {
-        let program = program(&[&[0x111], &[0x222, 0x333], &[0x444]]);
+        let program = of_blocks(&[&[0x111], &[0x222, 0x333], &[0x444]]);
         for (qpn, index) in [(0x11_1005, 0), (0x22_2000, 1), (0x33_3fff, 1), (0x44_4001, 2)] {
             assert_eq!(run(&program, &packet_for(qpn)), index, "{qpn:#x}");
         }
@@ -184,13 +243,21 @@ mod tests {
         256 + 8 * program.iter().map(length).sum::<usize>()
     }
 
+    /// Returns listeners of a member, the first ones earlier.
+    fn listeners_of(member: u32, count: u32) -> Vec<MemberListener> {
+        let listener = |index| MemberListener { service: 0x0106_0000 | member << 8 | index, number: index };
+        (0..count).map(listener).collect()
+    }
+
     #[test]
     fn program_of_a_full_group_fits_older_kernels() {
         // As many as processes lease: 15 each while less than an eighth of all blocks is in use, then 5.
         let counts = (0..128).map(|member| if member < 35 { 15 } else { 5 });
         let mut next = (1..4_095u16).step_by(4);
         let blocks: Vec<Vec<u16>> = counts.map(|count| next.by_ref().take(count).collect()).collect();
-        let members: Vec<&[u16]> = blocks.iter().map(Vec::as_slice).collect();
+        let listeners: Vec<Vec<MemberListener>> = (0..128).map(|member| listeners_of(member, 16)).collect();
+        let members: Vec<Steered<'_>> =
+            blocks.iter().zip(&listeners).map(|(blocks, listeners)| Steered { blocks, listeners }).collect();
         let program = program(&members);
         assert!(kernel_bytes(&program) <= 20_480, "{} instructions", program.len());
         for (index, blocks) in blocks.iter().enumerate() {
@@ -202,7 +269,7 @@ mod tests {
 
     #[test]
     fn messages_go_to_the_owner_of_the_receivers_id() {
-        let program = program(&[&[0x111], &[0x222, 0x333], &[0x444]]);
+        let program = of_blocks(&[&[0x111], &[0x222, 0x333], &[0x444]]);
         let message = |attribute: Attribute, offset: usize, id: u32| {
             let mut packet = packet_for(1);
             packet[36..38].copy_from_slice(&attribute.0.to_be_bytes());
@@ -214,20 +281,34 @@ mod tests {
             assert_eq!(run(&program, &message(Attribute::DISCONNECT_REQUEST, 48, id)), index, "{id:#x}");
             assert_eq!(run(&program, &message(Attribute::SERVICE_ID_REPLY, 44, id)), index, "{id:#x}");
         }
-        // A request's place for the id is zero.
-        assert_eq!(run(&program, &message(Attribute::CONNECT_REQUEST, 48, 0)), 0);
+    }
+
+    #[test]
+    fn requests_go_to_the_latest_listener() {
+        let at = |service, number| MemberListener { service, number };
+        let (first, second) = ([at(0x0106_1d2f, 1), at(0x0111_1d2f, 4)], [at(0x0106_1d30, 2), at(0x0106_1d2f, 3)]);
+        let members = [(&[0x111][..], &first), (&[0x222], &second)];
+        let program = program(&members.map(|(blocks, listeners)| Steered { blocks, listeners }));
+        for attribute in [Attribute::CONNECT_REQUEST, Attribute::SERVICE_ID_REQUEST] {
+            for (service, index) in [(0x0106_1d2f_u32, 1), (0x0111_1d2f, 0), (0x0106_1d30, 1)] {
+                let mut packet = packet_for(1);
+                packet[36..38].copy_from_slice(&attribute.0.to_be_bytes());
+                packet[56..60].copy_from_slice(&service.to_be_bytes());
+                assert_eq!(run(&program, &packet), index, "{attribute:?} {service:#x}");
+            }
+        }
     }
 
     #[test]
     fn group_of_one_takes_everything() {
-        let program = program(&[&[0x111]]);
+        let program = of_blocks(&[&[0x111]]);
         assert_eq!(run(&program, &packet_for(0x77_7777)), 0);
         assert_eq!(run(&program, &packet_for(1)), 0);
     }
 
     #[test]
     fn probes_go_to_the_socket_whose_index_they_carry() {
-        let program = program(&[&[0x111], &[0x222]]);
+        let program = of_blocks(&[&[0x111], &[0x222]]);
         for index in [0, 1, 77, 0x7ff] {
             let destination = probe_destination(index);
             assert_eq!(run(&program, &packet_for(destination)), index.into());
@@ -239,8 +320,10 @@ mod tests {
     #[test]
     fn program_stays_within_the_kernels_limit() {
         let blocks: Vec<u16> = (1..0xfff).collect();
-        let mut members: Vec<&[u16]> = vec![&[]; SLOTS];
-        members[1] = &blocks;
+        let listeners: Vec<Vec<MemberListener>> = (0..128).map(|member| listeners_of(member, 16)).collect();
+        let mut members: Vec<Steered<'_>> =
+            listeners.iter().map(|listeners| Steered { blocks: &[], listeners }).collect();
+        members[1].blocks = &blocks;
         let program = program(&members);
         assert!(program.len() <= MAX_INSTRUCTIONS, "{}", program.len());
         for block in 1..=MAX_BLOCKS as u32 {

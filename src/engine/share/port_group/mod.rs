@@ -12,6 +12,7 @@
 
 mod order;
 mod routes;
+mod steered;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,13 +25,13 @@ use socket2::Socket;
 
 use self::order::parse_probe;
 use self::routes::Routes;
+pub(crate) use self::steered::steer_requests;
 use super::key_share::key_share;
 use super::mailbox::{Mailbox, Recipient, lock};
 use super::port_holder::inode;
 use super::ports;
 use super::registry::{AddressFile, Answer, Change, Member, Name, Registry};
-use super::steering;
-use crate::sys::{Generation, LocalAddress, NotInherited, PerGeneration, attach_steering, detach_steering};
+use crate::sys::{Generation, LocalAddress, NotInherited, PerGeneration};
 use crate::transport::Datagram;
 use crate::types::{PeerCapabilities, PeerKey};
 
@@ -351,6 +352,7 @@ impl Group {
             capabilities: request.capabilities,
             key_share: key_share(),
             blocks: request.blocks(),
+            listeners: Vec::new(),
         };
         file.write_member(slot, &member)?;
         let own = [self.slots(), vec![slot]].concat();
@@ -461,36 +463,6 @@ impl Group {
         mailbox.request_remote_checks(names.into_iter(), self.address.ip);
         if !self.members.is_empty() {
             mailbox.request_check(self.address.ip, true);
-        }
-    }
-
-    /// Attaches the program for a process that is alone.
-    fn steer_own(&self) {
-        let blocks: Vec<&[u16]> = self.members.iter().map(|member| member.blocks.as_slice()).collect();
-        self.steer_blocks(&blocks);
-    }
-
-    /// Attaches the program for members in this order. Dead ones in between get no packets.
-    fn steer(&self, order: &[u8], members: &[(u8, Member)]) {
-        let blocks_of = |slot: &u8| {
-            let member = members.iter().find(|(present, _)| present == slot);
-            member.map_or(&[][..], |(_, member)| member.blocks.as_slice())
-        };
-        let blocks: Vec<&[u16]> = order.iter().map(blocks_of).collect();
-        self.steer_blocks(&blocks);
-    }
-
-    /// Attaches the program that sends packets for `blocks[i]` to socket `i` of the group. It can be attached to any
-    /// member's socket.
-    fn steer_blocks(&self, blocks: &[&[u16]]) {
-        let Some(socket) = self.members.first().map(|member| member.socket.as_fd()) else { return };
-        if blocks.len() <= 1 {
-            // All packets are for the only socket; without a program they arrive a little sooner. If an older kernel
-            // keeps the last program, that does no harm: an index of a closed socket falls back to any socket.
-            let _ = detach_steering(socket);
-        } else if let Err(error) = attach_steering(socket, &steering::program(blocks)) {
-            let (address, members) = (self.address.ip, blocks.len());
-            tracing::warn!(%address, %error, members, "the kernel refused the steering program");
         }
     }
 }

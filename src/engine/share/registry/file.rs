@@ -173,7 +173,15 @@ mod tests {
 
     fn member(block: u16) -> Member {
         let capabilities = PeerCapabilities::STANDARD;
-        Member { process: 1, inode: 2, name: [3; NAME_BYTES], capabilities, key_share: None, blocks: vec![block] }
+        Member {
+            process: 1,
+            inode: 2,
+            name: [3; NAME_BYTES],
+            capabilities,
+            key_share: None,
+            blocks: vec![block],
+            listeners: Vec::new(),
+        }
     }
 
     #[test]

@@ -6,19 +6,23 @@ use crate::types::{KeyShare, PeerCapabilities};
 /// Most sockets on one address.
 pub(crate) const SLOTS: usize = 128;
 pub(crate) const HEADER_BYTES: usize = 256;
-pub(crate) const MEMBER_BYTES: usize = 128;
+pub(crate) const MEMBER_BYTES: usize = 256;
 pub(crate) const ANSWER_BYTES: usize = 32;
 /// Most blocks of a member.
 pub(crate) const MAX_BLOCKS: usize = 16;
+/// Most listeners of a member whose requests are steered to it. Those of further ones are forwarded.
+pub(crate) const MAX_LISTENERS: usize = 16;
 pub(crate) const NAME_BYTES: usize = 16;
 pub(crate) const NONCE_BYTES: usize = 16;
 
-const HEADER_MAGIC: [u8; 8] = *b"RDMVREG1";
+const HEADER_MAGIC: [u8; 8] = *b"RDMVREG2";
 const MEMBER_MAGIC: [u8; 4] = *b"RDMV";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Bits of a member's flags byte.
 const FLAG_SEGMENTATION: u8 = 1;
 const FLAG_KEY_SHARE: u8 = 2;
+const LISTENERS_OFFSET: usize = 80;
+const LISTENER_BYTES: usize = 8;
 /// Offset of a member's key share: the last field before the checksum.
 const KEY_SHARE_OFFSET: usize = MEMBER_BYTES - 4 - KeyShare::BYTES;
 
@@ -51,6 +55,18 @@ pub(crate) struct Member {
     pub(crate) key_share: Option<KeyShare>,
     /// Blocks of queue pair numbers, at most [`MAX_BLOCKS`].
     pub(crate) blocks: Vec<u16>,
+    /// Its latest listeners, at most [`MAX_LISTENERS`]. They stay after their end, because repetitions of requests
+    /// that they have taken may come.
+    pub(crate) listeners: Vec<MemberListener>,
+}
+
+/// A listener of a member.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct MemberListener {
+    /// The lower word of its service id: port space and port.
+    pub(crate) service: u32,
+    /// Greater than that of each listener of the address that began before.
+    pub(crate) number: u32,
 }
 
 /// A member's answer to a probe that arrived at its socket.
@@ -114,6 +130,12 @@ impl Member {
         for (word, block) in bytes[48..48 + 2 * MAX_BLOCKS].chunks_exact_mut(2).zip(&self.blocks) {
             word.copy_from_slice(&block.to_le_bytes());
         }
+        bytes[20] = self.listeners.len().min(MAX_LISTENERS) as u8;
+        let places = bytes[LISTENERS_OFFSET..][..MAX_LISTENERS * LISTENER_BYTES].chunks_exact_mut(LISTENER_BYTES);
+        for (place, listener) in places.zip(&self.listeners) {
+            place[..4].copy_from_slice(&listener.service.to_le_bytes());
+            place[4..].copy_from_slice(&listener.number.to_le_bytes());
+        }
         write_checksum(&mut bytes);
         bytes
     }
@@ -125,9 +147,11 @@ impl Member {
         }
         let count = usize::from(bytes[5]);
         let words = bytes[48..48 + 2 * MAX_BLOCKS].chunks_exact(2).map(|word| u16::from_le_bytes([word[0], word[1]]));
-        if count > MAX_BLOCKS {
+        let listener_count = usize::from(bytes[20]);
+        if count > MAX_BLOCKS || listener_count > MAX_LISTENERS {
             return None;
         }
+        let listeners = bytes[LISTENERS_OFFSET..].chunks_exact(LISTENER_BYTES).take(listener_count);
         let share: [u8; KeyShare::BYTES] = bytes[KEY_SHARE_OFFSET..].first_chunk().copied()?;
         Some(Self {
             process: u32::from_le_bytes(bytes[16..20].try_into().ok()?),
@@ -141,7 +165,15 @@ impl Member {
             },
             key_share: (bytes[7] & FLAG_KEY_SHARE != 0).then_some(KeyShare::new(share)),
             blocks: words.take(count).filter(|block| *block < 4_096).collect(),
+            listeners: listeners.map(MemberListener::parse).collect::<Option<_>>()?,
         })
+    }
+}
+
+impl MemberListener {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let word = |offset: usize| bytes.get(offset..)?.first_chunk().map(|word| u32::from_le_bytes(*word));
+        Some(Self { service: word(0)?, number: word(4)? })
     }
 }
 
@@ -187,6 +219,10 @@ mod tests {
             capabilities,
             key_share,
             blocks: vec![1, 0xffe, 7],
+            listeners: vec![
+                MemberListener { service: 0x0106_1d2f, number: 7 },
+                MemberListener { service: 1, number: 2 },
+            ],
         }
     }
 
@@ -199,6 +235,9 @@ mod tests {
         assert_eq!(Member::parse(&member().to_bytes()), Some(member()));
         let keyless = Member { key_share: None, ..member() };
         assert_eq!(Member::parse(&keyless.to_bytes()), Some(keyless));
+        let listener = |number| MemberListener { service: 0xffff_ffff, number };
+        let full = Member { listeners: (0..MAX_LISTENERS as u32).map(listener).collect(), ..member() };
+        assert_eq!(Member::parse(&full.to_bytes()), Some(full));
         let answer = Answer { nonce: [3; NONCE_BYTES], index: 127 };
         assert_eq!(Answer::parse(&answer.to_bytes()), Some(answer));
     }
@@ -235,6 +274,7 @@ mod tests {
             write_checksum(&mut member);
             if let Some(member) = Member::parse(&member) {
                 prop_assert!(member.blocks.len() <= MAX_BLOCKS && member.blocks.iter().all(|block| *block < 4_096));
+                prop_assert!(member.listeners.len() <= MAX_LISTENERS);
             }
         }
     }

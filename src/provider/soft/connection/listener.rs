@@ -11,7 +11,7 @@ use super::datagram::SoftInquiry;
 use super::established::SoftConnection;
 use super::{Seat, convert, local_address, port_error};
 use crate::cm::{Event, ListenParameters, ListenerHandle, Owner};
-use crate::engine::{Delivery, Port, PortError, PortRequest};
+use crate::engine::{Delivery, Port, PortError, PortRequest, steer_requests};
 use crate::provider::{
     ConnectionListener, ConnectionRequest, DatagramRequest, Error, ErrorKind, EventWait, ListenInit, ListenerEvent,
     PortSpace, Result,
@@ -43,6 +43,9 @@ impl SoftListener {
         };
         let handle = seat
             .call("listen", |connections, _| connections.create(&seat.queue, |manager| manager.listen(parameters)))?;
+        for address in &addresses {
+            steer_requests(address.ip, seat.shard.id_block(), parameters.service_id);
+        }
         let local = SocketAddr::new(init.address.ip(), port.number());
         Ok(Self { seat, handle, local, port })
     }
