@@ -128,6 +128,8 @@ pub(super) struct Load {
     pub(super) uses: Option<(u64, Qpn)>,
     /// The number of the REQ of which repetitions are known.
     pub(super) request: Option<(u64, CommunicationId)>,
+    /// The peer has to learn the end of the connection, even if this process dies.
+    pub(super) is_set_up: bool,
 }
 
 impl Connection {
@@ -177,7 +179,15 @@ impl Connection {
                 .passive
                 .filter(|_| self.state != S::Idle)
                 .map(|passive| (self.remote_guid, passive.request_id)),
+            is_set_up: self.is_set_up(),
         }
+    }
+
+    /// Returns whether both ends know the connection, and the peer has not confirmed or requested its end.
+    pub(super) fn is_set_up(&self) -> bool {
+        use ConnectionState as S;
+        let is_known = matches!(self.state, S::ReplyReceived | S::ReplySent | S::Established | S::DisconnectSent);
+        is_known && self.remote_id.is_some()
     }
 
     /// Returns whether this is the peer's communication id.

@@ -38,7 +38,8 @@ pub struct ManagerConfig {
 ///
 /// Its methods are of four kinds: calls of the application ([`connect`](Self::connect), [`listen`](Self::listen), …),
 /// inputs (`handle_*`), outputs ([`poll_output`](Self::poll_output), [`poll_event`](Self::poll_event),
-/// [`next_deadline`](Self::next_deadline)) and getters. After inputs and calls, poll the outputs until there are none.
+/// [`poll_set_up`](Self::poll_set_up), [`next_deadline`](Self::next_deadline)) and getters. After inputs and calls, poll
+/// the outputs until there are none.
 /// Time only moves forward.
 pub struct Manager {
     pub(super) guid: u64,
@@ -64,6 +65,8 @@ pub struct Manager {
     pub(super) inquiries: Inquiries,
     pub(super) deadlines: Deadlines,
     outputs: VecDeque<Outgoing>,
+    /// Connections that have been set up, or have ended.
+    pub(super) set_up_changes: VecDeque<ConnectionHandle>,
     pub(super) events: Events,
     pub(super) counters: Counters,
 }
@@ -90,6 +93,7 @@ impl Manager {
             inquiries: Inquiries::default(),
             deadlines: Deadlines::default(),
             outputs: VecDeque::new(),
+            set_up_changes: VecDeque::new(),
             events: Events::default(),
             counters: Counters::default(),
         }
@@ -272,6 +276,9 @@ impl Manager {
         if before.waits_at != after.waits_at {
             before.waits_at.into_iter().for_each(|listener| self.listeners.forget_waiting(listener, handle));
             after.waits_at.into_iter().for_each(|listener| self.listeners.note_waiting(listener, handle));
+        }
+        if before.is_set_up != after.is_set_up {
+            self.set_up_changes.push_back(handle);
         }
         shift_index(&mut self.by_queue_pair, handle, before.uses, after.uses);
         shift_index(&mut self.by_request, handle, before.request, after.request);

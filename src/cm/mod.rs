@@ -38,7 +38,6 @@ mod inquiry;
 mod limits;
 mod listener;
 mod manager;
-#[cfg(any(test, feature = "sim"))]
 mod orphan;
 mod parameters;
 mod passive;
@@ -63,7 +62,6 @@ pub use handle::{ConnectionHandle, InquiryHandle, ListenerHandle, Owner, Resolut
 pub use limits::Limits;
 pub use listener::ListenParameters;
 pub use manager::{Manager, ManagerConfig};
-#[cfg(any(test, feature = "sim"))]
 pub use orphan::Orphan;
 pub use parameters::{
     AcceptParameters, ConnectParameters, DatagramQueuePair, PathParameters, Rejection, ResolveParameters,

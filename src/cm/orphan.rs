@@ -33,16 +33,20 @@ pub struct Orphan {
 }
 
 impl Manager {
+    /// Takes the next connection that has been set up or has ended since the last call. The facts are those by which
+    /// another process can end the connection if this one dies; `None` if the peer need not learn its end any more.
+    pub fn poll_set_up(&mut self) -> Option<(ConnectionHandle, Option<Orphan>)> {
+        let handle = self.set_up_changes.pop_front()?;
+        Some((handle, self.orphan(handle)))
+    }
+
     /// Returns the facts by which another process can end the connection, or `None` if it is not set up.
     pub fn orphan(&self, handle: ConnectionHandle) -> Option<Orphan> {
-        use ConnectionState as S;
-        let connection = self.connections.get(&handle)?;
-        let is_set_up = matches!(connection.state, S::ReplyReceived | S::ReplySent | S::Established);
-        let remote_id = connection.remote_id.filter(|_| is_set_up)?;
+        let connection = self.connections.get(&handle).filter(|connection| connection.is_set_up())?;
         let Route { source, destination, traffic_class, flow_label } = connection.route;
         Some(Orphan {
             local_id: connection.local_id,
-            remote_id,
+            remote_id: connection.remote_id?,
             remote_guid: connection.remote_guid,
             remote_qpn: connection.remote_qpn,
             local: source,

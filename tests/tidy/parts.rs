@@ -1,7 +1,17 @@
 //! The order of the parts of folders whose parts import downward only.
 
-const SHARE: &[&str] =
-    &["registry", "key_share", "ports", "management", "steering", "port_holder", "mailbox", "port_group", "qpn_block"];
+const SHARE: &[&str] = &[
+    "registry",
+    "key_share",
+    "ports",
+    "management",
+    "steering",
+    "port_holder",
+    "mailbox",
+    "port_group",
+    "connection_records",
+    "qpn_block",
+];
 const TRANSPORT: &[&str] = &[
     "loop_bound",
     "segments",

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::event_queue::{EventQueue, EventQueues};
 use crate::cm::{Arrival, CallError, Limits, Manager, ManagerConfig, Outgoing, Owner};
+use crate::engine::share::ConnectionRecords;
 use crate::transport::ManagementDatagram;
 use crate::types::Time;
 use crate::wire::mad::FlowLabel;
@@ -21,12 +22,15 @@ pub(crate) struct Connections {
     queues: Arc<EventQueues>,
     /// Addresses with a receive socket, where requests are taken.
     addresses: Vec<IpAddr>,
+    /// The connections that are set up, for other processes.
+    records: ConnectionRecords,
 }
 
 impl Connections {
     /// Creates the connections of a device. Communication ids begin with `id_block`, by which datagrams find the shard.
     pub(super) fn new(guid: u64, id_block: u32, random: fn() -> u32, queues: &Arc<EventQueues>) -> Self {
-        Self { guid, id_block, random, manager: None, queues: Arc::clone(queues), addresses: Vec::new() }
+        let (queues, records) = (Arc::clone(queues), ConnectionRecords::default());
+        Self { guid, id_block, random, manager: None, queues, addresses: Vec::new(), records }
     }
 
     /// Returns the machine.
@@ -100,6 +104,7 @@ impl Connections {
         if catch_unwind(AssertUnwindSafe(|| handle(manager))).is_err() {
             tracing::error!("the connection manager panicked, and its connections end; please report this");
             self.manager = None;
+            self.records = ConnectionRecords::default();
             self.queues.close();
         }
     }
@@ -130,10 +135,13 @@ impl Connections {
         self.manager.as_ref().is_some_and(|manager| manager.has_outputs())
     }
 
-    /// Brings the events of the machine to the queues of their objects.
+    /// Brings the events of the machine to the queues of their objects, and records the connections that are set up.
     #[inline]
     pub(super) fn deliver_events(&mut self, now: Time) {
-        let Self { manager: Some(manager), queues, .. } = self else { return };
+        let Self { manager: Some(manager), queues, records, .. } = self else { return };
+        while let Some((connection, orphan)) = manager.poll_set_up() {
+            records.note(connection, orphan.as_ref());
+        }
         // Destroying an object makes no event.
         while let Some(event) = manager.poll_event() {
             if let Some(object) = queues.deliver(event) {

@@ -20,6 +20,7 @@ use super::held_acks;
 use super::policy::Rest;
 use super::shard::{Plan, Shard};
 use super::shard_lock::{DriveOutcome, Pass};
+use crate::cm::Orphan;
 use crate::engine::share::Recipient;
 use crate::queue::thread_token;
 use crate::transport::Datagram;
@@ -229,6 +230,14 @@ impl Recipient for Shard {
     fn deliver(&self, datagram: &Datagram<'_>) {
         self.command(|core, now| {
             core.endpoint.handle_datagram(now, &self.memory.read(), datagram);
+        });
+    }
+
+    fn end_orphan(&self, orphan: &Orphan) {
+        self.command(|core, now| {
+            if let Err(error) = core.connections.manager().end_orphan(now, orphan) {
+                tracing::debug!(%error, "the connection of a dead process is not ended");
+            }
         });
     }
 }

@@ -5,6 +5,7 @@
 //! connection manager are shared in the same way.
 #![forbid(unsafe_code)]
 
+mod connection_records;
 mod key_share;
 mod mailbox;
 mod management;
@@ -15,6 +16,7 @@ mod qpn_block;
 mod registry;
 mod steering;
 
+pub(super) use connection_records::ConnectionRecords;
 pub(super) use mailbox::Recipient;
 #[cfg(feature = "sim")]
 pub use mailbox::inbox_message;

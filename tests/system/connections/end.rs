@@ -1,7 +1,7 @@
 //! An end of a connection whose messages say which server and which connection they belong to.
 
 use std::error::Error;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::cm::{Connection, ConnectionOptions, PendingConnection, Route};
@@ -99,8 +99,14 @@ pub(super) const WRONG: &str = "wrong connection";
 
 impl Client {
     /// Connects that many queue pairs at once, and checks which server has accepted each.
-    pub(super) fn connect(server: SocketAddr, name: &str, count: usize, deadline: Duration) -> Outcome<Vec<Self>> {
-        let route = Route::to(server)?.from(server.ip())?;
+    pub(super) fn connect(
+        source: IpAddr,
+        server: SocketAddr,
+        name: &str,
+        count: usize,
+        deadline: Duration,
+    ) -> Outcome<Vec<Self>> {
+        let route = Route::to(server)?.from(source)?;
         let ends = (0..count).map(|_| End::new(route.context())).collect::<Outcome<Vec<_>>>()?;
         let greetings: Vec<_> =
             (0..count).map(|_| Greeting { server: name.to_owned(), number: rand::random() }).collect();
@@ -134,6 +140,11 @@ impl Client {
             }
         }
         Err(format!("no echo of {:?}: {:?}", self.greeting, self.end.qp.state()).into())
+    }
+
+    /// Returns whether the connection ends within this time.
+    pub(super) fn has_ended(&self, patience: Duration) -> Outcome<bool> {
+        Ok(self.connection.wait_disconnected(patience)?)
     }
 
     /// Disconnects, and waits until the peer has confirmed it.

@@ -1,11 +1,11 @@
 //! A process with listeners and connections. It obeys the lines that it reads, and replies with one line to each.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::cm::{ConnectionOptions, Listener, ListenerOptions, Request};
 use rdma_verbs::verbs::{Counter, Error, ErrorKind};
@@ -25,6 +25,8 @@ struct Served {
     accepted: AtomicU64,
     /// Requests whose initiator has given up.
     failed: AtomicU64,
+    /// Connections that the peer, or another process of its host, has ended.
+    ended: AtomicU64,
     /// Connections between the wrong ends.
     wrong: Mutex<Vec<String>>,
 }
@@ -50,7 +52,9 @@ impl Served {
                 None => {}
             }
         }
-        Ok(connection.disconnect(&end.qp)?)
+        connection.disconnect(&end.qp)?;
+        self.ended.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Notes how a connection has ended. That of a killed client ends with an error.
@@ -103,10 +107,11 @@ impl Roaming {
     fn run(&self, servers: &[(SocketAddr, String)]) {
         while !self.stop.load(Ordering::Relaxed) {
             let (address, name) = &servers[rand::random_range(0..servers.len())];
-            let visited = Client::connect(*address, name, rand::random_range(1..4), SHORT).and_then(|clients| {
-                self.connected.fetch_add(clients.len() as u64, Ordering::Relaxed);
-                clients.iter().try_for_each(|client| client.exchange(SHORT))
-            });
+            let visited =
+                Client::connect(address.ip(), *address, name, rand::random_range(1..4), SHORT).and_then(|clients| {
+                    self.connected.fetch_add(clients.len() as u64, Ordering::Relaxed);
+                    clients.iter().try_for_each(|client| client.exchange(SHORT))
+                });
             if let Err(error) = visited {
                 self.failed.fetch_add(1, Ordering::Relaxed);
                 if error.to_string().contains(WRONG) {
@@ -147,10 +152,14 @@ impl Member {
             ["serve", address, name] => self.serve(address.parse()?, name),
             ["close", address] => self.close(address.parse()?),
             ["call", address, name, count] => {
-                let clients = Client::connect(address.parse()?, name, count.parse()?, LIMIT)?;
-                self.clients.extend(clients);
-                self.exchange()
+                let address: SocketAddr = address.parse()?;
+                self.call(address.ip(), address, name, count.parse()?)
             }
+            ["call-from", source, address, name, count] => {
+                self.call(source.parse()?, address.parse()?, name, count.parse()?)
+            }
+            ["lost"] => self.lose(),
+            ["ended"] => Ok(self.served.ended.load(Ordering::Relaxed).to_string()),
             ["exchange"] => self.exchange(),
             ["hang-up"] => {
                 let clients = std::mem::take(&mut self.clients);
@@ -167,6 +176,21 @@ impl Member {
             ["rest"] => self.rest(),
             _ => Err(format!("unknown: {line}").into()),
         }
+    }
+
+    fn call(&mut self, source: IpAddr, address: SocketAddr, name: &str, count: usize) -> Outcome<String> {
+        self.clients.extend(Client::connect(source, address, name, count, LIMIT)?);
+        self.exchange()
+    }
+
+    /// Counts the connections that end within a second, without a call of this end.
+    fn lose(&self) -> Outcome<String> {
+        let end = Instant::now() + Duration::from_secs(1);
+        let mut lost = 0;
+        for client in &self.clients {
+            lost += usize::from(client.has_ended(end.saturating_duration_since(Instant::now()))?);
+        }
+        Ok(format!("lost {lost}"))
     }
 
     fn listen(&mut self, address: SocketAddr, backlog: u32) -> Outcome<String> {
@@ -198,7 +222,7 @@ impl Member {
     }
 
     fn report(&self) -> Outcome<String> {
-        let Served { accepted, failed, wrong } = &*self.served;
+        let Served { accepted, failed, wrong, .. } = &*self.served;
         let (accepted, failed) = (accepted.load(Ordering::Relaxed), failed.load(Ordering::Relaxed));
         Ok(format!("accepted {accepted} failed {failed} wrong {:?}", wrong.lock().unwrap()))
     }

@@ -1,5 +1,6 @@
 //! Servers and clients that share an address: what happens to one is no matter of the others.
 
+use std::time::{Duration, Instant};
 
 use super::process::Process;
 
@@ -145,4 +146,55 @@ fn requests_find_their_listeners_after_a_process_is_killed() {
     for (index, accepted) in [(first, 2), (a, 6), (b, 4), (c, 6)] {
         group.members[index].has_served(accepted);
     }
+}
+
+/// Asks until the reply is as expected, for a second.
+#[track_caller]
+fn soon_replies(process: &mut Process, line: &str, expected: &str) {
+    let end = Instant::now() + Duration::from_secs(1);
+    let mut reply = process.ask(line);
+    while reply != expected && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+        reply = process.ask(line);
+    }
+    assert_eq!(reply, expected, "{line}");
+}
+
+/// As the kernel does for its processes, the others of a killed one's address end its connections.
+#[test]
+fn peers_of_a_killed_process_learn_of_its_end() {
+    let mut group = Group::new("127.46.4.6");
+    let (server, name) = (group.server(0), name(0));
+    let mut distant = Process::server("127.46.4.7:7001", "distant");
+    group.members[1].calls(&server, &name, 5);
+    distant.order(&format!("call-from 127.46.4.7 {server} {name} 5"));
+    distant.has_called();
+    group.members[0].order("call-from 127.46.4.6 127.46.4.7:7001 distant 5");
+    group.members[0].has_called();
+    group.call(2, 3);
+    std::mem::replace(&mut group.members[0], Process::start()).kill();
+    // Both ask at once: the time of one is not that of the other.
+    group.members[1].order("lost");
+    distant.order("lost");
+    assert_eq!([group.members[1].reply(), distant.reply()], ["lost 5", "lost 5"]);
+    soon_replies(&mut distant, "ended", "5");
+    group.members[2].does("exchange", "exchanged 2");
+    group.members[2].does("lost", "lost 0");
+}
+
+/// A process that was alone on its address: the next one there ends its connections.
+#[test]
+fn peers_of_a_killed_process_learn_of_its_end_from_its_successor() {
+    let (mut server, mut client) = (Process::server("127.46.4.8:7001", "server"), Process::start());
+    client.order("call-from 127.46.4.9 127.46.4.8:7001 server 4");
+    client.has_called();
+    let mut other = Process::start();
+    other.calls("127.46.4.8:7001", "server", 1);
+    client.kill();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(server.ask("ended"), "0", "no process is left on the address");
+    let mut successor = Process::start();
+    successor.does("listen 127.46.4.9:7001 128", "listens");
+    soon_replies(&mut server, "ended", "4");
+    other.does("exchange", "exchanged 1");
 }

@@ -10,6 +10,7 @@
 
 mod message;
 mod neighbours;
+mod orphans;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -29,7 +30,9 @@ pub(super) use self::message::destination_block;
 pub use self::message::inbox_message;
 use self::message::{MESSAGE_BYTES, Message};
 use self::neighbours::Neighbours;
+use self::orphans::OrphanSearch;
 use super::registry::{NAME_BYTES, Name, Registry, inbox_path, life_path, place_socket, remove_sockets};
+use crate::cm::Orphan;
 use crate::sys::{
     EventFd, Generation, NotInherited, PerGeneration, own_user, receive_with_user, send_as_user, wait_readable,
     with_signals_blocked,
@@ -50,6 +53,9 @@ const WAIT_RETRY: Duration = Duration::from_millis(10);
 pub(crate) trait Recipient: Send + Sync {
     /// Handles the packet as if it had arrived at the socket.
     fn deliver(&self, datagram: &Datagram<'_>);
+
+    /// Ends a connection of a process that has died, in the background.
+    fn end_orphan(&self, orphan: &Orphan);
 }
 
 /// Checks the group of an address, and returns the names of the other processes in it.
@@ -266,7 +272,7 @@ impl Drop for Mailbox {
 
 /// The mailbox's thread.
 fn run(shared: &Shared, mut neighbours: Neighbours, check: GroupCheck) {
-    let mut last_check: Option<Instant> = None;
+    let (mut last_check, mut orphans): (Option<Instant>, _) = (None, OrphanSearch::default());
     let mut pause = None;
     while !shared.stop.load(Ordering::Acquire) {
         let descriptors = [shared.wake.as_fd(), shared.inbox.as_fd(), neighbours.set.as_fd()];
@@ -286,11 +292,15 @@ fn run(shared: &Shared, mut neighbours: Neighbours, check: GroupCheck) {
         neighbours.take_guests(&shared.listener);
         if has_ends {
             neighbours.reap_dead().into_iter().for_each(|address| shared.request_check(address, true));
+            orphans.note_death();
         }
         let is_due = last_check.is_none_or(|last| last.elapsed() >= CHECK_EVERY);
         let requested = std::mem::take(&mut *lock(&shared.checks));
         let (checks, waiting): (BTreeMap<IpAddr, bool>, BTreeMap<IpAddr, bool>) =
             requested.into_iter().partition(|(_, urgent)| *urgent || is_due);
+        if checks.values().any(|urgent| *urgent) {
+            orphans.note_change();
+        }
         // Urgent checks do not delay the others.
         if checks.values().any(|urgent| !urgent) {
             last_check = Some(Instant::now());
@@ -300,6 +310,7 @@ fn run(shared: &Shared, mut neighbours: Neighbours, check: GroupCheck) {
                 shared.request_check(address, false);
             }
         }
+        pause = shared.search(&mut orphans);
         if !waiting.is_empty() {
             pause = Some(CHECK_EVERY);
             let mut checks = lock(&shared.checks);
@@ -357,6 +368,7 @@ mod tests {
         struct Nothing;
         impl Recipient for Nothing {
             fn deliver(&self, _: &Datagram<'_>) {}
+            fn end_orphan(&self, _: &Orphan) {}
         }
         let recipient = Arc::new(Nothing);
         let address: IpAddr = "127.77.9.3".parse().unwrap();

@@ -1,10 +1,11 @@
 //! Entry point of the registry's fuzz target: a file with any content.
 
+use super::connection_record;
 use super::port_record::{PROCESS_BYTES, PortRecord, ProcessEntry, RECORD_BYTES};
 use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, write_checksum};
 
-/// Reads a file of an address, and one of ports, as if another process had written these bytes, as they are and with
-/// valid checksums. Entries that parse are encoded and parsed again.
+/// Reads a file of an address, one of ports, and one of connections, as if another process had written these bytes, as
+/// they are and with valid checksums. Entries that parse are encoded and parsed again.
 pub fn registry_file(bytes: &[u8]) {
     check::<HEADER_BYTES>(bytes, |bytes| {
         let header = Header::parse(bytes)?;
@@ -32,6 +33,13 @@ pub fn registry_file(bytes: &[u8]) {
         check::<PROCESS_BYTES>(record, |bytes| {
             let entry = ProcessEntry::parse(bytes)?;
             assert_eq!(ProcessEntry::parse(&entry.to_bytes()), Some(entry));
+            Some(())
+        });
+    }
+    for record in bytes.chunks(connection_record::RECORD_BYTES) {
+        check::<{ connection_record::RECORD_BYTES }>(record, |bytes| {
+            let orphan = connection_record::parse(bytes)?;
+            assert_eq!(connection_record::parse(&connection_record::to_bytes(&orphan)), Some(orphan));
             Some(())
         });
     }

@@ -1,9 +1,9 @@
 //! The registry: how processes of one user that receive on the same address find each other.
 //!
 //! A folder holds a file for each address of each network namespace, one for the QPN blocks and one for the ports of
-//! each namespace, and the sockets of each process. A live process holds a lock on a byte of the file, which ends with
-//! the process, however it ends: so entries without a live process are ignored. The next process that starts removes
-//! everything unused.
+//! each namespace, and the sockets and connections of each process. A live process holds a lock on a byte of the file,
+//! which ends with the process, however it ends: so entries without a live process are ignored. The next process that
+//! starts removes everything unused.
 //!
 //! # Which folder
 //!
@@ -16,6 +16,8 @@
 
 mod blocks;
 mod change;
+mod connection_record;
+mod connections;
 mod file;
 mod folder;
 #[cfg(feature = "sim")]
@@ -34,6 +36,7 @@ use std::path::{Path, PathBuf};
 
 use self::blocks::BlocksFile;
 pub(crate) use self::change::Change;
+pub(crate) use self::connections::ConnectionsFile;
 pub(crate) use self::file::AddressFile;
 #[cfg(feature = "sim")]
 pub use self::fuzz::registry_file;
@@ -41,6 +44,7 @@ pub(crate) use self::port_record::{Binding, PortRecord, RECORDS};
 pub(crate) use self::ports::{Others, PortsChange, PortsFile};
 pub(crate) use self::socket::{inbox_path, life_path, place_socket, remove_sockets};
 pub(crate) use self::table::{Answer, Header, MAX_LISTENERS, Member, MemberListener, NAME_BYTES, Name, Nonce, SLOTS};
+use crate::cm::Orphan;
 use crate::sys::{PerGeneration, own_user};
 
 /// Suffix of the file name for the blocks of a namespace.
@@ -132,6 +136,12 @@ impl Registry {
         AddressFile::find(self.path_of(address)).ok()
     }
 
+    /// Creates the file of this process's connections.
+    pub(super) fn create_connections(&self) -> io::Result<ConnectionsFile> {
+        self.prepare()?;
+        ConnectionsFile::create(&self.folder)
+    }
+
     /// Removes leftovers of dead processes: files of namespaces and addresses, and sockets. Entries that cannot be
     /// examined stay.
     pub(super) fn sweep(&self) {
@@ -139,7 +149,7 @@ impl Registry {
         for entry in entries.take(MAX_SWEPT).flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             let Some(name) = name.to_str() else { continue };
-            if socket::sweep(&self.folder, name) {
+            if socket::sweep(&self.folder, name) || connections::sweep(&self.folder, name) {
                 continue;
             }
             let _ = match name.split_once('-') {
@@ -153,6 +163,11 @@ impl Registry {
             };
         }
     }
+}
+
+/// Takes the connections of dead processes whose address is this process's.
+pub(super) fn take_orphans(folder: &Path, is_own: impl Fn(IpAddr) -> bool) -> Vec<Orphan> {
+    connections::take_orphans(folder, is_own)
 }
 
 /// Returns the network namespace of this thread; addresses are only meaningful within it.

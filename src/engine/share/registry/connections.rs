@@ -1,0 +1,258 @@
+//! The file of a process's connections: the facts by which another process ends them when this one has died.
+//!
+//! The process holds a lock on a byte of the file, which ends with it. Another process that finds the lock gone takes
+//! the records of its own addresses, with a second lock, so that each is taken once.
+
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::connection_record::{RECORD_BYTES, parse, to_bytes};
+use super::{MAX_SWEPT, find_file, namespace, options};
+use crate::cm::Orphan;
+use crate::sys::{Generation, NotInherited, is_byte_locked_by_others, try_lock_byte};
+
+/// Begins the part of a file name after the namespace.
+const PREFIX: &str = "connections-";
+/// Name prefix of a file that is not locked yet (see `socket.rs`).
+const NEW: &str = "new-";
+/// Most connections of a process that are recorded.
+const MOST_RECORDS: u32 = 1 << 16;
+/// The byte that the process of the connections has locked.
+const LIFE_OFFSET: u64 = 1 << 40;
+/// The byte that a process has locked while it takes records.
+const TAKING_OFFSET: u64 = LIFE_OFFSET + 1;
+/// Age at which the records of a dead process are void. Its peers have noticed the end, or its addresses never return.
+const LONGEST_KEPT: Duration = Duration::from_secs(600);
+
+/// The file of this process's connections. Dropping it removes the file.
+pub(crate) struct ConnectionsFile {
+    _not_inherited: NotInherited,
+    file: File,
+    path: PathBuf,
+    indices: Mutex<Indices>,
+    generation: Generation,
+}
+
+/// The indices of records.
+#[derive(Default)]
+struct Indices {
+    free: Vec<u32>,
+    /// All from this one on are free.
+    next: u32,
+}
+
+impl ConnectionsFile {
+    /// Creates a file for the connections in the network namespace of this thread.
+    pub(super) fn create(folder: &Path) -> io::Result<Self> {
+        let name = format!("{}-{PREFIX}{:016x}", namespace(), getrandom::u64().map_err(io::Error::other)?);
+        let (new, path) = (folder.join(format!("{NEW}{name}")), folder.join(name));
+        let file = options().create_new(true).open(&new)?;
+        // With its final name it would count as that of a dead process before it is locked.
+        let placed = try_lock_byte(file.as_fd(), LIFE_OFFSET).and_then(|_| std::fs::rename(&new, &path));
+        placed.inspect_err(|_| {
+            let _ = std::fs::remove_file(&new);
+        })?;
+        let _not_inherited = NotInherited::new(file.as_fd());
+        Ok(Self { _not_inherited, file, path, indices: Mutex::default(), generation: Generation::now() })
+    }
+
+    /// Adds a record; returns its index.
+    pub(crate) fn add(&self, orphan: &Orphan) -> io::Result<u32> {
+        let index = self.draw_index().ok_or(io::ErrorKind::QuotaExceeded)?;
+        let written = self.file.write_all_at(&to_bytes(orphan), offset_of(index));
+        written.map(|()| index).inspect_err(|_| self.remove(index))
+    }
+
+    /// Removes a record.
+    pub(crate) fn remove(&self, index: u32) {
+        // If it stays, a peer gets a DREQ of a connection that it does not know.
+        let _ = self.file.write_all_at(&[0; RECORD_BYTES], offset_of(index));
+        self.indices.lock().unwrap_or_else(PoisonError::into_inner).free.push(index);
+    }
+
+    fn draw_index(&self) -> Option<u32> {
+        let mut indices = self.indices.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = indices.next;
+        indices.free.pop().or_else(|| {
+            indices.next = (fresh < MOST_RECORDS).then_some(fresh + 1)?;
+            Some(fresh)
+        })
+    }
+}
+
+impl Drop for ConnectionsFile {
+    fn drop(&mut self) {
+        if self.generation.is_current() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn offset_of(index: u32) -> u64 {
+    u64::from(index) * RECORD_BYTES as u64
+}
+
+/// Takes the records of dead processes whose address is this process's. Those of other addresses stay for their
+/// processes.
+pub(super) fn take_orphans(folder: &Path, is_own: impl Fn(IpAddr) -> bool) -> Vec<Orphan> {
+    let prefix = format!("{}-{PREFIX}", namespace());
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let entries = entries.take(MAX_SWEPT).flatten();
+    let of_dead = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)));
+    of_dead.filter_map(|entry| take_from(&entry.path(), &is_own).ok()).flatten().collect()
+}
+
+fn take_from(path: &Path, is_own: impl Fn(IpAddr) -> bool) -> io::Result<Vec<Orphan>> {
+    let Some(file) = find_abandoned(path)? else { return Ok(Vec::new()) };
+    let (mut taken, mut are_left) = (Vec::new(), false);
+    for (index, orphan) in records(&file)? {
+        if is_own(orphan.local) {
+            // Before it is used, so that no other process takes it as well.
+            file.write_all_at(&[0; RECORD_BYTES], offset_of(index))?;
+            taken.push(orphan);
+        } else {
+            are_left = true;
+        }
+    }
+    if !are_left {
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(taken)
+}
+
+/// Opens a file whose process is dead, unless another process takes its records.
+fn find_abandoned(path: &Path) -> io::Result<Option<File>> {
+    let file = find_file(path)?;
+    let is_dead = !is_byte_locked_by_others(file.as_fd(), LIFE_OFFSET)?;
+    // The lock ends when the file is closed.
+    Ok(if is_dead && try_lock_byte(file.as_fd(), TAKING_OFFSET)? { Some(file) } else { None })
+}
+
+fn records(file: &File) -> io::Result<Vec<(u32, Orphan)>> {
+    let length = file.metadata()?.len().min(offset_of(MOST_RECORDS));
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
+    file.read_exact_at(&mut bytes, 0)?;
+    let (chunks, _) = bytes.as_chunks::<RECORD_BYTES>();
+    Ok((0..).zip(chunks).filter_map(|(index, bytes)| Some((index, parse(bytes)?))).collect())
+}
+
+/// Removes the file of a dead process if it has no records, or if they are void. Returns false if the entry of the
+/// folder is no such file.
+pub(super) fn sweep(folder: &Path, entry: &str) -> bool {
+    if !entry.split_once('-').is_some_and(|(_, rest)| rest.starts_with(PREFIX)) {
+        return false;
+    }
+    let path = folder.join(entry);
+    if let Ok(Some(file)) = find_abandoned(&path) {
+        let age = file.metadata().and_then(|found| found.modified()).ok().and_then(|modified| modified.elapsed().ok());
+        let is_void = age.is_some_and(|age| age > LONGEST_KEPT) || records(&file).is_ok_and(|found| found.is_empty());
+        if is_void {
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+    true
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::connection_record::tests::orphan;
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("rdma-verbs-records-{name}-{}", std::process::id()));
+            std::fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        fn count(&self) -> usize {
+            std::fs::read_dir(&self.0).unwrap().count()
+        }
+
+        fn entry(&self) -> String {
+            std::fs::read_dir(&self.0).unwrap().next().unwrap().unwrap().file_name().into_string().unwrap()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Ends a file as the death of its process does.
+    fn kill(file: ConnectionsFile) {
+        let ConnectionsFile { file: descriptor, .. } = &file;
+        crate::sys::unlock_byte(descriptor.as_fd(), LIFE_OFFSET).unwrap();
+        std::mem::forget(file);
+    }
+
+    #[test]
+    fn records_of_a_dead_process_are_taken_once() {
+        let folder = Folder::new("taken");
+        let file = ConnectionsFile::create(&folder.0).unwrap();
+        let indices: Vec<u32> = (0..5).map(|number| file.add(&orphan(number)).unwrap()).collect();
+        file.remove(indices[1]);
+        let elsewhere = Orphan { local: "127.77.9.8".parse().unwrap(), ..orphan(9) };
+        assert_eq!(file.add(&elsewhere).unwrap(), indices[1], "free indices are used again");
+        let is_own = |address: IpAddr| address == orphan(0).local;
+        assert_eq!(take_orphans(&folder.0, is_own), [], "its process lives");
+        kill(file);
+        assert_eq!(take_orphans(&folder.0, is_own), [0, 2, 3, 4].map(orphan));
+        assert_eq!(take_orphans(&folder.0, is_own), []);
+        assert_eq!((folder.count(), take_orphans(&folder.0, |_| true)), (1, vec![elsewhere]));
+        assert_eq!(folder.count(), 0);
+    }
+
+    #[test]
+    fn a_process_that_takes_records_is_alone() {
+        let folder = Folder::new("alone");
+        let file = ConnectionsFile::create(&folder.0).unwrap();
+        file.add(&orphan(1)).unwrap();
+        kill(file);
+        let taking = find_abandoned(&folder.0.join(folder.entry())).unwrap().unwrap();
+        assert_eq!(take_orphans(&folder.0, |_| true), []);
+        drop(taking);
+        assert_eq!(take_orphans(&folder.0, |_| true), [orphan(1)]);
+    }
+
+    #[test]
+    fn a_process_that_ends_leaves_no_file() {
+        let folder = Folder::new("ends");
+        drop(ConnectionsFile::create(&folder.0).unwrap());
+        assert_eq!(folder.count(), 0);
+    }
+
+    #[test]
+    fn unused_files_are_swept() {
+        let folder = Folder::new("swept");
+        let file = ConnectionsFile::create(&folder.0).unwrap();
+        assert!(sweep(&folder.0, &folder.entry()) && folder.count() == 1, "its process lives");
+        let index = file.add(&orphan(1)).unwrap();
+        let descriptor = file.file.try_clone().unwrap();
+        kill(file);
+        assert!(sweep(&folder.0, &folder.entry()) && folder.count() == 1, "a record is left");
+        descriptor.write_all_at(&[0; RECORD_BYTES], offset_of(index)).unwrap();
+        assert!(sweep(&folder.0, &folder.entry()) && folder.count() == 0);
+        assert!(!sweep(&folder.0, "4026531840-blocks"));
+    }
+
+    #[test]
+    fn a_full_file_takes_no_more_records() {
+        let folder = Folder::new("full");
+        let file = ConnectionsFile::create(&folder.0).unwrap();
+        file.indices.lock().unwrap().next = MOST_RECORDS - 1;
+        let last = file.add(&orphan(1)).unwrap();
+        assert_eq!(file.add(&orphan(2)).unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
+        file.remove(last);
+        assert_eq!(file.add(&orphan(2)).unwrap(), last);
+    }
+}
