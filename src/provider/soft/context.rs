@@ -19,7 +19,7 @@ use crate::provider::{
     DeviceMemoryInit, ProtectionDomain, QueuePair, QueuePairInit, Result, SoftwareContext, XrcDomain,
 };
 use crate::queue::AsyncEventQueue;
-use crate::sys::timestamp;
+use crate::sys::{LocalAddress, timestamp};
 use crate::types::{
     AsyncEvent, CaptureOptions, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, GidType, LiveObjects,
     PathReport, PeerCapabilities, PortAttributes,
@@ -49,8 +49,12 @@ impl SoftContext {
 
     fn gid(&self, index: u8) -> Result<GidEntry> {
         let address = self.device.local_address("query_gid", "gid_index", index)?;
+        Ok(self.entry(index, address))
+    }
+
+    fn entry(&self, gid_index: u8, address: LocalAddress) -> GidEntry {
         let ndev_ifindex = self.device.interface.index;
-        Ok(GidEntry { gid: address.ip.into(), gid_index: index, gid_type: GidType::RoceV2, ndev_ifindex })
+        GidEntry { gid: address.ip.into(), gid_index, gid_type: GidType::RoceV2, ndev_ifindex }
     }
 }
 
@@ -96,8 +100,9 @@ impl Context for SoftContext {
     }
 
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {
-        let length = self.query_port(port_num)?.gid_tbl_len;
-        Ok((0..u8::MAX).take(length as usize).filter_map(|index| self.gid(index).ok()).collect())
+        self.device.check_process("gid_table")?;
+        check_port("gid_table", port_num)?;
+        Ok(self.device.addresses().into_iter().map(|(index, address)| self.entry(index, address)).collect())
     }
 
     fn advertised_capabilities(&self) -> PeerCapabilities {

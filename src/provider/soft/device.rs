@@ -179,8 +179,8 @@ impl Device {
 
     /// Returns the current attributes of the port.
     pub(super) fn port(&self) -> PortAttributes {
-        let state = self.interface.state();
         self.refresh_port();
+        let state = self.port.state();
         let overhead = if self.port.has_v6() { OVERHEAD_V6_BYTES } else { OVERHEAD_V4_BYTES };
         let (active_width, active_speed) = width_and_speed(self.port.megabits());
         PortAttributes {
@@ -230,7 +230,7 @@ impl Device {
     /// Returns the current local addresses with their GID table indices.
     pub(super) fn addresses(&self) -> Vec<(u8, LocalAddress)> {
         self.refresh_port();
-        (0..u8::MAX).filter_map(|index| Some((index, self.port.gid(index)?))).collect()
+        self.port.gids()
     }
 
     /// Returns the shard for the next queue pair, with its index.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::interface::Interface;
 use crate::queue::{AsyncEventQueue, Notify};
-use crate::sys::{Epoll, EventFd, Interest, LinkWatch, LocalAddress};
+use crate::sys::{Epoll, EventFd, Interest, LinkState, LinkWatch, LocalAddress};
 use crate::types::AsyncEvent;
 
 /// Largest number of unread asynchronous events: four for every queue pair of a shard.
@@ -142,15 +142,15 @@ pub(super) struct Port {
 struct Now {
     /// The GID table. A removed address leaves an empty entry; the others keep their indices.
     gids: Vec<Option<LocalAddress>>,
-    running: bool,
+    state: LinkState,
     megabits: Option<u32>,
 }
 
 impl Port {
     pub(super) fn new(interface: &Interface, events: &Arc<Events>) -> Self {
         let gids = interface.addresses.iter().copied().map(Some).take(MAX_GIDS).collect();
-        let (running, megabits) = (interface.state().running, interface.megabits());
-        let now = Mutex::new(Now { gids, running, megabits });
+        let (state, megabits) = (interface.state(), interface.megabits());
+        let now = Mutex::new(Now { gids, state, megabits });
         Self { now, interface: interface.clone(), events: Arc::clone(events) }
     }
 
@@ -167,6 +167,17 @@ impl Port {
             }
             now.reread(&self.interface, &self.events);
         }
+    }
+
+    /// Returns the state of the interface at the last refresh. If the system does not report changes, reads it.
+    pub(super) fn state(&self) -> LinkState {
+        if self.events.watch().is_none() { self.interface.state() } else { self.lock().state }
+    }
+
+    /// Returns the entries of the GID table that are not empty.
+    pub(super) fn gids(&self) -> Vec<(u8, LocalAddress)> {
+        let now = self.lock();
+        (0..u8::MAX).zip(&now.gids).filter_map(|(index, address)| Some((index, (*address)?))).collect()
     }
 
     /// Returns an entry of the GID table, or `None` if it is empty or does not exist.
@@ -197,15 +208,15 @@ impl Port {
 impl Now {
     /// Reads the interface and reports changes as events.
     fn reread(&mut self, interface: &Interface, events: &Events) {
-        let running = interface.state().running;
+        let before = std::mem::replace(&mut self.state, interface.state());
         self.megabits = interface.megabits();
         if let Ok(addresses) = interface.addresses_now()
             && self.take_addresses(&addresses)
         {
             events.queue.push(AsyncEvent::GidChange(PORT));
         }
-        if std::mem::replace(&mut self.running, running) != running {
-            let event = if running { AsyncEvent::PortActive(PORT) } else { AsyncEvent::PortError(PORT) };
+        if before.running != self.state.running {
+            let event = if self.state.running { AsyncEvent::PortActive(PORT) } else { AsyncEvent::PortError(PORT) };
             events.queue.push(event);
         }
     }
@@ -259,7 +270,8 @@ mod tests {
     #[test]
     fn addresses_keep_their_indices() {
         let at = |last: u8| LocalAddress { ip: [192, 0, 2, last].into(), scope: 0 };
-        let mut now = Now { gids: vec![Some(at(1)), Some(at(2)), Some(at(3))], running: true, megabits: None };
+        let state = LinkState { mtu_bytes: 1_500, running: true };
+        let mut now = Now { gids: vec![Some(at(1)), Some(at(2)), Some(at(3))], state, megabits: None };
         assert!(!now.take_addresses(&[at(3), at(1), at(2)]));
         assert!(now.take_addresses(&[at(1), at(3)]));
         assert_eq!(now.gids, [Some(at(1)), None, Some(at(3))]);
