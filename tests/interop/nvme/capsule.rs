@@ -1,5 +1,6 @@
-//! The messages of NVMe over RDMA, little-endian: private data of the connection manager's messages (NVMe RDMA Transport
-//! 1.0, 3.3), command and response capsules, data descriptors and the data of Connect (NVMe Base 2.0, 3.4 and 6).
+//! The messages of NVMe over RDMA, little-endian: private data of the connection manager's messages (NVMe RDMA
+//! Transport 1.0, 3.3), command and response capsules, data descriptors and the data of Connect (NVMe Base 2.0, 3.4 and
+//! 6).
 
 use rdma_verbs::verbs::{RemoteMemory, Rkey};
 
