@@ -1,6 +1,6 @@
 //! The messages of NVMe over RDMA, little-endian: private data of the connection manager's messages (NVMe RDMA
-//! Transport 1.0, 3.3), command and response capsules, data descriptors and the data of Connect (NVMe Base 2.0, 3.4 and
-//! 6).
+//! Transport 1.0, formats of `RDMA_CM_REQUEST`, `_ACCEPT` and `_REJECT`), command and response capsules, data
+//! descriptors, and the data of Connect (NVMe Base 2.0).
 
 use rdma_verbs::verbs::{RemoteMemory, Rkey};
 
@@ -12,9 +12,13 @@ pub(crate) const ANY_CONTROLLER: u16 = 0xffff;
 
 /// Opcodes of commands.
 pub(crate) mod opcode {
+    pub(crate) const FLUSH: u8 = 0x00;
     pub(crate) const WRITE: u8 = 0x01;
     pub(crate) const READ: u8 = 0x02;
     pub(crate) const IDENTIFY: u8 = 0x06;
+    pub(crate) const SET_FEATURES: u8 = 0x09;
+    pub(crate) const ASYNC_EVENT_REQUEST: u8 = 0x0c;
+    pub(crate) const KEEP_ALIVE: u8 = 0x18;
     pub(crate) const FABRICS: u8 = 0x7f;
 }
 
@@ -196,13 +200,36 @@ impl Command {
         (self.opcode() == opcode::FABRICS).then_some(self.0[4])
     }
 
-    /// Returns the memory of a keyed descriptor, and whether its key may be invalidated.
-    pub(crate) fn keyed_memory(&self) -> Option<(RemoteMemory, bool)> {
+    /// Returns where the data is.
+    pub(crate) fn data(&self) -> Option<Data> {
         let descriptor = &self.0[DESCRIPTOR..DESCRIPTOR + 16];
-        let length = u64::from(u32_at(descriptor, 8) & 0xff_ffff);
-        let memory = RemoteMemory::new(u64_at(descriptor, 0), Rkey(u32_at(descriptor, 11)), length);
-        [KEYED, KEYED_INVALIDATE].contains(&descriptor[15]).then_some((memory, descriptor[15] == KEYED_INVALIDATE))
+        let length = u32_at(descriptor, 8);
+        let memory =
+            RemoteMemory::new(u64_at(descriptor, 0), Rkey(u32_at(descriptor, 11)), u64::from(length & 0xff_ffff));
+        match descriptor[15] {
+            KEYED => Some(Data::Keyed { memory, is_invalidated: false }),
+            KEYED_INVALIDATE => Some(Data::Keyed { memory, is_invalidated: true }),
+            IN_CAPSULE => Some(Data::InCapsule { offset: u64_at(descriptor, 0), length: length as usize }),
+            _ => None,
+        }
     }
+
+    /// Returns the memory of a keyed descriptor whose key the response invalidates.
+    pub(crate) fn invalidated_memory(&self) -> Option<RemoteMemory> {
+        match self.data()? {
+            Data::Keyed { memory, is_invalidated: true } => Some(memory),
+            _ => None,
+        }
+    }
+}
+
+/// The data of a command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Data {
+    /// In memory of the host. The response invalidates the key, if the descriptor says so.
+    Keyed { memory: RemoteMemory, is_invalidated: bool },
+    /// In the capsule, at this offset behind the command.
+    InCapsule { offset: u64, length: usize },
 }
 
 /// A response capsule.

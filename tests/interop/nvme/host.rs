@@ -11,7 +11,7 @@ use super::capsule::{
     status, text_at, u16_at, u32_at, u64_at,
 };
 use super::queue::{Answer, Home, Queue};
-use super::{ADMIN_QUEUE_SIZE, HOST_ID, HOST_NQN, Outcome, ensure};
+use super::{HOST_ID, HOST_NQN, Outcome, ensure};
 
 const ADMIN_REQUEST: ConnectRequest = ConnectRequest {
     record_format: 0,
@@ -20,6 +20,8 @@ const ADMIN_REQUEST: ConnectRequest = ConnectRequest {
     host_send_queue_size: ADMIN_QUEUE_SIZE - 1,
     controller_id: 0,
 };
+/// Number of commands of an admin queue: the target allows no more.
+const ADMIN_QUEUE_SIZE: u16 = 32;
 const IO_QUEUE_SIZE: u16 = 16;
 /// Enabled, with entries of 16 and 64 bytes in the queues.
 const ENABLED: u32 = 1 | 6 << 16 | 4 << 20;

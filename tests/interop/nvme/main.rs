@@ -2,13 +2,15 @@
 //!
 //! `interop_nvme host` is a host of the kernel's target (`nvmet-rdma`): wrong requests and commands are refused with
 //! the status of the specification; a right one connects; blocks are written and read back. `interop_nvme target` is
-//! the target of three `nvme connect` of the kernel's host (`nvme-rdma`): one connection is rejected, one Connect
-//! command refused, and one controller goes as far as Identify.
+//! the target of four `nvme connect` of the kernel's host (`nvme-rdma`): one connection is rejected, one Connect command
+//! refused, one controller identifies itself as another one, and one becomes a block device.
 
 mod capsule;
+mod controller;
 mod host;
 mod queue;
 mod target;
+mod target_queue;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,8 +21,6 @@ use clap::{Parser, Subcommand};
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Number of commands of an admin queue, as the kernel's host has it.
-const ADMIN_QUEUE_SIZE: u16 = 32;
 const HOST_NQN: &str = "nqn.2014-08.org.example:host";
 /// `HOST_ID` is 00112233-4455-6677-8899-aabbccddeeff on the command line of `nvme`.
 const HOST_ID: [u8; 16] =
@@ -52,6 +52,8 @@ enum Role {
         address: SocketAddr,
         /// Name of the subsystem
         subsystem: String,
+        /// A file that the kernel's host copies to the namespace
+        data: PathBuf,
     },
 }
 
@@ -62,7 +64,7 @@ fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Outcome {
 fn main() -> std::process::ExitCode {
     let outcome = match &Arguments::parse().role {
         Role::Host { device, target, subsystem, data } => host::run(device, *target, subsystem, data),
-        Role::Target { address, subsystem } => target::run(*address, subsystem),
+        Role::Target { address, subsystem, data } => target::run(*address, subsystem, data),
     };
     match outcome {
         Ok(()) => std::process::ExitCode::SUCCESS,
