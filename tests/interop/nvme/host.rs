@@ -10,7 +10,7 @@ use super::capsule::{
     ANY_CONTROLLER, CONNECT_DATA_BYTES, Command, ConnectData, ConnectRequest, connect, opcode, property, refusal,
     status, text_at, u16_at, u32_at, u64_at,
 };
-use super::queue::{Answer, Home, Queue};
+use super::host_queue::{Answer, Home, Queue};
 use super::{HOST_ID, HOST_NQN, Outcome, ensure};
 
 const ADMIN_REQUEST: ConnectRequest = ConnectRequest {

@@ -2,13 +2,13 @@
 //!
 //! `interop_nvme host` is a host of the kernel's target (`nvmet-rdma`): wrong requests and commands are refused with
 //! the status of the specification; a right one connects; blocks are written and read back. `interop_nvme target` is
-//! the target of four `nvme connect` of the kernel's host (`nvme-rdma`): one connection is rejected, one Connect command
-//! refused, one controller identifies itself as another one, and one becomes a block device.
+//! the target of four `nvme connect` of the kernel's host (`nvme-rdma`): one connection is rejected, one Connect
+//! command refused, one controller identifies itself as another one, and one becomes a block device.
 
 mod capsule;
 mod controller;
 mod host;
-mod queue;
+mod host_queue;
 mod target;
 mod target_queue;
 

@@ -103,7 +103,8 @@ impl TargetQueue {
         })
     }
 
-    /// Copies a command's data from the host's memory, by READ, or from the capsule. Its length must be that of `place`.
+    /// Copies a command's data from the host's memory, by READ, or from the capsule. Its length must be that of
+    /// `place`.
     pub(crate) fn fetch(&self, received: &Received, place: Range<usize>) -> Outcome {
         match received.command.data() {
             Some(Data::Keyed { memory, .. }) if memory.len() == place.len() as u64 => {
