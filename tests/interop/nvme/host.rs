@@ -26,8 +26,8 @@ const IO_QUEUE_SIZE: u16 = 16;
 /// Enabled, with entries of 16 and 64 bytes in the queues.
 const ENABLED: u32 = 1 | 6 << 16 | 4 << 20;
 const IDENTIFY_BYTES: usize = 4096;
-/// Data of the Write whose data is in its capsule, and of the others: 64 pages, for which the target has two READs or
-/// WRITEs outstanding.
+/// Data of the Write whose data is in its capsule, and of the others: for 64 pages, the target has two READs
+/// outstanding.
 const IN_CAPSULE_BYTES: usize = 4096;
 const KEYED_BYTES: usize = 262_144;
 const NAMESPACE: u32 = 1;
