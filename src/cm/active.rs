@@ -104,6 +104,7 @@ impl Manager {
             Some(S::StalePause) => self.end_pause(now, handle),
             Some(S::ReplySent) if !self.repeat(now, handle) => self.give_up_reply(now, handle),
             Some(S::DisconnectSent) => self.expire_disconnect(now, handle),
+            Some(S::Established) => self.expire_probe(now, handle),
             Some(S::RequestReceived) => self.expire_unanswered(now, handle),
             Some(S::TimeWait | S::Refused) => self.end_rest(now, handle),
             _ => {}
@@ -195,7 +196,7 @@ impl Manager {
         if let Some(stale) = self.by_queue_pair.get(&(reply.local_guid, reply.local_qpn)).copied() {
             self.counters.stale += 1;
             self.respond_stale(arrival, transaction, reply.local_id, reply.remote_id, RejectedMessage::ConnectReply);
-            return self.end_stale(now, stale);
+            return self.probe_stale(now, stale);
         }
         self.change(handle, |connection| {
             connection.remote_id = Some(reply.local_id);

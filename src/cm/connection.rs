@@ -190,6 +190,11 @@ impl Connection {
         is_known && self.remote_id.is_some()
     }
 
+    /// Returns whether this end waits for the DREP of a peer that may have lost its end, and keeps the DREQ for it.
+    pub(super) fn is_probed(&self) -> bool {
+        self.state == ConnectionState::Established && self.kept.is_some()
+    }
+
     /// Returns whether this is the peer's communication id.
     pub(super) fn has_remote_id(&self, remote_id: CommunicationId) -> bool {
         self.remote_id == Some(remote_id)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::connection::ConnectionState;
+use super::connection::{Connection, ConnectionState};
 use super::error::CallError;
 use super::event::{DisconnectCause, Event};
 use super::handle::ConnectionHandle;
@@ -31,29 +31,44 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends the connection that a REQ or REP shows to be stale (`cm.c`, `cm_match_req`). Linux as well leaves one that
-    /// is not set up to its own end.
-    pub(super) fn end_stale(&mut self, now: Time, handle: ConnectionHandle) {
-        if self.connections.get(&handle).is_some_and(|found| found.state == ConnectionState::Established) {
-            self.start_disconnect(now, handle);
+    /// Finds out whether the peer still has the connection that a REQ or REP shows to be stale: sends a DREQ for queue
+    /// pair 0. A peer that has lost its end responds to any DREQ with a DREP (`cm.c`, `cm_issue_drep`), which ends the
+    /// connection here. A peer that has its end ignores a DREQ for another queue pair (`cm.c`, `cm_dreq_handler`): then
+    /// the REQ was forged, and the connection stays. Linux sends a DREQ that ends both ends (`cm.c`, `cm_match_req`).
+    ///
+    /// Linux as well leaves a connection that is not set up to its own end.
+    pub(super) fn probe_stale(&mut self, now: Time, handle: ConnectionHandle) {
+        let Some(found) = self.connections.get(&handle) else { return };
+        if found.state == ConnectionState::Established && !found.is_probed() {
+            let mad = self.disconnect_request_of(handle, Qpn::default());
+            self.change(handle, |connection| connection.repetition = Repetition::of_probe());
+            self.start_repeating(now, handle, &mad);
+        }
+    }
+
+    /// The next repetition of the DREQ that probes a connection is due.
+    pub(super) fn expire_probe(&mut self, now: Time, handle: ConnectionHandle) {
+        if !self.repeat(now, handle) {
+            self.change(handle, |connection| connection.kept = None);
         }
     }
 
     /// Sends the first DREQ.
     pub(super) fn start_disconnect(&mut self, now: Time, handle: ConnectionHandle) {
-        let mad = self.disconnect_request_of(handle);
+        let remote_qpn = self.connections.get(&handle).map(|connection| connection.remote_qpn).unwrap_or_default();
+        let mad = self.disconnect_request_of(handle, remote_qpn);
         self.change(handle, |connection| connection.repetition = Repetition::of_disconnect());
         self.enter(now, handle, ConnectionState::DisconnectSent);
         self.start_repeating(now, handle, &mad);
     }
 
-    /// Returns the DREQ of a connection, with a transaction id of its own.
-    pub(super) fn disconnect_request_of(&mut self, handle: ConnectionHandle) -> Mad {
+    /// Returns a DREQ of a connection for this queue pair of the peer, with a transaction id of its own.
+    pub(super) fn disconnect_request_of(&mut self, handle: ConnectionHandle, remote_qpn: Qpn) -> Mad {
         let transaction = self.draw_transaction_id();
         let request = self.connections.get(&handle).map_or_else(Default::default, |connection| DisconnectRequest {
             local_id: connection.local_id,
             remote_id: connection.remote_id.unwrap_or_default(),
-            remote_qpn: connection.remote_qpn,
+            remote_qpn,
             ..Default::default()
         });
         Message::from(request).to_mad(transaction)
@@ -108,7 +123,8 @@ impl Manager {
             return self.confirm_unknown(arrival, transaction, request);
         };
         let (state, ends_orphan) = (connection.state, connection.local_qpn == Qpn::default());
-        if request.remote_qpn != connection.local_qpn && !ends_orphan && state != S::Refused {
+        let has_ended = matches!(state, S::Refused | S::TimeWait);
+        if request.remote_qpn != connection.local_qpn && !ends_orphan && !has_ended {
             return self.counters.drops.wrong_queue_pair += 1;
         }
         self.change(handle, |connection| connection.disconnect_transaction_id = transaction);
@@ -151,8 +167,9 @@ impl Manager {
     /// Handles a DREP (`cm.c`, `cm_drep_handler`).
     pub(super) fn handle_disconnect_reply(&mut self, now: Time, reply: &DisconnectReply) {
         let found = self.find_by_both(reply.remote_id, reply.local_id);
-        match found.map(|(handle, connection)| (handle, connection.state)) {
-            Some((handle, ConnectionState::DisconnectSent)) => {
+        let is_awaited = |found: &Connection| found.state == ConnectionState::DisconnectSent || found.is_probed();
+        match found.map(|(handle, connection)| (handle, is_awaited(connection))) {
+            Some((handle, true)) => {
                 self.report_disconnect(handle, DisconnectCause::Confirmed);
                 self.begin_time_wait(now, handle);
             }

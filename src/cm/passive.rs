@@ -46,7 +46,7 @@ impl Manager {
             self.counters.stale += 1;
             let rejected = RejectedMessage::ConnectRequest;
             self.respond_stale(arrival, transaction, request.local_id, CommunicationId::NONE, rejected);
-            return self.end_stale(now, stale);
+            return self.probe_stale(now, stale);
         }
         match self.check_request(arrival, request) {
             Ok(checked) => self.take_request(now, arrival, transaction, request, checked),

@@ -14,6 +14,9 @@ const REQUEST_SENDS: u32 = 16;
 /// The longest interval of repetitions of a DREQ, and number of times that it is sent: 20 s in all.
 const DISCONNECT_INTERVAL: Duration = Duration::from_secs(2);
 const DISCONNECT_SENDS: u32 = 12;
+/// Number of times that the DREQ is sent that probes a connection: within 2.1 s, the time of the attempts of an initiator
+/// of this crate whose REQ is refused as stale.
+const PROBE_SENDS: u32 = 4;
 /// The shortest interval of repetitions of a REP: a peer that asks a shorter one gets this one.
 const SHORTEST_REPLY_INTERVAL: Duration = Duration::from_millis(250);
 /// The least number of repetitions of a REP.
@@ -40,6 +43,11 @@ impl Repetition {
     /// Those of a DREQ.
     pub(super) fn of_disconnect() -> Self {
         Self::new(DISCONNECT_SENDS, FIRST_INTERVAL, DISCONNECT_INTERVAL)
+    }
+
+    /// Those of the DREQ that probes a connection.
+    pub(super) fn of_probe() -> Self {
+        Self::new(PROBE_SENDS, FIRST_INTERVAL, DISCONNECT_INTERVAL)
     }
 
     /// Those of a REP: the REQ has the interval and the number (`cm.c`, `cm_req_handler`). Both have bounds here, so
@@ -93,6 +101,7 @@ mod tests {
         let expected = [vec![300, 600, 1_200, 2_400], vec![4_000; 12]].concat();
         assert_eq!(waits(Repetition::of_request()), expected);
         assert_eq!(waits(Repetition::of_disconnect()), [vec![300, 600, 1_200], vec![2_000; 9]].concat());
+        assert_eq!(waits(Repetition::of_probe()), [300, 600, 1_200, 2_000]);
     }
 
     #[test]

@@ -26,8 +26,9 @@ fn a_request_with_the_queue_pair_of_a_live_connection_is_stale() {
     let sent = server.sent();
     assert_eq!(reason_of(sent[0].0), (RejectReason::STALE_CONNECTION, RejectedMessage::ConnectRequest));
     let Message::DisconnectRequest(disconnect) = sent[1].0 else { panic!("{sent:?}") };
-    assert_eq!((disconnect.remote_id, disconnect.remote_qpn), (request().local_id, CLIENT_QPN));
+    assert_eq!((disconnect.remote_id, disconnect.remote_qpn), (request().local_id, Qpn::new(0)));
     assert!(server.events().is_empty());
+    assert_eq!(server.state(old), Some(ConnectionState::Established), "until its peer confirms that it has ended");
     server.take_message(DisconnectReply {
         local_id: disconnect.remote_id,
         remote_id: disconnect.local_id,
@@ -36,6 +37,88 @@ fn a_request_with_the_queue_pair_of_a_live_connection_is_stale() {
     assert_eq!(server.event(), Event::Disconnected { connection: old, cause: DisconnectCause::Confirmed });
     server.take_message(new);
     assert_ne!(server.requested(), old, "the old connection has ended");
+}
+
+/// A forged REQ: the peer still has the connection, and ignores the DREQ for queue pair 0.
+#[test]
+fn a_forged_request_does_not_end_a_connection_that_its_peer_has() {
+    let (mut client, active, mut server, passive) = connected();
+    let forged = |number| ConnectRequest { local_id: CommunicationId(number), ..request() };
+    server.take_message(forged(1));
+    let sent = server.sent();
+    assert!(matches!(&sent[..], [(Message::Reject(_), ..), (Message::DisconnectRequest(_), ..)]), "{sent:?}");
+    // Each further one has a REJ, and none another DREQ before the first one's repetitions are over.
+    let mut disconnects = vec![sent[1].0];
+    for number in 2..=100 {
+        server.take_message(forged(number));
+        assert_eq!(reason_of(server.sent_one().0).0, RejectReason::STALE_CONNECTION);
+        if number % 10 == 0 {
+            server.wait(millis(400));
+            disconnects.extend(server.sent().into_iter().map(|sent| sent.0));
+        }
+    }
+    assert_eq!(disconnects.len(), 4);
+    disconnects.into_iter().for_each(|disconnect| client.take_message(disconnect));
+    assert_eq!(client.manager.counters().drops.wrong_queue_pair, 4);
+    server.wait(seconds(60));
+    client.wait(seconds(60));
+    assert!(client.sent().is_empty() && server.sent().is_empty());
+    assert!(client.events().is_empty() && server.events().is_empty());
+    let established = Some(ConnectionState::Established);
+    assert_eq!((client.state(active), server.state(passive)), (established, established));
+    assert_eq!((client.manager.next_deadline(), server.manager.next_deadline()), (None, None));
+    // A DREP that nothing waits for is unexpected.
+    server.take_message(forged(101));
+    let Message::DisconnectRequest(disconnect) = server.sent()[1].0 else { panic!() };
+    let (local_id, remote_id) = (disconnect.remote_id, disconnect.local_id);
+    let reply = DisconnectReply { local_id, remote_id, ..Default::default() };
+    server.wait(seconds(60));
+    server.sent();
+    server.take_message(reply);
+    assert_eq!(server.state(passive), established);
+    server.take_message(forged(102));
+    server.take_message(DisconnectReply { local_id: CommunicationId(7), ..reply });
+    assert_eq!(server.state(passive), established);
+    server.take_message(reply);
+    assert_eq!(server.event(), Event::Disconnected { connection: passive, cause: DisconnectCause::Confirmed });
+}
+
+/// The first three DREQs are lost. The application disconnects while the peer is asked.
+#[test]
+fn a_probed_connection_ends_with_a_late_confirmation_or_as_the_application_says() {
+    for ends_itself in [false, true] {
+        let (mut server, _) = End::server();
+        let old = established(&mut server);
+        server.take_message(ConnectRequest { local_id: CommunicationId(1), ..request() });
+        server.sent();
+        (0..2).for_each(|_| assert_eq!(server.wait_for_message().1.len(), 1));
+        let mut last = server.wait_for_message().1[0].0;
+        if ends_itself {
+            server.manager.disconnect(server.now, old).unwrap();
+            last = server.sent_one().0;
+        }
+        let Message::DisconnectRequest(disconnect) = last else { panic!("{last:?}") };
+        assert_eq!(disconnect.remote_qpn, if ends_itself { CLIENT_QPN } else { Qpn::new(0) });
+        let (local_id, remote_id) = (disconnect.remote_id, disconnect.local_id);
+        server.take_message(DisconnectReply { local_id, remote_id, ..Default::default() });
+        assert_eq!(server.event(), Event::Disconnected { connection: old, cause: DisconnectCause::Confirmed });
+        assert_eq!(server.state(old), Some(ConnectionState::TimeWait));
+    }
+}
+
+/// The peer has ended the connection and uses its queue pair again, and its DREQs were all lost.
+#[test]
+fn an_end_in_its_time_wait_confirms_any_disconnect_request() {
+    let (mut client, active, mut server, passive) = connected();
+    client.manager.disconnect(client.now, active).unwrap();
+    client.wait(millis(20_300));
+    client.sent();
+    assert_eq!(client.state(active), Some(ConnectionState::TimeWait));
+    server.take_message(ConnectRequest { local_id: CommunicationId(1), ..request() });
+    let disconnect = server.sent()[1].0;
+    client.take_message(disconnect);
+    server.take_message(client.sent_one().0);
+    assert_eq!(server.event(), Event::Disconnected { connection: passive, cause: DisconnectCause::Confirmed });
 }
 
 #[test]
