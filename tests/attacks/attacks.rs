@@ -8,6 +8,7 @@
 mod ahead;
 mod bits;
 mod blind;
+mod connections;
 mod flood;
 mod forge;
 mod icmp;
@@ -77,6 +78,9 @@ fn leave_the_network() {
 }
 
 fn main() -> ExitCode {
+    if connections::victim::is_victim() {
+        return ExitCode::SUCCESS;
+    }
     let mut arguments = Arguments::from_args();
     // Bytes in use and the sockets' buffers are counted for the whole process.
     arguments.test_threads = Some(1);
@@ -84,7 +88,7 @@ fn main() -> ExitCode {
     if !arguments.list {
         leave_the_network();
     }
-    let attacks = FAMILIES.iter().flat_map(|family| family.iter());
+    let attacks = FAMILIES.iter().chain(connections::FAMILIES).flat_map(|family| family.iter());
     let trials = attacks.map(|(name, attack)| {
         Trial::test(*name, move || {
             attack(form);

@@ -194,4 +194,9 @@ impl RawSender {
         let sent = self.0.send_to(packet, &address).expect("a raw send");
         assert_eq!(sent, packet.len());
     }
+
+    /// Sends a packet that the kernel may refuse. Returns whether it takes it.
+    pub(crate) fn try_send_ip(&self, destination: Ipv4Addr, packet: &[u8]) -> bool {
+        self.0.send_to(packet, &SockAddr::from(SocketAddrV4::new(destination, 0))).is_ok()
+    }
 }

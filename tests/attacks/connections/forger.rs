@@ -1,0 +1,204 @@
+//! A forger of management datagrams: it sends them from any address, and sees the victim's responses to any address.
+
+use std::io::ErrorKind;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
+use rdma_verbs::types::{Psn, Qkey, Qpn};
+use rdma_verbs::wire::mad::{
+    CommunicationId, ConnectRequest, IpHeader, MAD_BYTES, Mad, Message, MessageRetries, MtuCode, Path, PortSpace,
+    RetryCount, ServiceId, ServiceIdRequest, TimeoutCode,
+};
+use rdma_verbs::wire::{Bth, Deth, Headers, ICRC_BYTES, Opcode, icrc};
+use socket2::{Domain, Protocol, SockFilter, Socket, Type};
+
+use crate::forge::{Aim, Forgery, RawSender};
+
+pub(crate) const MANAGEMENT_QPN: Qpn = Qpn::new(1);
+pub(crate) const MANAGEMENT_QKEY: Qkey = Qkey(0x8001_0000);
+/// Bytes of a packet before the datagram: base transport header and datagram header.
+pub(crate) const TRANSPORT_BYTES: usize = 20;
+/// Bytes of the UDP payload of a packet with a datagram.
+pub(crate) const UDP_PAYLOAD_BYTES: usize = TRANSPORT_BYTES + MAD_BYTES + ICRC_BYTES;
+/// IPv4 and UDP headers.
+const NETWORK_BYTES: usize = 28;
+const OBSERVED_BYTES: usize = 64 << 20;
+const SOURCE_PORT: u16 = 51_111;
+
+/// A datagram that was seen.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) destination: Ipv4Addr,
+    pub(crate) mad: Mad,
+}
+
+impl Seen {
+    pub(crate) fn message(&self) -> Message {
+        Message::read(&self.mad).unwrap_or_else(|error| panic!("{error}: {:?}", self.mad))
+    }
+}
+
+/// Sees the datagrams to queue pair 1 of any address of the namespace.
+pub(crate) struct Observer(Socket);
+
+impl Observer {
+    /// Sees those that come from this address.
+    pub(crate) fn of(source: Ipv4Addr) -> Self {
+        Self::new(Some(source))
+    }
+
+    /// Sees all.
+    pub(crate) fn of_all() -> Self {
+        Self::new(None)
+    }
+
+    fn new(source: Option<Ipv4Addr>) -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::UDP)).expect("a raw socket, which needs root");
+        setsockopt(&socket, RcvBufForce, &OBSERVED_BYTES).expect("SO_RCVBUFFORCE");
+        // Loads a word at an offset of the IP packet, masks it, and compares it; a packet that differs is not seen.
+        let word = |offset, mask, value, to_end| {
+            [
+                SockFilter::new(0x20, 0, 0, offset),
+                SockFilter::new(0x54, 0, 0, mask),
+                SockFilter::new(0x15, 0, to_end, value),
+            ]
+        };
+        let source = source.map(|address| word(12, u32::MAX, address.into(), 4));
+        let mut filter: Vec<SockFilter> = source.into_iter().flatten().collect();
+        filter.extend(word(NETWORK_BYTES as u32 + 4, 0xff_ffff, MANAGEMENT_QPN.value(), 1));
+        filter.extend([SockFilter::new(0x06, 0, 0, u32::MAX), SockFilter::new(0x06, 0, 0, 0)]);
+        socket.attach_filter(&filter).expect("SO_ATTACH_FILTER");
+        Self(socket)
+    }
+
+    /// Returns the next datagram, or `None` if there is none within this time.
+    pub(crate) fn next(&self, patience: Duration) -> Option<Seen> {
+        let mut buffer = [MaybeUninit::uninit(); 2_048];
+        self.0.set_read_timeout(Some(patience.max(Duration::from_micros(1)))).expect("SO_RCVTIMEO");
+        let length = match self.0.recv(&mut buffer) {
+            Ok(length) => length,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return None,
+            Err(error) => panic!("recv: {error}"),
+        };
+        // SAFETY: `recv` has initialized this many bytes.
+        let packet: Vec<u8> = buffer[..length].iter().map(|byte| unsafe { byte.assume_init() }).collect();
+        assert_eq!(length, NETWORK_BYTES + UDP_PAYLOAD_BYTES, "the length of a packet to queue pair 1");
+        let destination = Ipv4Addr::from(<[u8; 4]>::try_from(&packet[16..20]).expect("4 bytes"));
+        let mad = &packet[NETWORK_BYTES + TRANSPORT_BYTES..length - ICRC_BYTES];
+        Some(Seen { destination, mad: Mad::read(mad).expect("256 bytes") })
+    }
+
+    /// Returns all datagrams until none comes for this time.
+    pub(crate) fn all(&self, quiet: Duration) -> Vec<Seen> {
+        std::iter::from_fn(|| self.next(quiet)).collect()
+    }
+
+    /// Waits for a datagram.
+    #[track_caller]
+    pub(crate) fn wait(&self, patience: Duration, is_it: impl Fn(&Seen) -> bool) -> Seen {
+        let end = Instant::now() + patience;
+        while let Some(seen) = self.next(end.saturating_duration_since(Instant::now())) {
+            if is_it(&seen) {
+                return seen;
+            }
+        }
+        panic!("the datagram does not come within {patience:?}")
+    }
+}
+
+/// Sends datagrams to a victim.
+pub(crate) struct Forger {
+    raw: RawSender,
+    pub(crate) victim: Ipv4Addr,
+    /// The source of packets that claim no other.
+    pub(crate) source: Ipv4Addr,
+}
+
+impl Forger {
+    pub(crate) fn new(victim: Ipv4Addr, source: Ipv4Addr) -> Self {
+        Self { raw: RawSender::open(), victim, source }
+    }
+
+    /// Returns a packet with this payload, as a connection manager sends it.
+    pub(crate) fn packet(&self, source: Ipv4Addr, payload: &[u8]) -> Forgery {
+        let aim = Aim { source, destination: self.victim, source_port: SOURCE_PORT, qpn: MANAGEMENT_QPN };
+        let bth = Bth { opcode: Opcode::UD_SEND_ONLY, destination: MANAGEMENT_QPN, psn: Psn::new(7), ..Bth::default() };
+        let deth = Some(Deth { qkey: MANAGEMENT_QKEY, source: MANAGEMENT_QPN });
+        aim.packet(Headers { bth, deth, ..Headers::default() }, payload)
+    }
+
+    pub(crate) fn send_from(&self, source: Ipv4Addr, datagram: &[u8]) {
+        self.raw.send(&self.packet(source, datagram));
+    }
+
+    pub(crate) fn send_message(&self, source: Ipv4Addr, message: impl Into<Message>, transaction_id: u64) {
+        self.send_from(source, &message.into().to_mad(transaction_id).write());
+    }
+
+    /// Sends a packet whose bytes before the ICRC are these, with the ICRC that they have.
+    pub(crate) fn send_sealed(&self, bytes: &[u8]) {
+        let packet = self.packet(self.source, &[]);
+        let check = icrc::compute(&packet.flow(), packet.identification, packet.dont_fragment, bytes);
+        self.send_unsealed(&[bytes, &check.to_le_bytes()].concat());
+    }
+
+    /// Sends a UDP payload as it is.
+    pub(crate) fn send_unsealed(&self, udp_payload: &[u8]) {
+        self.raw.send_as(&self.packet(self.source, &[]), udp_payload);
+    }
+
+    /// Sends an IP packet as it is, apart from the checksum of its header. Returns whether the kernel takes it.
+    pub(crate) fn send_ip(&self, packet: &[u8]) -> bool {
+        self.raw.try_send_ip(self.victim, packet)
+    }
+
+    /// Returns a REQ as Linux sends it, to a port of the victim. All its identities depend on the number.
+    pub(crate) fn request(&self, number: u32, port: u16) -> ConnectRequest {
+        self.request_from(self.source, number, port)
+    }
+
+    pub(crate) fn request_from(&self, source: Ipv4Addr, number: u32, port: u16) -> ConnectRequest {
+        let header = self.header(source);
+        ConnectRequest {
+            local_id: CommunicationId(0x0100_0000 + number),
+            service_id: ServiceId::of_port(PortSpace::Tcp, port),
+            local_guid: 0x0200_5eff_fe00_0000 + u64::from(number),
+            local_qpn: Qpn::new(0x10_0000 + number),
+            responder_resources: 5,
+            initiator_depth: 6,
+            remote_response_timeout: TimeoutCode::saturating(20),
+            starting_psn: Psn::new(0x77_388d),
+            local_response_timeout: TimeoutCode::saturating(20),
+            retry_count: RetryCount::MAX,
+            pkey: 0xffff,
+            path_mtu: MtuCode::new(3).expect("a code"),
+            max_cm_retries: MessageRetries::MAX,
+            primary_path: Path {
+                local_lid: 0xffff,
+                remote_lid: 0xffff,
+                local_gid: IpAddr::V4(source).into(),
+                remote_gid: IpAddr::V4(self.victim).into(),
+                hop_limit: 64,
+                local_ack_timeout: TimeoutCode::saturating(17),
+                ..Path::default()
+            },
+            private_data: header.with_data(b"forged").expect("few bytes"),
+            ..ConnectRequest::default()
+        }
+    }
+
+    pub(crate) fn inquiry_from(&self, source: Ipv4Addr, number: u32, port: u16) -> ServiceIdRequest {
+        ServiceIdRequest {
+            request_id: CommunicationId(number.wrapping_mul(0x9e37_79b1)),
+            pkey: 0xffff,
+            service_id: ServiceId::of_port(PortSpace::Udp, port),
+            private_data: self.header(source).with_data(b"forged").expect("few bytes"),
+        }
+    }
+
+    fn header(&self, source: Ipv4Addr) -> IpHeader {
+        IpHeader::new(SocketAddr::new(source.into(), 40_000), self.victim.into()).expect("one IP version")
+    }
+}
