@@ -5,8 +5,10 @@ mod blind;
 mod fields;
 mod floods;
 mod forger;
+mod local;
 pub(super) mod victim;
 
 use super::Attack;
+pub(super) use forger::Forger;
 
-pub(super) const FAMILIES: &[&[Attack]] = &[fields::ATTACKS, blind::ATTACKS, floods::ATTACKS];
+pub(super) const FAMILIES: &[&[Attack]] = &[fields::ATTACKS, blind::ATTACKS, floods::ATTACKS, local::ATTACKS];

@@ -8,8 +8,10 @@ use std::thread;
 use rdma_verbs::sim::Random;
 use rdma_verbs::types::{Psn, Qpn};
 use rdma_verbs::verbs::{Counter, Mtu};
+use rdma_verbs::wire::mad::Message;
 
-use super::forge::Aim;
+use super::connections::Forger;
+use super::forge::{Aim, Forgery};
 use super::world::{Kind, exchange, pair, still_work};
 use super::{Attack, Form};
 
@@ -19,7 +21,7 @@ pub(super) const ATTACKS: &[Attack] = &[("inbox/messages_of_another_user_are_ref
 const OTHER_USER: libc::uid_t = 65_534;
 const HEADER_BYTES: usize = 40;
 const VERSION: u8 = 1;
-const KINDS: [u8; 2] = [1, 2];
+const KINDS: [u8; 3] = [1, 2, 8];
 
 /// Changes the user of the calling thread, and of no other, permanently.
 fn become_other_user() {
@@ -29,7 +31,7 @@ fn become_other_user() {
 }
 
 /// Returns the inboxes of the namespace, which are sockets in the user's folder.
-fn inboxes() -> Vec<String> {
+pub(super) fn inboxes() -> Vec<String> {
     let table = std::fs::read_to_string("/proc/self/net/unix").expect("the sockets of the namespace");
     let paths = table.lines().filter_map(|line| line.split_whitespace().nth(7));
     // The table has the names to which the sockets were bound; each was renamed once it worked.
@@ -39,17 +41,22 @@ fn inboxes() -> Vec<String> {
 
 /// Returns a packet as one process forwards it to another.
 fn passed_on(aim: &Aim, psn: Psn) -> Vec<u8> {
-    let packet = aim.send(psn, b"passed on by another user");
+    forwarded(KINDS[1], 0, &aim.send(psn, b"passed on by another user"))
+}
+
+/// Returns a message with a packet: of kind 8 for the shard with this block, if it is one to queue pair 1.
+pub(super) fn forwarded(kind: u8, block: u16, packet: &Forgery) -> Vec<u8> {
     let mut message = vec![0; HEADER_BYTES];
-    (message[0], message[1]) = (VERSION, KINDS[1]);
-    message[4..6].copy_from_slice(&aim.source_port.to_le_bytes());
-    message[8..24].copy_from_slice(&aim.source.to_ipv6_mapped().octets());
-    message[24..40].copy_from_slice(&aim.destination.to_ipv6_mapped().octets());
+    (message[0], message[1]) = (VERSION, kind);
+    message[4..6].copy_from_slice(&packet.source_port.to_le_bytes());
+    message[6..8].copy_from_slice(&block.to_le_bytes());
+    message[8..24].copy_from_slice(&packet.source.to_ipv6_mapped().octets());
+    message[24..40].copy_from_slice(&packet.destination.to_ipv6_mapped().octets());
     message.extend_from_slice(&packet.udp_payload());
     message
 }
 
-fn random_message(random: &mut Random, valid: &[u8]) -> Vec<u8> {
+pub(super) fn random_message(random: &mut Random, valid: &[u8]) -> Vec<u8> {
     let mut message = match random.below(3) {
         0 => (0..random.below(9_000)).map(|_| random.number() as u8).collect(),
         1 => valid.to_vec(),
@@ -77,6 +84,10 @@ fn messages(form: Form) {
     let aim = left.aim(right.address, 50_123);
     let valid: Vec<Vec<u8>> = (0..64).map(|number| passed_on(&aim, right.info().psn.plus(number))).collect();
     let elsewhere = passed_on(&Aim { qpn: Qpn::new(left.qp.qpn().value() ^ 1), ..aim }, Psn::new(0));
+    // A request to queue pair 1 for the device's shard: the block of its queue pair numbers.
+    let management = Forger::new(left.address, right.address);
+    let request = management.packet(right.address, &Message::from(management.request(7, 7)).to_mad(7).write());
+    let request = forwarded(KINDS[2], (left.qp.qpn().value() >> 12) as u16, &request);
     let before = left.qp.counters();
     let (sent, refused) = thread::scope(|scope| {
         let attacker = scope.spawn(|| {
@@ -85,9 +96,10 @@ fn messages(form: Form) {
             let mut random = Random::new(0x1b0c5);
             let (mut sent, mut refused) = (0, 0);
             for number in 0..tries as usize {
-                let message = match number % 4 {
+                let message = match number % 5 {
                     0 | 1 => random_message(&mut random, &valid[number % valid.len()]),
                     2 => valid[number % valid.len()].clone(),
+                    3 => request.clone(),
                     _ => elsewhere.clone(),
                 };
                 for path in &inboxes {

@@ -181,7 +181,9 @@ fn to_an_accepted_request() {
     let observer = Observer::of(victim.address);
     let to_peer = |seen: &Seen| seen.destination == peer.source;
     for port in [ACCEPT, ECHO] {
-        let request = peer.request(port.into(), port);
+        let mut request = peer.request(port.into(), port);
+        // The REP again every half second: a victim that believes in the connection does not repeat it.
+        request.local_response_timeout = TimeoutCode::saturating(17);
         peer.send_message(peer.source, request, TRANSACTION);
         let Message::ConnectReply(reply) = observer.wait(PATIENCE, to_peer).message() else { panic!("no REP") };
         let numbers = Numbers::of_passive_end(&request, &reply);
@@ -193,6 +195,9 @@ fn to_an_accepted_request() {
                 && reject.local_id == numbers.peer)
         });
         send_all(&forger, peer.source, &messages, || client.exchange());
+        observer.all(Duration::from_millis(20));
+        let repeated = observer.wait(PATIENCE, to_peer).message();
+        assert!(matches!(repeated, Message::ConnectReply(_)), "{repeated:?}");
         let (local_id, remote_id) = (request.local_id, reply.local_id);
         peer.send_message(peer.source, ReadyToUse { local_id, remote_id, ..Default::default() }, TRANSACTION);
         let remote_qpn = reply.local_qpn;
@@ -267,6 +272,13 @@ fn of_a_connected_queue_pair() {
             let forged = forger.request(number, CLOSED);
             let (local_guid, local_qpn) = (numbers.peer_guid, numbers.peer_qpn);
             forger.send_message(forger.source, ConnectRequest { local_guid, local_qpn, ..forged }, number.into());
+            // The victim waits for a DREP with both ids.
+            for (local_id, remote_id) in
+                [(numbers.peer, CommunicationId(number)), (CommunicationId(number), numbers.own)]
+            {
+                let reply = DisconnectReply { local_id, remote_id, ..Default::default() };
+                forger.send_message(peer, reply, TRANSACTION);
+            }
             client.exchange();
         }
         let seen = observer.all(Duration::from_millis(500));

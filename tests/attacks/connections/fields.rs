@@ -351,7 +351,13 @@ fn headers() {
             examiner.send(Case { name, bytes, expected });
         }
     }
+    let reasons = ["drop_bad_pkey", "drop_bad_qkey", "drop_bad_icrc", "drop_bad_version"];
+    let before = reasons.map(|name| examiner.victim.counter(name));
     transport_headers(&mut examiner);
+    examiner.settle();
+    let after = reasons.map(|name| examiner.victim.counter(name));
+    let counts: Vec<u64> = before.iter().zip(after).map(|(before, after)| after - before).collect();
+    assert_eq!(counts, [15, 32, 32, 4], "{reasons:?}");
     examiner.finish();
 }
 
@@ -421,6 +427,8 @@ fn lengths(form: Form) {
         let expected = if length == 256 { Answer::Taken } else { Answer::None };
         examiner.expect(number.into(), format!("{length} bytes"), expected);
     }
+    examiner.settle();
+    assert_eq!(examiner.victim.counter("drop_bad_length"), 4_096);
     for _ in 0..form.tries(5_000, 500_000) {
         let number = examiner.number();
         let length = if random.chance(500) { UDP_PAYLOAD_BYTES as u64 } else { random.below(600) };

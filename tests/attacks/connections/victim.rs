@@ -18,8 +18,9 @@ use rdma_verbs::verbs::{
 
 use crate::world::{PATIENCE, new_address};
 
-/// The address of the victim, in the environment of its process.
+/// The address of the victim, in the environment of its process, and the difference of its ports to those here.
 const ADDRESS: &str = "RDMA_VERBS_ATTACKED";
+const OFFSET: &str = "RDMA_VERBS_ATTACKED_PORTS";
 /// Accepts requests and returns messages.
 pub(crate) const ECHO: u16 = 7_010;
 /// Rejects requests, with private data.
@@ -47,15 +48,16 @@ const TURN: Duration = Duration::from_millis(5);
 /// Returns whether this process is a victim, after it has ended.
 pub(crate) fn is_victim() -> bool {
     let Ok(address) = std::env::var(ADDRESS) else { return false };
-    serve(address.parse().expect("an address"));
+    let offset = std::env::var(OFFSET).expect("a number").parse().expect("a number");
+    serve(address.parse().expect("an address"), offset);
     true
 }
 
-fn serve(address: Ipv4Addr) {
+fn serve(address: Ipv4Addr, offset: u16) {
     let context = verbs::open(&format!("soft:{address}")).expect("a device");
     let options = || ListenerOptions::new().on(&context);
-    let bind = |options: ListenerOptions, port: u16| options.bind((address, port)).expect("a listener");
-    let datagrams = |port: u16| options().bind_datagrams((address, port)).expect("a listener");
+    let bind = |options: ListenerOptions, port: u16| options.bind((address, port + offset)).expect("a listener");
+    let datagrams = |port: u16| options().bind_datagrams((address, port + offset)).expect("a listener");
     let _idle = (bind(options().backlog(64), IDLE), datagrams(IDLE_DATAGRAM));
     let (echo, reject, accept) = (bind(options(), ECHO), bind(options(), REJECT), bind(options(), ACCEPT));
     let answer = datagrams(DATAGRAM);
@@ -195,13 +197,14 @@ pub(crate) struct Victim {
 
 impl Victim {
     pub(crate) fn start() -> Self {
-        Self::start_on(new_address())
+        Self::start_on(new_address(), 0)
     }
 
-    /// Starts a process on an address that others may have.
-    pub(crate) fn start_on(address: Ipv4Addr) -> Self {
+    /// Starts a process on an address that others may have, if they have other ports.
+    pub(crate) fn start_on(address: Ipv4Addr, offset: u16) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("the own program"));
-        command.env(ADDRESS, address.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env(ADDRESS, address.to_string()).env(OFFSET, offset.to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("a process");
         let (commands, said) = (child.stdin.take().expect("a pipe"), child.stdout.take().expect("a pipe"));
         let mut victim = Self { address, child, commands, said: BufReader::new(said) };
@@ -253,7 +256,11 @@ impl Client {
     }
 
     pub(crate) fn connect_from(address: Ipv4Addr, victim: Ipv4Addr) -> Self {
-        let route = Route::between(IpAddr::V4(address), (victim, ECHO)).expect("a route");
+        Self::connect_to(address, victim, ECHO)
+    }
+
+    pub(crate) fn connect_to(address: Ipv4Addr, victim: Ipv4Addr, port: u16) -> Self {
+        let route = Route::between(IpAddr::V4(address), (victim, port)).expect("a route");
         let end = End::new(route.context());
         let options = ConnectionOptions::new().timeout(PATIENT_TIMEOUT).deadline(PATIENCE);
         let connection = route.connect(&end.qp, &options).unwrap_or_else(|error| panic!("a client: {error}"));
