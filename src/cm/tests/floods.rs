@@ -1,9 +1,13 @@
 //! Bounds: backlogs, requests without an answer, outputs.
 
-use super::super::{ConnectionState, Event, Limits};
+use super::super::{ConnectionState, Event, Limits, Rejection};
 use super::script::*;
 use crate::types::Qpn;
-use crate::wire::mad::{CommunicationId, ConnectRequest, DisconnectRequest, RejectReason};
+use crate::wire::mad::{
+    AdditionalInformation, AlternatePathResponse, CommunicationId, ConnectReply, ConnectRequest, DisconnectReply,
+    DisconnectRequest, LoadAlternatePath, Message, MessageReceipt, MessageRetries, ReadyToUse, Reject, RejectReason,
+    RejectedMessage, ServiceIdReply, ServiceIdRequest, TimeoutCode,
+};
 
 fn numbered(number: u32) -> ConnectRequest {
     ConnectRequest {
@@ -168,6 +172,130 @@ fn no_response_is_larger_than_its_cause() {
         server.take_message(ConnectRequest { service_id: Default::default(), ..numbered(number) });
     }
     assert_eq!(server.outputs().len(), 200);
+}
+
+/// Messages of every kind, with and without repetitions, while the application takes requests or not and answers none:
+/// within ten minutes their address gets at most as many datagrams as came in its name.
+#[test]
+fn no_address_gets_more_than_came_in_its_name_without_an_answer_of_the_application() {
+    let (local_id, remote_id) = (CommunicationId(0x4c99_6d6b), CommunicationId(0xa000_0001));
+    let information = AdditionalInformation::new(&CLIENT_GUID.to_be_bytes()).unwrap();
+    let (rejected, reason) = (RejectedMessage::ConnectRequest, RejectReason::TIMEOUT);
+    let inquiry = |service_id| ServiceIdRequest {
+        request_id: local_id,
+        pkey: 0xffff,
+        service_id,
+        private_data: header().with_data(b"").unwrap(),
+    };
+    let unsolicited: [Message; 14] = [
+        request().into(),
+        ConnectRequest { service_id: Default::default(), ..request() }.into(),
+        ConnectRequest { pkey: 0, ..request() }.into(),
+        inquiry(DATAGRAM_SERVICE).into(),
+        inquiry(Default::default()).into(),
+        ConnectReply { local_id, remote_id, ..Default::default() }.into(),
+        ReadyToUse { local_id, remote_id, ..Default::default() }.into(),
+        Reject { local_id, rejected, reason, information, ..Default::default() }.into(),
+        MessageReceipt { local_id, remote_id, ..Default::default() }.into(),
+        DisconnectRequest { local_id, remote_id, ..Default::default() }.into(),
+        DisconnectReply { local_id, remote_id, ..Default::default() }.into(),
+        ServiceIdReply { request_id: remote_id, ..Default::default() }.into(),
+        LoadAlternatePath { local_id, remote_id, ..Default::default() }.into(),
+        AlternatePathResponse { local_id, remote_id, ..Default::default() }.into(),
+    ];
+    for message in unsolicited {
+        for (repetitions, pause) in [(1, 0), (50, 0), (50, 100), (50, 5_000), (8, 61_000)] {
+            for takes in [false, true] {
+                let (mut server, _) = End::server();
+                server.listen(DATAGRAM_SERVICE, 8);
+                let mut sent = 0;
+                for _ in 0..repetitions {
+                    server.take_message(message);
+                    for event in server.events() {
+                        if let (Event::ConnectRequest { connection, .. }, true) = (&event, takes) {
+                            server.manager.take(*connection).unwrap();
+                        }
+                    }
+                    server.wait(millis(pause));
+                    sent += server.outputs().len();
+                }
+                server.wait(seconds(600));
+                sent += server.outputs().len();
+                assert!(sent <= repetitions, "{sent} datagrams after {repetitions} of {message:?}, {pause} ms");
+                assert_eq!(server.manager.next_deadline(), None);
+            }
+        }
+    }
+}
+
+/// A forged REQ that the application accepts: 16 REPs at most in 66 s at most, a REJ, and 12 DREQs, whatever it asks.
+#[test]
+fn an_accepted_request_has_bounded_responses() {
+    for (code, retries, expected) in [(0, 0, 4), (0, 15, 16), (20, 15, 16), (31, 15, 16), (31, 0, 4)] {
+        let (mut server, _) = End::server();
+        server.take_message(ConnectRequest {
+            local_response_timeout: TimeoutCode::saturating(code),
+            max_cm_retries: MessageRetries::saturating(retries),
+            ..request()
+        });
+        let passive = server.requested();
+        server.accept(passive);
+        server.wait(seconds(66));
+        let replies = server.sent();
+        assert!(replies.iter().all(|sent| sent.2 == CLIENT), "to the address in the request");
+        let of = |sent: &[Sent], is_it: fn(&Message) -> bool| sent.iter().filter(|sent| is_it(&sent.0)).count();
+        assert_eq!(of(&replies, |sent| matches!(sent, Message::ConnectReply(_))), expected);
+        server.wait(seconds(600));
+        let all = [replies, server.sent()].concat();
+        assert_eq!(of(&all, |sent| matches!(sent, Message::Reject(_))), 1);
+        assert_eq!(of(&all, |sent| matches!(sent, Message::DisconnectRequest(_))), 12);
+        assert_eq!(all.len(), expected + 13);
+    }
+}
+
+/// Requests, each of another host, that the application does not take, rejects, or accepts.
+#[test]
+fn a_flood_of_requests_leaves_nothing() {
+    for answer in 0..3 {
+        let limits = Limits { connections: 900, half_open: 300, resting: 200, backlog: 250, ..Limits::default() };
+        let mut server = End::with_limits(SERVER, SERVER_GUID, limits);
+        server.listen(SERVICE, 250);
+        server.listen(DATAGRAM_SERVICE, 250);
+        for number in 1..=2_000 {
+            server.take_message(numbered(number));
+            server.take_message(ServiceIdRequest {
+                request_id: CommunicationId(number),
+                pkey: 0xffff,
+                service_id: DATAGRAM_SERVICE,
+                private_data: header().with_data(b"").unwrap(),
+            });
+            let events = if answer == 0 { Vec::new() } else { server.events() };
+            for event in events {
+                let Event::ConnectRequest { connection, .. } = event else { continue };
+                match answer {
+                    1 => {
+                        server.manager.reject(server.now, connection, &Rejection::default()).unwrap();
+                        server.manager.destroy(server.now, connection).unwrap();
+                    }
+                    _ => server.accept(connection),
+                }
+            }
+            server.outputs();
+            assert!(server.manager.half_open <= 300 && server.manager.resting.len() <= 200);
+            assert!(server.manager.connections.len() <= 500);
+        }
+        server.wait(seconds(160));
+        server.outputs();
+        for event in server.events() {
+            if let Event::Unreachable { connection, .. } = event {
+                server.manager.destroy(server.now, connection).unwrap();
+            }
+        }
+        let manager = &server.manager;
+        let left = [manager.by_id.len(), manager.by_request.len(), manager.by_queue_pair.len(), manager.resting.len()];
+        assert_eq!((left, manager.half_open, manager.next_deadline()), ([0; 4], 0, None), "answer {answer}");
+        assert_eq!(manager.connection_count(), 0, "answer {answer}");
+    }
 }
 
 #[test]
