@@ -14,8 +14,8 @@ const REQUEST_SENDS: u32 = 16;
 /// The longest interval of repetitions of a DREQ, and number of times that it is sent: 20 s in all.
 const DISCONNECT_INTERVAL: Duration = Duration::from_secs(2);
 const DISCONNECT_SENDS: u32 = 12;
-/// Number of times that the DREQ is sent that probes a connection: within 2.1 s, the time of the attempts of an initiator
-/// of this crate whose REQ is refused as stale.
+/// Number of times that the DREQ is sent that probes a connection: within 2.1 s, the time of the attempts of an
+/// initiator of this crate whose REQ is refused as stale.
 const PROBE_SENDS: u32 = 4;
 /// The shortest interval of repetitions of a REP: a peer that asks a shorter one gets this one.
 const SHORTEST_REPLY_INTERVAL: Duration = Duration::from_millis(250);

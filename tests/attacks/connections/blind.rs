@@ -283,7 +283,8 @@ fn of_a_connected_queue_pair() {
         }
         let seen = observer.all(Duration::from_millis(500));
         let to = |address| seen.iter().filter(|seen| seen.destination == address).count();
-        let is_refused = |seen: &Seen| matches!(seen.message(), Message::Reject(reject) if reject.reason == RejectReason::STALE_CONNECTION);
+        let stale = RejectReason::STALE_CONNECTION;
+        let is_refused = |seen: &Seen| matches!(seen.message(), Message::Reject(reject) if reject.reason == stale);
         let refused = seen.iter().filter(|seen| is_refused(seen)).count();
         println!("{count} forged REQs: {refused} REJs, and {} messages to the peer", to(peer));
         assert_eq!((refused, to(forger.source)), (count as usize, count as usize));

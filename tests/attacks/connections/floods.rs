@@ -143,8 +143,8 @@ fn flood(name: &str, count: u32, send: impl Fn(&Forger, u32) + Sync) -> Flooded 
     client.disconnect();
     let (flooded, after) = (Flooded { victim, seen: paced.seen }, start.elapsed());
     println!(
-        "{name}: {count} messages, {} responses, {} KiB more memory; {} exchanges of {:?} at most, {} connects of {:?} at \
-         most, {after:?} afterwards",
+        "{name}: {count} messages, {} responses, {} KiB more memory; {} exchanges of {:?} at most, {} connects of \
+         {:?} at most, {after:?} afterwards",
         flooded.responses(),
         growth >> 10,
         exchanges.0,
@@ -238,8 +238,8 @@ fn beyond_the_socket(form: Form) {
     Client::connect(victim.address).disconnect();
     let growth = victim.memory().saturating_sub(before);
     println!(
-        "{count} messages without a pause: {exchanges} exchanges of {longest:?} at most, {:?} to connect afterwards, {} \
-         KiB more memory",
+        "{count} messages without a pause: {exchanges} exchanges of {longest:?} at most, {:?} to connect afterwards, \
+         {} KiB more memory",
         start.elapsed(),
         growth >> 10,
     );

@@ -1,7 +1,6 @@
 //! A forger of management datagrams: it sends them from any address, and sees the victim's responses to any address.
 
-use std::io::ErrorKind;
-use std::mem::MaybeUninit;
+use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -25,6 +24,8 @@ pub(crate) const UDP_PAYLOAD_BYTES: usize = TRANSPORT_BYTES + MAD_BYTES + ICRC_B
 /// IPv4 and UDP headers.
 const NETWORK_BYTES: usize = 28;
 const OBSERVED_BYTES: usize = 64 << 20;
+/// More datagrams than any attack has responses: some responses have responses.
+const MOST_SEEN: usize = 50_000;
 const SOURCE_PORT: u16 = 51_111;
 
 /// A datagram that was seen.
@@ -75,24 +76,23 @@ impl Observer {
 
     /// Returns the next datagram, or `None` if there is none within this time.
     pub(crate) fn next(&self, patience: Duration) -> Option<Seen> {
-        let mut buffer = [MaybeUninit::uninit(); 2_048];
+        let mut buffer = [0; 2_048];
         self.0.set_read_timeout(Some(patience.max(Duration::from_micros(1)))).expect("SO_RCVTIMEO");
-        let length = match self.0.recv(&mut buffer) {
+        let length = match (&self.0).read(&mut buffer) {
             Ok(length) => length,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return None,
             Err(error) => panic!("recv: {error}"),
         };
-        // SAFETY: `recv` has initialized this many bytes.
-        let packet: Vec<u8> = buffer[..length].iter().map(|byte| unsafe { byte.assume_init() }).collect();
+        let packet = &buffer[..length];
         assert_eq!(length, NETWORK_BYTES + UDP_PAYLOAD_BYTES, "the length of a packet to queue pair 1");
         let destination = Ipv4Addr::from(<[u8; 4]>::try_from(&packet[16..20]).expect("4 bytes"));
         let mad = &packet[NETWORK_BYTES + TRANSPORT_BYTES..length - ICRC_BYTES];
         Some(Seen { destination, mad: Mad::read(mad).expect("256 bytes") })
     }
 
-    /// Returns all datagrams until none comes for this time.
+    /// Returns all datagrams until none comes for this time, or a great many.
     pub(crate) fn all(&self, quiet: Duration) -> Vec<Seen> {
-        std::iter::from_fn(|| self.next(quiet)).collect()
+        std::iter::from_fn(|| self.next(quiet)).take(MOST_SEEN).collect()
     }
 
     /// Waits for a datagram.

@@ -13,6 +13,7 @@ use rdma_verbs::wire::mad::{DisconnectRequest, Message, PortSpace, RejectReason}
 
 use super::forger::{Forger, Observer, Seen};
 use super::victim::{ACCEPT, CLOSED, Client, ECHO, IDLE, REJECT, REJECTED, Victim};
+use crate::forge::Forgery;
 use crate::inbox::{forwarded, inboxes, random_message};
 use crate::world::{PATIENCE, new_address};
 use crate::{Attack, Form};
@@ -29,6 +30,7 @@ const PROCESSES_BYTES: u64 = 1_024 * 16;
 const RECORDS_BYTES: usize = 16 * 32;
 const MANAGEMENT_PACKET: u8 = 8;
 const TRANSACTION: u64 = 0x10ca1;
+const OTHER_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 200, 0, 9);
 
 /// Two processes at one address, with a connection each.
 struct Pair {
@@ -100,38 +102,68 @@ fn offset_of(port: u16) -> u64 {
     PROCESSES_BYTES + (space << 16 | u64::from(port)) * RECORDS_BYTES as u64
 }
 
-/// Random bytes, valid records of other ports, and other lengths of the file. Processes neither fail nor hang, keep
-/// their connections, and reject requests that reach the wrong one. Afterwards all works that has its records.
-fn garbage(form: Form) {
-    let mut pair = Pair::new();
-    pair.check();
-    let (file, mut random) = (ports_file(), Random::new(0x6a4ba6e));
-    let length = file.metadata().expect("metadata").len();
-    let ports = [ECHO, ECHO + OFFSET, REJECT, REJECT + OFFSET, IDLE, CLOSED, CLOSED + 1];
-    let read = |offset: u64, bytes: usize| {
-        let mut content = vec![0; bytes];
-        let _ = file.read_at(&mut content, offset);
-        content
-    };
-    let processes = read(0, PROCESSES_BYTES as usize);
-    let records: Vec<Vec<u8>> = ports.iter().map(|port| read(offset_of(*port), RECORDS_BYTES)).collect();
-    assert!(records[1].iter().any(|byte| *byte != 0), "the file has the second process's record");
-    let mut answers = [0; 3];
-    for round in 0..form.tries(300, 10_000) {
-        let index = random.below(ports.len() as u64) as usize;
+/// The file of ports, and what it had before the attack.
+struct Spoiled {
+    file: File,
+    processes: Vec<u8>,
+    records: Vec<(u64, Vec<u8>)>,
+}
+
+impl Spoiled {
+    fn new(ports: &[u16]) -> Self {
+        let file = ports_file();
+        let read = |offset: u64, bytes: usize| {
+            let mut content = vec![0; bytes];
+            let _ = file.read_at(&mut content, offset);
+            content
+        };
+        let processes = read(0, PROCESSES_BYTES as usize);
+        let records: Vec<_> =
+            ports.iter().map(|port| (offset_of(*port), read(offset_of(*port), RECORDS_BYTES))).collect();
+        assert!(records[0].1.iter().any(|byte| *byte != 0), "the file has the record of {}", ports[0]);
+        Self { file, processes, records }
+    }
+
+    fn write(&self, content: &[u8], offset: u64) {
+        self.file.write_all_at(content, offset).expect("the user's file");
+    }
+
+    /// Writes random bytes, valid records of another port, or nothing into the records of a port; at times also into
+    /// those of the processes, or changes the length of the file.
+    fn spoil(&self, random: &mut Random) {
+        let count = self.records.len() as u64;
+        let (offset, _) = self.records[random.below(count) as usize];
         let content: Vec<u8> = match random.below(3) {
-            // A record of another port: requests go to a process that has no such listener.
-            0 => records[random.below(records.len() as u64) as usize].clone(),
+            0 => self.records[random.below(count) as usize].1.clone(),
             1 => (0..RECORDS_BYTES).map(|_| random.number() as u8).collect(),
             _ => vec![random.choose(&[0, 0xff]); RECORDS_BYTES],
         };
-        file.write_all_at(&content, offset_of(ports[index])).expect("the user's file");
-        match round % 30 {
-            10 => file.write_all_at(&content, random.below(PROCESSES_BYTES)).expect("the user's file"),
-            20 => file.set_len(random.below(length)).expect("the user's file"),
-            29 => file.set_len(1 << 40).expect("the user's file"),
+        self.write(&content, offset);
+        match random.below(30) {
+            0 => self.write(&content, random.below(PROCESSES_BYTES)),
+            1 => self.file.set_len(random.below(offset_of(u16::MAX))).expect("the user's file"),
+            2 => self.file.set_len(1 << 40).expect("the user's file"),
             _ => {}
         }
+    }
+
+    fn restore(self) {
+        self.file.set_len(offset_of(u16::MAX)).expect("the user's file");
+        self.write(&self.processes, 0);
+        self.records.iter().for_each(|(offset, content)| self.write(content, *offset));
+    }
+}
+
+/// Processes neither fail nor hang, keep their connections, and reject requests that reach the wrong one. Afterwards,
+/// with the former records, all works.
+fn garbage(form: Form) {
+    let mut pair = Pair::new();
+    pair.check();
+    let ports = [ECHO + OFFSET, ECHO, REJECT, REJECT + OFFSET, IDLE, CLOSED, CLOSED + 1];
+    let (spoiled, mut random) = (Spoiled::new(&ports), Random::new(0x6a4ba6e));
+    let mut answers = [0; 3];
+    for _ in 0..form.tries(300, 10_000) {
+        spoiled.spoil(&mut random);
         let port = random.choose(&[CLOSED, CLOSED + 1, REJECT, REJECT + OFFSET]);
         match pair.ask(port, Duration::from_millis(20)) {
             Some(Message::Reject(reject)) if reject.private_data.as_bytes().starts_with(REJECTED) => answers[0] += 1,
@@ -149,16 +181,34 @@ fn garbage(form: Form) {
         answers[0], answers[1], answers[2]
     );
     assert!(answers[0] > 0 && answers[1] > 0);
-    file.set_len(length.max(offset_of(u16::MAX))).expect("the user's file");
-    file.write_all_at(&processes, 0).expect("the user's file");
-    for (port, records) in ports.iter().zip(&records) {
-        file.write_all_at(records, offset_of(*port)).expect("the user's file");
-    }
+    spoiled.restore();
     pair.check();
 }
 
-/// Requests for the wrong process, for blocks that no process has, with a wrong ICRC, and garbage. Only a request for the
-/// right process with the right ICRC has a response.
+/// Returns a message with a datagram that no process may take: of a block that none has, with a wrong ICRC, for another
+/// address, cut short, or changed.
+fn wrong_message(number: u32, mut packet: Forgery, blocks: [u16; 2], random: &mut Random) -> Vec<u8> {
+    let block = random.choose(&blocks);
+    match number % 5 {
+        0 => forwarded(MANAGEMENT_PACKET, (0..4_096).find(|other| !blocks.contains(other)).expect("one"), &packet),
+        1 => {
+            packet.check_xor = 1 << random.below(32);
+            forwarded(MANAGEMENT_PACKET, block, &packet)
+        }
+        2 => {
+            packet.destination = OTHER_ADDRESS;
+            forwarded(MANAGEMENT_PACKET, block, &packet)
+        }
+        3 => {
+            let message = forwarded(MANAGEMENT_PACKET, block, &packet);
+            message[..random.below(message.len() as u64) as usize].to_vec()
+        }
+        _ => random_message(random, &forwarded(MANAGEMENT_PACKET, block | 0x8000, &packet)),
+    }
+}
+
+/// Requests for the wrong process, for blocks that no process has, with a wrong ICRC, and garbage. Only a request for
+/// the right process with the right ICRC has a response.
 fn forwarded_datagrams(form: Form) {
     let mut pair = Pair::new();
     let blocks = [pair.block(0), pair.block(OFFSET)];
@@ -183,28 +233,8 @@ fn forwarded_datagrams(form: Form) {
     }
     let mut random = Random::new(0x1b0c5);
     for number in 0..form.tries(2_000, 100_000) as u32 {
-        let mut packet = request(&pair, 0x9000 + number, CLOSED);
-        let block = random.choose(&blocks);
-        let message = match number % 5 {
-            0 => forwarded(MANAGEMENT_PACKET, (0..4_096).find(|other| !blocks.contains(other)).expect("one"), &packet),
-            1 => {
-                packet.check_xor = 1 << random.below(32);
-                forwarded(MANAGEMENT_PACKET, block, &packet)
-            }
-            2 => {
-                packet.destination = new_address();
-                forwarded(MANAGEMENT_PACKET, block, &packet)
-            }
-            3 => {
-                let message = forwarded(MANAGEMENT_PACKET, block, &packet);
-                message[..random.below(message.len() as u64) as usize].to_vec()
-            }
-            _ => {
-                let valid = forwarded(MANAGEMENT_PACKET, block | 0x8000, &packet);
-                random_message(&mut random, &valid)
-            }
-        };
-        send(&message);
+        let packet = request(&pair, 0x9000 + number, CLOSED);
+        send(&wrong_message(number, packet, blocks, &mut random));
         if number % 16 == 0 {
             pair.clients.iter().for_each(Client::exchange);
         }
