@@ -83,7 +83,7 @@ fn a_forged_request_does_not_end_a_connection_that_its_peer_has() {
     assert_eq!(server.event(), Event::Disconnected { connection: passive, cause: DisconnectCause::Confirmed });
 }
 
-/// The first three DREQs are lost. The application disconnects while the peer is asked.
+/// The first three DREQs are lost. The application disconnects while the connection is probed.
 #[test]
 fn a_probed_connection_ends_with_a_late_confirmation_or_as_the_application_says() {
     for ends_itself in [false, true] {

@@ -116,7 +116,7 @@ fn flood(name: &str, count: u32, send: impl Fn(&Forger, u32) + Sync) -> Flooded 
     let victim = Victim::start();
     let address = victim.address;
     let client = Client::connect(address);
-    // What the process allocates once is not the flood's.
+    // Memory that the process allocates once is not the flood's.
     Client::connect(address).disconnect();
     let (before, stop) = (victim.memory(), AtomicBool::new(false));
     let mut paced = Paced::new(address);
@@ -289,7 +289,7 @@ fn of_receipts(form: Form) {
 }
 
 /// A forged REQ that the application accepts, and whose sender does not respond: the documented number of REPs, a REJ,
-/// and DREQs. The REQ asks for short intervals, or the test would take 86 s.
+/// and DREQs. The REQ has the shortest intervals, or it would take 86 s.
 fn accepted_request() {
     let victim = Victim::start();
     let client = Client::connect(victim.address);
