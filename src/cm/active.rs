@@ -7,14 +7,14 @@ use super::error::CallError;
 use super::event::{Event, Unanswered};
 use super::handle::{ConnectionHandle, Owner};
 use super::manager::Manager;
+use super::native::NativePeer;
 use super::parameters::{ConnectParameters, Rejection};
 use super::repetition::Repetition;
 use super::route::{Arrival, Route};
 use crate::types::Time;
 use crate::wire::mad::{
     AdditionalInformation, Attribute, CommunicationId, ConnectReply, ConnectRequest, Mad, Message, MessageReceipt,
-    MessageRetries, Path, ReadyToUse, ReceivedMessage, Reject, RejectReason, RejectedMessage, TimeoutCode,
-    TransportType,
+    MessageRetries, ReadyToUse, ReceivedMessage, Reject, RejectReason, RejectedMessage, TimeoutCode, TransportType,
 };
 
 /// The time in which the peer is to respond to a REQ, as Linux asks it: 4.3 s.
@@ -35,8 +35,9 @@ impl Manager {
         if self.connections.len() >= limit {
             return Err(CallError::TooMany { objects: "connections", limit });
         }
-        let request = request_of(self.guid, parameters)?;
+        let mut request = request_of(self.guid, parameters)?;
         let local_id = self.draw_id()?;
+        request.alternate_path = self.draw_offer(parameters.native);
         let active = Active { request: Box::new(request), stale_retries: 0, deadline: parameters.deadline };
         let (route, repetition) = (Route::along(&request.primary_path), Repetition::of_request());
         let handle = self.insert(Connection {
@@ -205,7 +206,8 @@ impl Manager {
             connection.kept = None;
         });
         self.enter(now, handle, ConnectionState::ReplyReceived);
-        self.report(handle, Event::Reply { connection: handle, reply: Box::new(*reply) });
+        let native = self.connections.get(&handle).and_then(|connection| NativePeer::of_reply(connection, reply));
+        self.report(handle, Event::Reply { connection: handle, reply: Box::new(*reply), native });
     }
 
     /// Confirms the receipt of a repeated REP while the application moves its queue pair (`cm.c`,
@@ -324,7 +326,6 @@ fn request_of(guid: u64, parameters: &ConnectParameters) -> Result<ConnectReques
         max_cm_retries: MessageRetries::MAX,
         has_srq: parameters.has_srq,
         primary_path: parameters.path.to_path(),
-        alternate_path: Path::default(),
         private_data,
         ..ConnectRequest::default()
     })

@@ -74,6 +74,8 @@ pub(super) struct Passive {
     pub(super) request_id: CommunicationId,
     pub(super) fingerprint: Fingerprint,
     pub(super) vendor: VendorId,
+    /// The REQ offers a key.
+    pub(super) has_offer: bool,
     /// When the REP was sent last.
     pub(super) replied_at: Time,
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::handle::{ConnectionHandle, InquiryHandle, ListenerHandle, Owner, ResolutionHandle};
+use super::native::NativePeer;
 use crate::wire::mad::{ConnectReply, ConnectRequest, IpHeader, PrivateData, Reject, ServiceIdReply, ServiceIdRequest};
 
 /// Maximum number of events of one object that are not polled. An active end has at most three: its reply, its end, the
@@ -49,6 +50,8 @@ pub enum Event {
         private_data: PrivateData<56>,
         /// The request.
         request: Box<ConnectRequest>,
+        /// The key that the peer offers. The connection has it if the application accepts with capabilities.
+        native: Option<NativePeer>,
     },
     /// The peer accepts. The owner moves the queue pair to the state "ready to send" and calls
     /// [`Manager::ready`](super::Manager::ready), or [`Manager::reject`](super::Manager::reject).
@@ -57,6 +60,8 @@ pub enum Event {
         connection: ConnectionHandle,
         /// The reply.
         reply: Box<ConnectReply>,
+        /// The key of the connection, if this end has offered one and the peer confirms it.
+        native: Option<NativePeer>,
     },
     /// The peer is ready: the connection that this end has accepted is set up.
     Established {
@@ -150,7 +155,7 @@ impl Event {
         let any = std::net::IpAddr::from([127, 0, 0, 1]);
         let header = IpHeader::new(std::net::SocketAddr::new(any, 7), any).expect("one IP version");
         let (private_data, request) = (PrivateData::default(), Box::default());
-        Self::ConnectRequest { connection, listener, header, private_data, request }
+        Self::ConnectRequest { connection, listener, header, private_data, request, native: None }
     }
 }
 

@@ -38,6 +38,7 @@ mod inquiry;
 mod limits;
 mod listener;
 mod manager;
+mod native;
 mod orphan;
 mod parameters;
 mod passive;
@@ -62,6 +63,7 @@ pub use handle::{ConnectionHandle, InquiryHandle, ListenerHandle, Owner, Resolut
 pub use limits::Limits;
 pub use listener::ListenParameters;
 pub use manager::{Manager, ManagerConfig};
+pub use native::NativePeer;
 pub use orphan::Orphan;
 pub use parameters::{
     AcceptParameters, ConnectParameters, DatagramQueuePair, PathParameters, Rejection, ResolveParameters,

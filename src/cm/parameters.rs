@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::error::CallError;
-use crate::types::{Mtu, Psn, Qkey, Qpn, Time};
+use crate::types::{Mtu, PeerCapabilities, Psn, Qkey, Qpn, Time};
 use crate::wire::mad::{
     AdditionalInformation, FlowLabel, IpHeader, PacketRate, Path, PrivateData, RejectReason, RetryCount, ServiceId,
     ServiceIdStatus, TimeoutCode, VendorOptions,
@@ -88,6 +88,8 @@ pub struct ConnectParameters {
     pub has_srq: bool,
     /// Options of a vendor.
     pub vendor_options: VendorOptions,
+    /// Capabilities of this end, if it offers the peer a key of the connection.
+    pub native: Option<PeerCapabilities>,
     /// Data of the application.
     pub private_data: PrivateData<56>,
     /// When this end gives up, if that is before its repetitions end.
@@ -115,6 +117,8 @@ pub struct AcceptParameters {
     pub has_srq: bool,
     /// Options of a vendor. The request must have the same vendor.
     pub vendor_options: VendorOptions,
+    /// Capabilities of this end, if its queue pair uses the key that the peer may have offered.
+    pub native: Option<PeerCapabilities>,
     /// Data of the application.
     pub private_data: PrivateData<196>,
 }

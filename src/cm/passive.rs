@@ -9,6 +9,7 @@ use super::event::{Event, Unanswered};
 use super::handle::{ConnectionHandle, ListenerHandle};
 use super::listener::Room;
 use super::manager::Manager;
+use super::native::NativePeer;
 use super::parameters::AcceptParameters;
 use super::repetition::Repetition;
 use super::request_check::{Checked, Refusal};
@@ -164,8 +165,10 @@ impl Manager {
         let connection = passive_connection(now, local_id, transaction, request, listener);
         let handle = self.insert(connection);
         self.schedule(now, handle, UNANSWERED);
+        let native = NativePeer::of_request(request, local_id);
         let request = Box::new(*request);
-        self.report(handle, Event::ConnectRequest { connection: handle, listener, header, private_data, request });
+        let event = Event::ConnectRequest { connection: handle, listener, header, private_data, request, native };
+        self.report(handle, event);
     }
 
     /// Notes that the application has read the event [`Event::ConnectRequest`]. The request no longer counts for the
@@ -202,7 +205,11 @@ impl Manager {
         if given != VendorId::default() && given != passive.vendor {
             return Err(CallError::Vendor { requested: passive.vendor, given });
         }
-        let reply = reply_of(self.guid, connection, parameters);
+        let mut reply = reply_of(self.guid, connection, parameters);
+        // Without an offer these fields are the standard's.
+        if let Some(capabilities) = parameters.native.filter(|_| passive.has_offer) {
+            reply = reply.confirming(&capabilities);
+        }
         let mad = Message::from(reply).to_mad(connection.transaction_id);
         self.change(handle, |connection| {
             connection.local_qpn = parameters.local_qpn;
@@ -283,6 +290,7 @@ fn passive_connection(
         request_id: request.local_id,
         fingerprint: fingerprint_of(transaction_id, request),
         vendor: request.vendor_options.vendor,
+        has_offer: request.alternate_path.offer().is_some(),
         replied_at: now,
     };
     let route = Route::against(&request.primary_path);

@@ -81,8 +81,7 @@ impl Manager {
         if !is_reachable || !has_pkey || !self.addresses.contains(&remote) {
             return Err(Refusal::of_path(RejectReason::INVALID_GID, arrival.destination));
         }
-        // There is no alternate path if its local LID is 0.
-        if request.alternate_path.local_lid != 0 {
+        if request.alternate_path.path().is_some() {
             return Err(Refusal::of_path(RejectReason::INVALID_ALTERNATE_GID, arrival.destination));
         }
         Ok(())

@@ -12,7 +12,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::Result;
-use crate::types::{Gid, Mtu, Psn, Qkey, Qpn};
+use crate::types::{Gid, Mtu, PeerCapabilities, PeerKey, Psn, Qkey, Qpn};
 pub use crate::wire::mad::{PortSpace, RejectReason, ServiceIdStatus};
 
 /// One end of a connection, as its request or its reply describes it to the other end.
@@ -34,6 +34,11 @@ pub struct ConnectionEnd {
     pub has_srq: bool,
     /// Code of the longest time from the arrival of a packet to its acknowledgement; only the passive end tells it.
     pub ack_delay: u8,
+    /// Capabilities beyond the standard. An end that has some is native: if the device describes the other end with a
+    /// key, the queue pair of this end uses it, with the other end's capabilities. A device without keys ignores them.
+    pub capabilities: PeerCapabilities,
+    /// The key of the connection, in the device's description of a native peer; `None` in that of this end.
+    pub key: Option<PeerKey>,
     /// Data of the application. A request carries 56 bytes, a reply 196; the receiver gets all of them, with zeros
     /// after the data.
     pub private_data: Vec<u8>,

@@ -1,7 +1,12 @@
 //! Any datagram to queue pair 1: reading never panics, its line is short and printable, and a message that was read is
 //! written with the bits that it was read from, except reserved ones.
 
-use rdma_verbs::wire::mad::{IpHeader, LONGEST_SUMMARY, MAD_BYTES, Mad, Message, Method, PrivateData};
+use rdma_verbs::wire::mad::{
+    AlternatePath, CommunicationId, ConnectReply, IpHeader, LONGEST_SUMMARY, MAD_BYTES, Mad, Message, Method,
+    NativeOffer, PrivateData,
+};
+
+const PASSIVE_ID: CommunicationId = CommunicationId(0xabc1_2345);
 
 /// Runs the target.
 pub(crate) fn run(datagram: &[u8]) {
@@ -23,11 +28,34 @@ pub(crate) fn run(datagram: &[u8]) {
     assert_eq!(Message::read(&written), Ok(message));
     assert!(written.write().iter().zip(datagram).all(|(written, read)| written & !read == 0));
     match message {
-        Message::ConnectRequest(request) => ip_header(&request.private_data),
+        Message::ConnectRequest(request) => {
+            ip_header(&request.private_data);
+            offer(&request.alternate_path);
+        }
+        Message::ConnectReply(reply) => confirmation(reply),
         Message::ServiceIdRequest(request) => ip_header(&request.private_data),
         Message::Reject(reject) => assert!(reject.information.as_bytes().len() <= reject.information.whole().len()),
         _ => {}
     }
+}
+
+/// An offer is written as it was read, and is no alternate path.
+fn offer(alternate_path: &AlternatePath) {
+    let Some(offer) = alternate_path.offer() else { return };
+    assert!(offer.capabilities().is_native() && alternate_path.path().is_none());
+    let (active, passive) = (offer.active_key(PASSIVE_ID), offer.passive_key(PASSIVE_ID));
+    assert_eq!((active.local, active.remote), (passive.remote, passive.local));
+    let share = active.local;
+    // A share that Linux takes for an address is not written.
+    let written = AlternatePath::of_offer(&NativeOffer::new(share.to_bytes(), offer.capabilities()));
+    let read = written.offer().expect("an offer");
+    assert_eq!(read.capabilities(), offer.capabilities());
+}
+
+/// A confirmation is written as it was read.
+fn confirmation(reply: ConnectReply) {
+    let Some(capabilities) = reply.confirmation() else { return };
+    assert_eq!(reply.confirming(&capabilities).confirmation(), Some(capabilities));
 }
 
 /// The header of IP connections and the application's data are written as they were read.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use rdma_verbs::cm::{ConnectionHandle, DisconnectCause, Manager, ResolutionHandle};
-use rdma_verbs::types::{Qpn, Time};
+use rdma_verbs::types::{PeerCapabilities, PeerKey, Qpn, Time};
 
 use super::connections::Act;
 
@@ -40,6 +40,16 @@ pub(super) fn guid(host: usize) -> u64 {
 
 pub(super) fn host_of(process: usize) -> usize {
     process % HOSTS
+}
+
+/// The capabilities of the active end of an attempt, if it is native.
+pub(super) fn offered(attempt: u64) -> Option<PeerCapabilities> {
+    (!attempt.is_multiple_of(4)).then_some(PeerCapabilities::STANDARD.version(1))
+}
+
+/// The capabilities of the passive end of an attempt, if it is native.
+pub(super) fn confirmed(attempt: u64) -> Option<PeerCapabilities> {
+    (!attempt.is_multiple_of(3)).then_some(PeerCapabilities::STANDARD.version(1))
 }
 
 pub(super) fn port_of(process: usize) -> u16 {
@@ -186,9 +196,30 @@ pub(super) struct Judgement {
     passive: BTreeMap<u64, Vec<Place>>,
     requests: BTreeSet<(usize, u64, u64, u32)>,
     dead: BTreeSet<(usize, u64)>,
+    /// The keys of the passive ends, by the shares of their REQs. A REQ that arrives at a dead process and at the one
+    /// that takes its place has two.
+    keys: BTreeMap<u64, Vec<PeerKey>>,
 }
 
 impl Judgement {
+    /// All REQs of an attempt offer the same share, or none.
+    pub(super) fn note_offer(&mut self, attempt: u64, key: Option<PeerKey>) {
+        assert_eq!(key.is_some(), offered(attempt).is_some(), "attempt {attempt}");
+        let keys = self.keys.entry(attempt).or_default();
+        assert!(keys.iter().zip(key).all(|(one, other)| one.remote == other.remote), "attempt {attempt}");
+        keys.extend(key);
+    }
+
+    /// The active end has the key of a passive one, if both are native.
+    pub(super) fn judge_key(&self, attempt: u64, key: Option<PeerKey>) {
+        let is_native = offered(attempt).is_some() && confirmed(attempt).is_some();
+        assert_eq!(key.is_some(), is_native, "attempt {attempt}");
+        let passive = self.keys.get(&attempt).into_iter().flatten();
+        let is_shared =
+            |key: PeerKey| passive.clone().any(|other| (other.local, other.remote) == (key.remote, key.local));
+        assert!(key.is_none_or(is_shared), "attempt {attempt}");
+    }
+
     pub(super) fn note_end(&mut self, attempt: u64, place: Place, is_active: bool) {
         match is_active {
             true => drop(self.active.insert(attempt, place)),

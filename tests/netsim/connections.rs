@@ -21,7 +21,9 @@ use rdma_verbs::wire::mad::{
     Attribute, FlowLabel, IpHeader, Mad, PortSpace, PrivateData, RetryCount, ServiceId, ServiceIdStatus, TimeoutCode,
 };
 
-use super::connection_ends::{Ends, HOSTS, Judgement, PROCESSES, Place, Process, address, guid, host_of, port_of};
+use super::connection_ends::{
+    Ends, HOSTS, Judgement, PROCESSES, Place, Process, address, confirmed, guid, host_of, offered, port_of,
+};
 use super::world::Outcome;
 
 const ATTEMPTS: u64 = 40;
@@ -319,6 +321,7 @@ impl World {
             path_mtu: Mtu::Mtu1024,
             has_srq: false,
             vendor_options: Default::default(),
+            native: offered(self.attempts),
             private_data: PrivateData::new(&self.attempts.to_be_bytes()).expect("eight bytes"),
             deadline,
         };
@@ -366,7 +369,8 @@ impl World {
         let result = match act {
             Act::Take => manager.take(connection),
             Act::Accept => {
-                let parameters = AcceptParameters { local_qpn: qpn, ..AcceptParameters::default() };
+                let native = confirmed(end.attempt);
+                let parameters = AcceptParameters { local_qpn: qpn, native, ..AcceptParameters::default() };
                 manager.accept(self.now, connection, &parameters)
             }
             Act::Reject => manager.reject(self.now, connection, &Default::default()),
@@ -413,8 +417,9 @@ impl World {
             println!("{:>14} process {process}: {event:?}", self.now.as_nanos());
         }
         match event {
-            Event::ConnectRequest { connection, private_data, request, header, .. } => {
+            Event::ConnectRequest { connection, private_data, request, header, native, .. } => {
                 let attempt = number_of(&private_data);
+                self.judgement.note_offer(attempt, native.map(|peer| peer.key));
                 assert_eq!(header.destination(), address(host_of(process)));
                 let generation = self.processes[process].generation;
                 self.judgement.note_request(process, generation, request.local_guid, request.local_id.0);
@@ -422,7 +427,12 @@ impl World {
                 self.processes[process].ends.begin(connection, attempt, false);
                 self.answer_request(process, connection);
             }
-            Event::Reply { connection, .. } => self.answer_reply(process, connection),
+            Event::Reply { connection, native, .. } => {
+                let attempt = self.processes[process].ends.get(connection).expect("an end").attempt;
+                self.judgement.judge_key(attempt, native.map(|peer| peer.key));
+                self.outcome.count("connection with a key", native.is_some().into());
+                self.answer_reply(process, connection);
+            }
             Event::Established { connection } => {
                 self.processes[process].ends.note_established(connection);
                 self.outcome.count("connection set up", 1);

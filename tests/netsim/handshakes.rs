@@ -117,6 +117,7 @@ impl Application {
             path_mtu: Mtu::Mtu1024,
             has_srq: false,
             vendor_options: Default::default(),
+            native: None,
             private_data: PrivateData::new(&self.started.to_be_bytes()).expect("four bytes"),
             deadline: None,
         };

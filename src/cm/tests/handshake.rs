@@ -23,11 +23,12 @@ fn three_messages_set_up_a_connection() {
 
     server.receive(CLIENT, &message.to_mad(transaction).write());
     let event = server.event();
-    let Event::ConnectRequest { connection: passive, listener: at, header: found, private_data, request } = event
+    let Event::ConnectRequest { connection: passive, listener: at, header: found, private_data, request, native } =
+        event
     else {
         panic!("{event:?}");
     };
-    assert_eq!((at, found, *request), (listener, header(), sent));
+    assert_eq!((at, found, *request, native), (listener, header(), sent, None));
     assert_eq!(private_data.as_bytes()[..10], *b"hello-req\0");
 
     server.accept(passive);
@@ -35,7 +36,7 @@ fn three_messages_set_up_a_connection() {
     assert_eq!((outputs[0].destination, outputs[0].source), (CLIENT, SERVER));
     assert_eq!((outputs[0].traffic_class, outputs[0].flow_label.value()), (0x68, 0x8_38a5));
     client.receive(SERVER, &outputs[0].bytes);
-    assert!(matches!(client.event(), Event::Reply { connection, reply } if connection == active
+    assert!(matches!(client.event(), Event::Reply { connection, reply, native: None } if connection == active
         && reply.local_qpn == SERVER_QPN && reply.local_guid == SERVER_GUID && reply.remote_id == sent.local_id));
     assert!(client.sent().is_empty(), "the RTU waits for the queue pair");
 

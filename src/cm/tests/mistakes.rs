@@ -6,8 +6,8 @@ use super::super::{Arrival, Event};
 use super::script::*;
 use crate::types::{Gid, Qpn};
 use crate::wire::mad::{
-    AdditionalInformation, Attribute, CommunicationId, ConnectRequest, FlowLabel, IpHeader, MAD_BYTES, Mad,
-    ManagementClass, Message, MtuCode, PrivateData, RejectReason, RejectedMessage, ServiceId, TimeoutCode,
+    AdditionalInformation, AlternatePath, Attribute, CommunicationId, ConnectRequest, FlowLabel, IpHeader, MAD_BYTES,
+    Mad, ManagementClass, Message, MtuCode, Path, PrivateData, RejectReason, RejectedMessage, ServiceId, TimeoutCode,
     TransportType,
 };
 
@@ -82,9 +82,9 @@ fn paths_are_checked() {
     }
     assert_eq!(reason(ConnectRequest { pkey: 0x7fff, ..request() }), None);
     let mut alternate = request();
-    alternate.alternate_path.local_gid = gid("10.99.0.9");
+    alternate.alternate_path = AlternatePath::new(Path { local_gid: gid("10.99.0.9"), ..Path::default() });
     assert_eq!(reason(alternate), None, "there is no alternate path without a LID");
-    alternate.alternate_path.local_lid = 1;
+    alternate.alternate_path = AlternatePath::new(Path { local_lid: 1, ..Path::default() });
     assert_eq!(verdict(alternate), Some((RejectReason::INVALID_ALTERNATE_GID, right)));
     // Another address of the sender is where the REP goes.
     assert_eq!(reason(with_path(|path| path.local_gid = gid("10.99.0.77"))), None);

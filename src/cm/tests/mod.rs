@@ -4,6 +4,7 @@ mod closing;
 mod floods;
 mod handshake;
 mod mistakes;
+mod native;
 mod rejections;
 mod script;
 mod services;

@@ -247,6 +247,7 @@ pub(super) fn connect_parameters() -> ConnectParameters {
         path_mtu: Mtu::Mtu1024,
         has_srq: false,
         vendor_options: Default::default(),
+        native: None,
         private_data: PrivateData::new(b"hello-req").unwrap(),
         deadline: None,
     }

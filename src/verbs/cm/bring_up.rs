@@ -22,6 +22,8 @@ impl BringUp<'_> {
     /// `cm_init_qp_rtr_attr` and `cm_init_qp_rts_attr`), but for `min_rnr_timer`: Linux leaves it 0, which is 655 ms.
     pub(super) fn apply(&self, qp: &QueuePair) -> Result<()> {
         let Self { path, local, remote, options, atomics, timeout } = *self;
+        // Both ends use the key, or neither: the peer of a native end has it only if this end is native as well.
+        let peer_key = remote.key.filter(|_| local.capabilities.is_native());
         qp.modify(&QueuePairAttributes {
             qp_state: Some(QueuePairState::ReadyToReceive),
             ah_attr: Some(AddressVector {
@@ -36,6 +38,9 @@ impl BringUp<'_> {
             rq_psn: Some(local.starting_psn),
             max_dest_rd_atomic: Some(atomics.0),
             min_rnr_timer: Some(options.own_min_rnr_timer()),
+            // Without a key the device looks for the peer among the processes of this host.
+            peer: peer_key.map(|_| remote.capabilities),
+            peer_key,
             ..QueuePairAttributes::default()
         })?;
         qp.modify(&QueuePairAttributes {

@@ -3,6 +3,9 @@
 //! It speaks the protocol of Linux' `rdma_cm`, so that the other end may be any program that uses librdmacm, on
 //! Soft-RoCE or on an adapter. It needs nothing but UDP port 4791.
 //!
+//! If both ends are this crate, on any hosts, they agree on a key of the connection with the same messages, and drop
+//! packets without it: a sender that does not see the traffic cannot forge them.
+//!
 //! | this module | librdmacm |
 //! |---|---|
 //! | [`Listener::bind`] | `rdma_bind_addr`, `rdma_listen` |

@@ -235,6 +235,7 @@ impl ConnectionOptions {
             flow_control: self.flow_control,
             rnr_retry_count: self.rnr_retry_count,
             has_srq: qp.srq().is_some(),
+            capabilities: qp.context().advertised_capabilities(),
             private_data: self.private_data.clone(),
             ..ConnectionEnd::default()
         }

@@ -5,6 +5,7 @@ use crate::types::{Psn, Qkey, Qpn};
 use super::alternate_path::{InConnectRequest, Path};
 use super::contents::{AdditionalInformation, PrivateData, VendorOptions};
 use super::field::{WholeData, at, layout};
+use super::native::{ALTERNATE_PATH, AlternatePath};
 use super::{
     CommunicationId, EndToEndContext, ExtendedTransport, FailoverStatus, MessageRetries, MtuCode, ReceivedMessage,
     RejectReason, RejectedMessage, RetryCount, ServiceId, TimeoutCode, TransportType,
@@ -63,8 +64,8 @@ pub struct ConnectRequest {
     pub extended_transport: ExtendedTransport,
     /// The path of the packets.
     pub primary_path: Path,
-    /// The path to migrate to. There is none if its local LID is 0.
-    pub alternate_path: Path,
+    /// The path to migrate to, or an offer of a native sender in its place.
+    pub alternate_path: AlternatePath,
     /// The sender understands suggestions of alternate paths (SAP).
     pub sap_supported: bool,
     /// Data of the application. In the IP service it begins with an [`IpHeader`](super::IpHeader).
@@ -96,7 +97,7 @@ layout! { ConnectRequest in WholeData {
     has_srq: at(51).bit(3),
     extended_transport: at(51).bit(2),
     primary_path: InConnectRequest(52),
-    alternate_path: InConnectRequest(96),
+    alternate_path: ALTERNATE_PATH,
     sap_supported: at(139).bit(2),
     private_data: at(140),
 } }

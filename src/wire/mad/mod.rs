@@ -15,6 +15,7 @@ mod disconnect;
 mod field;
 mod ip_header;
 mod message;
+mod native;
 mod numbers;
 mod service_id;
 mod summary;
@@ -29,6 +30,7 @@ pub use contents::{ADDITIONAL_INFORMATION_BYTES, AdditionalInformation, PrivateD
 pub use disconnect::{DisconnectReply, DisconnectRequest};
 pub use ip_header::{IpAddresses, IpHeader, IpHeaderError};
 pub use message::Message;
+pub use native::{AlternatePath, NativeOffer};
 pub use numbers::{
     CommunicationId, EndToEndContext, ExtendedTransport, FailoverStatus, FlowLabel, MessageRetries, MtuCode,
     PacketRate, ReceivedMessage, RejectedMessage, RetryCount, ServiceLevel, TimeoutCode, TransportType, VendorId,

@@ -107,8 +107,10 @@ impl fmt::Display for ConnectRequest {
         if header.is_some_and(|header| header.source().ip() != end) {
             write!(f, ", responses to {end}")?;
         }
-        if self.alternate_path.local_lid != 0 {
+        if self.alternate_path.path().is_some() {
             f.write_str(", with an alternate path")?;
+        } else if self.alternate_path.offer().is_some() {
+            f.write_str(", native")?;
         }
         Ok(())
     }
@@ -160,7 +162,8 @@ impl Reject {
 
 impl fmt::Display for ConnectReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "accepted, queue pair {} expects PSN {}", self.local_qpn, self.starting_psn)
+        write!(f, "accepted, queue pair {} expects PSN {}", self.local_qpn, self.starting_psn)?;
+        if self.confirmation().is_some() { f.write_str(", native") } else { Ok(()) }
     }
 }
 

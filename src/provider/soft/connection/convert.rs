@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use crate::cm::{AcceptParameters, CallError, ConnectParameters, PathParameters};
+use crate::cm::{AcceptParameters, CallError, ConnectParameters, NativePeer, PathParameters};
 use crate::provider::{ConnectInit, ConnectionEnd, ConnectionPath, Error, ErrorKind, Result};
-use crate::types::Time;
+use crate::types::{PeerCapabilities, PeerKey, Time};
 use crate::wire::mad::{
     ConnectReply, ConnectRequest, FlowLabel, IpHeader, PortSpace, PrivateData, RetryCount, ServiceId, TimeoutCode,
     VendorOptions,
@@ -62,6 +62,7 @@ pub(super) fn connect_parameters(init: &ConnectInit<'_>, local: SocketAddr, now:
         path_mtu: path.path_mtu,
         has_srq: end.has_srq,
         vendor_options: VendorOptions::default(),
+        native: native(end),
         private_data: private_data("connect", &end.private_data)?,
         deadline: timeout.map(|timeout| now + timeout),
     })
@@ -78,8 +79,19 @@ pub(super) fn accept_parameters(end: &ConnectionEnd) -> Result<AcceptParameters>
         rnr_retry_count: RetryCount::saturating(end.rnr_retry_count),
         has_srq: end.has_srq,
         vendor_options: VendorOptions::default(),
+        native: native(end),
         private_data: private_data("accept", &end.private_data)?,
     })
+}
+
+/// Returns the capabilities of this end, if its queue pair uses a key.
+fn native(end: &ConnectionEnd) -> Option<PeerCapabilities> {
+    end.capabilities.is_native().then_some(end.capabilities)
+}
+
+/// Returns the capabilities of a peer and the key of its connection, for the two fields of an end.
+fn of_native(native: Option<NativePeer>) -> (PeerCapabilities, Option<PeerKey>) {
+    native.map_or_else(Default::default, |native| (native.capabilities, Some(native.key)))
 }
 
 /// Returns the path of a peer's request, and the peer.
@@ -87,6 +99,7 @@ pub(super) fn of_request(
     request: &ConnectRequest,
     header: &IpHeader,
     data: &PrivateData<56>,
+    native: Option<NativePeer>,
 ) -> (ConnectionPath, ConnectionEnd) {
     let primary = &request.primary_path;
     let port = request.service_id.port().map_or(0, |(_, port)| port);
@@ -103,6 +116,7 @@ pub(super) fn of_request(
         retry_count: request.retry_count.value(),
         ack_timeout: primary.local_ack_timeout.value(),
     };
+    let (capabilities, key) = of_native(native);
     let end = ConnectionEnd {
         qpn: request.local_qpn,
         starting_psn: request.starting_psn,
@@ -112,13 +126,16 @@ pub(super) fn of_request(
         rnr_retry_count: request.rnr_retry_count.value(),
         has_srq: request.has_srq,
         ack_delay: 0,
+        capabilities,
+        key,
         private_data: data.as_bytes().to_vec(),
     };
     (path, end)
 }
 
 /// Returns the peer, as its reply describes it.
-pub(super) fn of_reply(reply: &ConnectReply) -> ConnectionEnd {
+pub(super) fn of_reply(reply: &ConnectReply, native: Option<NativePeer>) -> ConnectionEnd {
+    let (capabilities, key) = of_native(native);
     ConnectionEnd {
         qpn: reply.local_qpn,
         starting_psn: reply.starting_psn,
@@ -128,6 +145,8 @@ pub(super) fn of_reply(reply: &ConnectReply) -> ConnectionEnd {
         rnr_retry_count: reply.rnr_retry_count.value(),
         has_srq: reply.has_srq,
         ack_delay: reply.target_ack_delay.value(),
+        capabilities,
+        key,
         private_data: reply.private_data.as_bytes().to_vec(),
     }
 }

@@ -85,7 +85,7 @@ impl Drop for SoftConnection {
 /// Returns an event of a connection; `None` if it is one of another object.
 fn event_of(event: Event) -> Option<ConnectionEvent> {
     Some(match event {
-        Event::Reply { reply, .. } => ConnectionEvent::Replied(Box::new(convert::of_reply(&reply))),
+        Event::Reply { reply, native, .. } => ConnectionEvent::Replied(Box::new(convert::of_reply(&reply, native))),
         Event::Established { .. } => ConnectionEvent::Established,
         Event::Rejected { rejection, .. } => ConnectionEvent::Rejected {
             reason: rejection.reason,

@@ -56,8 +56,8 @@ impl SoftListener {
         let Some(queue) = requested else { return Ok(None) };
         let seat = self.seat.beside(queue);
         match event {
-            Event::ConnectRequest { connection, header, private_data, request, .. } => {
-                let (path, remote) = convert::of_request(&request, &header, &private_data);
+            Event::ConnectRequest { connection, header, private_data, request, native, .. } => {
+                let (path, remote) = convert::of_request(&request, &header, &private_data, native);
                 let accepted = SoftConnection::new(seat, connection, path.local, None);
                 let is_taken = self.seat.call("listen", |connections, _| connections.take(connection));
                 let connection = Arc::new(accepted);

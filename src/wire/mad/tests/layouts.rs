@@ -86,7 +86,7 @@ fn connect_request(message: &ConnectRequest) -> Vec<Row> {
         bytes("private data", 140, message.private_data.as_bytes()),
     ];
     rows.extend(path_of_request(52, &message.primary_path));
-    rows.extend(path_of_request(96, &message.alternate_path));
+    rows.extend(path_of_request(96, message.alternate_path.raw()));
     rows
 }
 
@@ -314,7 +314,7 @@ fn the_largest_value_of_a_field_does_not_reach_its_neighbors() {
     assert_only(ConnectRequest { primary_path: path, ..request }, 91, 0x3f);
     assert_only(LoadAlternatePath { path, ..LoadAlternatePath::default() }, 61, 0x3f);
     let path = Path { service_level: ServiceLevel::MAX, ..Path::default() };
-    assert_only(ConnectRequest { alternate_path: path, ..request }, 138, 0xf0);
+    assert_only(ConnectRequest { alternate_path: AlternatePath::new(path), ..request }, 138, 0xf0);
     assert_only(LoadAlternatePath { path, ..LoadAlternatePath::default() }, 62, 0xf0);
     let path = Path { local_ack_timeout: timeout, subnet_local: false, ..Path::default() };
     assert_only(ConnectRequest { primary_path: path, ..request }, 95, 0xf8);

@@ -65,7 +65,7 @@ fn a_request_names_its_service_and_unusual_fields() {
         assert_eq!(line, format!("{connect} {ends}, {queue_pair} 1024, {name}"));
     }
     let elsewhere = Path { local_gid: Gid::from_bytes([0xfd; 16]), ..Path::default() };
-    let alternate_path = Path { local_lid: 1, ..Path::default() };
+    let alternate_path = AlternatePath::new(Path { local_lid: 1, ..Path::default() });
     assert_eq!(
         line(ConnectRequest { primary_path: elsewhere, alternate_path, ..request() }),
         format!(
@@ -232,7 +232,7 @@ fn the_longest_lines_fit() {
         transport: TransportType::UnreliableConnection,
         path_mtu: MtuCode::new(15).unwrap(),
         primary_path: path,
-        alternate_path: path,
+        alternate_path: AlternatePath::new(path),
         ..request()
     };
     let longest = line(request).len();
