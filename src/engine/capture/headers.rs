@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::types::ROCE_PORT;
+use crate::wire::{Flow, icrc};
 
 const UDP: u8 = 17;
 const UDP_HEADER_BYTES: usize = 8;
@@ -26,6 +27,14 @@ pub(crate) struct Addressing {
     pub(crate) dont_fragment: bool,
     /// Whether the UDP checksum is computed; otherwise it is 0, "none".
     pub(crate) has_checksum: bool,
+}
+
+impl Addressing {
+    /// Returns the ICRC of a packet up to its check field.
+    pub(super) fn icrc(&self, covered: &[u8]) -> u32 {
+        let Self { source, destination, source_port, identification, dont_fragment, .. } = *self;
+        icrc::compute(&Flow { source, destination, source_port }, identification, dont_fragment, covered)
+    }
 }
 
 /// An IP and a UDP header.

@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use super::PacketRecord;
+use super::headers::Addressing;
 use super::pcapng::Direction;
 use crate::types::Qpn;
 use crate::wire::mad::{Attribute, Mad, MadError, Message};
-use crate::wire::{Opcode, Packet};
+use crate::wire::{ICRC_BYTES, Opcode, Packet, packet_bytes};
 
 /// The queue pair of all management datagrams except those of subnet management.
 const MANAGEMENT_QPN: Qpn = Qpn::new(1);
@@ -24,6 +25,19 @@ pub(super) fn datagram(packet: &[u8]) -> Option<Result<Mad, MadError>> {
     }
     let packet = Packet::parse(packet).ok()?;
     (packet.headers.bth.destination == MANAGEMENT_QPN).then(|| Mad::read(packet.payload))
+}
+
+/// Returns the packet of a datagram without the secret in it, and with a check field that is as right or as wrong as
+/// before; `None` if it has no secret.
+pub(super) fn without_secret(packet: &[u8], datagram: &Mad, addressing: &Addressing) -> Option<Vec<u8>> {
+    let secret = datagram.secret()?;
+    let start = packet_bytes(Opcode::UD_SEND_ONLY, 0) - ICRC_BYTES;
+    let mut shown = packet.to_vec();
+    shown.get_mut(start + secret.start..start + secret.end)?.fill(0);
+    let (covered, field) = packet.split_last_chunk::<ICRC_BYTES>()?;
+    let field = u32::from_le_bytes(*field) ^ addressing.icrc(covered) ^ addressing.icrc(&shown[..covered.len()]);
+    shown[covered.len()..].copy_from_slice(&field.to_le_bytes());
+    Some(shown)
 }
 
 /// The parts of a message that its repetitions have as well, and no other message.
@@ -80,9 +94,9 @@ mod tests {
     use super::super::{Arrival, CaptureSink, Departure};
     use super::*;
     use crate::transport::{Datagram, DatagramOutcome, Repeats, Transmit};
-    use crate::types::{DropReason, Qkey};
-    use crate::wire::mad::{CommunicationId, LONGEST_SUMMARY, ReadyToUse};
-    use crate::wire::{Bth, Deth, Headers, ICRC_BYTES, packet_bytes};
+    use crate::types::{DropReason, PeerCapabilities, Qkey};
+    use crate::wire::mad::{AlternatePath, CommunicationId, ConnectRequest, LONGEST_SUMMARY, NativeOffer, ReadyToUse};
+    use crate::wire::{Bth, Deth, Flow, Headers, icrc};
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -157,6 +171,38 @@ mod tests {
         ];
         let comments: Vec<_> = found.packets.into_iter().map(|packet| packet.comment).collect();
         assert_eq!(comments, expected);
+    }
+
+    /// A reader of the capture cannot forge packets of the connection.
+    #[test]
+    fn a_capture_has_no_key_share() {
+        let share = *b"sixteen secrets.";
+        let capabilities = PeerCapabilities::STANDARD.version(1);
+        let offered = AlternatePath::of_offer(&NativeOffer::new(share, capabilities));
+        let ports = [55_410, 50_000];
+        let (capture, sink) = start("offer");
+        let packets = [offered, AlternatePath::default()].map(|alternate_path| {
+            let message = Message::from(ConnectRequest { alternate_path, ..ConnectRequest::default() });
+            packet(Opcode::UD_SEND_ONLY, MANAGEMENT_QPN, &message.to_mad(9).write())
+        });
+        for (mut packet, damage) in packets.into_iter().cycle().zip([0, 0, 1]) {
+            let flow = Flow { source: HERE, destination: HERE, source_port: ports[0] };
+            icrc::append(&flow, 0, &mut packet);
+            *packet.last_mut().unwrap() ^= damage;
+            send(&sink, &packet);
+            receive(&sink, HERE, &packet, None);
+        }
+        let (found, _) = finish(&capture);
+        let flow = Flow { source: HERE, destination: HERE, source_port: ports[0] };
+        let shown = found.packets.iter().map(|packet| {
+            let payload = &packet.bytes[28..];
+            let (covered, field) = payload.split_last_chunk::<ICRC_BYTES>().unwrap();
+            let has_share = payload.windows(share.len()).any(|bytes| bytes == share);
+            let is_marked = packet.comment.as_ref().unwrap().contains("key share withheld");
+            (has_share, is_marked, icrc::compute(&flow, 0, true, covered) == u32::from_le_bytes(*field))
+        });
+        let [with, without, damaged] = [(false, true, true), (false, false, true), (false, true, false)];
+        assert_eq!(shown.collect::<Vec<_>>(), [with, with, without, without, damaged, damaged]);
     }
 
     #[test]

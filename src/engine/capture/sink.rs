@@ -162,9 +162,15 @@ impl CaptureSink {
             return wanting().for_each(|capture| capture.record(record));
         };
         let mut comment = record.comment.to_owned();
-        append(&mut comment, &datagram.map_or_else(|error| error.to_string(), |mad| mad.to_string()));
-        let message = datagram.ok().and_then(|mad| MessageKey::of(record, &mad));
-        let record = PacketRecord { comment: &comment, message, ..*record };
+        append(&mut comment, &datagram.as_ref().map_or_else(ToString::to_string, ToString::to_string));
+        let datagram = datagram.as_ref().ok();
+        let message = datagram.and_then(|mad| MessageKey::of(record, mad));
+        let secretless = datagram.and_then(|mad| management::without_secret(record.payload, mad, &record.addressing));
+        if secretless.is_some() {
+            append(&mut comment, "key share withheld");
+        }
+        let payload = secretless.as_deref().unwrap_or(record.payload);
+        let record = PacketRecord { comment: &comment, message, payload, ..*record };
         wanting().for_each(|capture| capture.record(&record));
     }
 }
@@ -182,9 +188,7 @@ fn without_key<'a>(
         _ => return Cow::Borrowed(payload),
     };
     if field == CheckField::Keyed {
-        let Addressing { source, destination, source_port, identification, dont_fragment, .. } = *addressing;
-        let flow = Flow { source, destination, source_port };
-        let icrc = icrc::compute(&flow, identification, dont_fragment, &shown[..covered]);
+        let icrc = addressing.icrc(&shown[..covered]);
         shown[covered..].copy_from_slice(&icrc.to_le_bytes());
     } else {
         shown[covered..].fill(0);

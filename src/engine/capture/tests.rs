@@ -25,7 +25,7 @@ pub(super) struct ReadPacket {
     flags: u32,
     lost: u64,
     pub(super) comment: Option<String>,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 fn value<'a>(options: &'a [PcapNGOption<'_>], code: u16) -> Option<&'a [u8]> {
