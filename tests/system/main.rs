@@ -2,6 +2,7 @@
 //! processes, other users and in other namespaces.
 
 mod capture;
+mod connection_keys;
 mod connections;
 mod hold_host;
 mod link_events;
