@@ -16,6 +16,7 @@
 //! | [`Connection::disconnect`] | `rdma_disconnect` |
 //! | [`Connection::wait_disconnected`] | the event `DISCONNECTED` |
 //! | [`Route::resolve_datagram`], [`DatagramListener`] | the same verbs in the port space `RDMA_PS_UDP` |
+//! | [`MulticastGroup::join`] | `rdma_join_multicast` |
 //!
 //! A waiting verb has a form that does not block, and a future of any runtime: [`Route::start_connect`] and
 //! [`Request::start_accept`] return a [`PendingConnection`], which is both.
@@ -115,6 +116,7 @@ mod contexts;
 mod datagram;
 mod error;
 mod listener;
+mod multicast;
 mod options;
 mod route;
 
@@ -123,6 +125,7 @@ pub use connection::{Connection, ConnectionQueuePair, PendingConnection};
 pub use datagram::{DEFAULT_QKEY, DatagramListener, DatagramPeer, DatagramRequest, PendingDatagram};
 pub use error::{ConnectError, Reason, Rejected, Unreachable};
 pub use listener::{Listener, ListenerOptions, Request};
+pub use multicast::{MulticastGroup, MulticastMembership};
 pub use options::ConnectionOptions;
 pub use route::{LocalEnd, Route};
 
