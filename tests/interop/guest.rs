@@ -40,11 +40,17 @@ impl Guest {
 
     /// Sends a command and returns the reply.
     pub(crate) fn command(&mut self, command: &str) -> Result<Reply> {
-        self.lines.get_mut().write_all(format!("{command}\n").as_bytes())?;
+        self.send(command)?;
         self.reply().map_err(|error| format!("{command}: {error}").into())
     }
 
-    fn reply(&mut self) -> Result<Reply> {
+    /// Sends a command whose reply comes later.
+    pub(crate) fn send(&mut self, command: &str) -> Result<()> {
+        Ok(self.lines.get_mut().write_all(format!("{command}\n").as_bytes())?)
+    }
+
+    /// Waits for the next reply.
+    pub(crate) fn reply(&mut self) -> Result<Reply> {
         let mut line = String::new();
         self.lines.read_line(&mut line)?;
         let line = line.trim_end().to_owned();
@@ -61,7 +67,8 @@ impl Guest {
 }
 
 impl Reply {
-    fn word(&self, name: &str) -> Result<&str> {
+    /// Returns a word of the reply.
+    pub(crate) fn word(&self, name: &str) -> Result<&str> {
         let word = self.words.get(name).ok_or_else(|| format!("no {name} in {:?}", self.line))?;
         Ok(word)
     }
