@@ -104,7 +104,13 @@ fn check_request(home: &Home, request: &Mad, numbers: &[u8; 7]) -> Outcome {
     expect("remote GID", &body[72..88], &gid(remote)[..])?;
     expect("traffic class and hop limit", (body[92], body[93]), (0, hop_limit))?;
     expect("transport timeout", body[95], timeout << 3)?;
-    expect("alternate path", &body[96..140], &[0; 44][..])?;
+    expect("LIDs of the alternate path", request.u32_at(96), 0)?;
+    if request.is_ours {
+        // The offer of a key, which the kernel takes for no alternate path.
+        expect("offer", &body[116..120], &b"RDMV"[..])?;
+    } else {
+        expect("alternate path", &body[100..140], &[0; 40][..])?;
+    }
     let (version, own, peer) =
         (if local.is_ipv4() { 0x40 } else { 0x60 }, padded_address(local), padded_address(remote));
     expect("header of the private data", (body[140], body[141]), (0, version))?;

@@ -84,7 +84,7 @@ fn checks(arguments: &Arguments) -> Vec<(&'static str, Check)> {
         ("transport timeout", handshake::chooses_timeouts),
         ("early data", data::arrives_early),
         ("the queue pair is used again", stale::reuses_the_queue_pair),
-        ("stale connection", stale::ends_the_old_connection),
+        ("stale connection", stale::refuses_a_live_queue_pair),
         ("our end disconnects, the other one waits", endings::we_disconnect),
         ("the guest disconnects, our end waits", endings::guest_disconnects),
         ("both ends disconnect", endings::both_disconnect),

@@ -10,6 +10,8 @@ use crate::wire::{DREQ, REJ};
 
 /// A queue pair number of the guest that its application claims, without a queue pair.
 const CLAIMED_QPN: u32 = 0x12_3456;
+/// Time in which our end sends the DREQs that ask whether the peer has a connection.
+const PROBE_TIME: Duration = Duration::from_millis(2_500);
 /// How often a client is killed, with the checks that take long and without them.
 const RESTARTS: (u32, u32) = (50, 4);
 
@@ -54,17 +56,20 @@ fn claim(home: &mut Home) -> Result<(Connection, End, u32), Error> {
     Ok((pending.wait()?, end, slot))
 }
 
-/// The passive end believes in a connection whose queue pair requests another one: REJ 10, and the old one ends.
-pub(crate) fn ends_the_old_connection(home: &mut Home) -> Outcome {
+/// A queue pair of a live connection requests another one: REJ 10. The kernel ends the old connection. Our end asks the
+/// peer, which still has it, so that it stays.
+pub(crate) fn refuses_a_live_queue_pair(home: &mut Home) -> Outcome {
     if home.guest_is_client() {
         let (old, end, old_slot) = claim(home)?;
         let slot = home.guests_client("", PORT)?;
         home.guest_does(&format!("connect {slot} qpn={CLAIMED_QPN}"))?;
         home.event(slot, "rejected", "10")?;
-        home.event(old_slot, "disconnected", "0")?;
+        ensure(!old.wait_disconnected(PROBE_TIME)?, "a request has ended a connection that its peer has")?;
+        expect("DREQs", home.wire.of(DREQ, true).len(), 4)?;
         home.guest_does(&format!("disconnect {old_slot}"))?;
         ensure(old.wait_disconnected(PATIENCE)?, "the old connection does not end")?;
         old.disconnect(&end.qp)?;
+        home.event(old_slot, "disconnected", "0")?;
         let (connection, end, slot) = claim(home)?;
         connection.disconnect(&end.qp)?;
         home.event(slot, "disconnected", "0")?;
