@@ -80,6 +80,7 @@ const STATIC_LOCKS: &[&str] = &[
     "capi/src/context.rs",
     "capi/src/device.rs",
     "src/memory/raw/handler.rs",
+    "src/provider/ibverbs/sys/cm/library.rs",
     "src/provider/ibverbs/sys/context.rs",
     "src/provider/ibverbs/sys/library.rs",
 ];

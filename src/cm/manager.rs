@@ -38,8 +38,8 @@ pub struct ManagerConfig {
 ///
 /// Its methods are of four kinds: calls of the application ([`connect`](Self::connect), [`listen`](Self::listen), …),
 /// inputs (`handle_*`), outputs ([`poll_output`](Self::poll_output), [`poll_event`](Self::poll_event),
-/// [`poll_set_up`](Self::poll_set_up), [`next_deadline`](Self::next_deadline)) and getters. After inputs and calls, poll
-/// the outputs until there are none.
+/// [`poll_set_up`](Self::poll_set_up), [`next_deadline`](Self::next_deadline)) and getters. After inputs and calls,
+/// poll the outputs until there are none.
 /// Time only moves forward.
 pub struct Manager {
     pub(super) guid: u64,

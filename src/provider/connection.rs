@@ -105,6 +105,8 @@ pub struct ConnectInit<'a> {
     pub path: &'a ConnectionPath,
     /// This end.
     pub end: &'a ConnectionEnd,
+    /// Code of the time that this end's queue pair waits for an acknowledgement, without the delays of the devices.
+    pub ack_timeout: u8,
     /// When this end gives up, if that is before its repetitions end after 52 s.
     pub timeout: Option<Duration>,
 }
@@ -251,6 +253,14 @@ pub trait Connection: Send + Sync {
 
     /// Returns a descriptor that is readable while events wait.
     fn as_fd(&self) -> Result<BorrowedFd<'_>>;
+
+    /// Replaces what this end has proposed by what the connection manager determines itself: the number of the first
+    /// packet, and the path. The queue pair is moved with these values, before [`Connection::accept`] or
+    /// [`Connection::ready`]. A connection manager that takes all of them as they are proposed changes nothing.
+    fn settle(&self, path: &mut ConnectionPath, end: &mut ConnectionEnd) -> Result<()> {
+        let _ = (path, end);
+        Ok(())
+    }
 
     /// Accepts a peer's request. The queue pair must be in RTS, because the peer may send at once. The next event is
     /// [`ConnectionEvent::Established`], or the end of the connection.

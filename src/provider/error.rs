@@ -74,6 +74,13 @@ impl Error {
         Self { verb, kind, message: message.into(), details: None }
     }
 
+    /// Adds a text to the message, such as another cause that is possible.
+    #[must_use]
+    pub(crate) fn with_note(mut self, note: &str) -> Self {
+        self.message = format!("{}; {note}", self.message).into();
+        self
+    }
+
     /// Adds the attributes that the message names.
     #[must_use]
     pub fn with_attributes(mut self, attributes: impl IntoIterator<Item = InvalidAttribute>) -> Self {

@@ -77,6 +77,20 @@ pub trait Provider: Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Returns why no device of this provider has a [connection manager](Context::connection_manager) and what to
+    /// install; `None` if nothing is missing, or if there are no devices.
+    ///
+    /// ```
+    /// for provider in rdma_verbs::provider::providers() {
+    ///     if let Some(reason) = provider.connections_unavailable() {
+    ///         println!("{}: {reason}", provider.name());
+    ///     }
+    /// }
+    /// ```
+    fn connections_unavailable(&self) -> Option<String> {
+        None
+    }
+
     /// Opens a device by name. [`ErrorKind::NotFound`] if this provider has no device of that name.
     fn open(&self, name: &str) -> Result<Arc<dyn Context>>;
 }

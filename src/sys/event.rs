@@ -187,16 +187,33 @@ pub(crate) fn wait_readable<const N: usize>(
     descriptors: [BorrowedFd<'_>; N],
     timeout: Option<Duration>,
 ) -> io::Result<[bool; N]> {
-    let mut entries =
-        descriptors.map(|descriptor| libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    let mut entries = descriptors.map(entry);
+    Ok(if wait(&mut entries, timeout)? { entries.map(|entry| entry.revents != 0) } else { [false; N] })
+}
+
+#[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
+/// Does the same as [`wait_readable`] for any number of descriptors.
+pub(crate) fn wait_any_readable(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Vec<bool>> {
+    let mut entries: Vec<_> = descriptors.iter().map(|descriptor| entry(*descriptor)).collect();
+    let is_any = wait(&mut entries, timeout)?;
+    Ok(entries.iter().map(|entry| is_any && entry.revents != 0).collect())
+}
+
+fn entry(descriptor: BorrowedFd<'_>) -> libc::pollfd {
+    libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 }
+}
+
+/// Waits until one of the descriptors is readable; returns false after a signal.
+fn wait(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<bool> {
     let limit = timeout.map(timespec);
     let limit_pointer = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the entries and the time limit are live local variables, and the count is that of the entries. No
+    let count = entries.len() as libc::nfds_t;
+    // SAFETY: the entries and the time limit live until the call returns, and the count is that of the entries. No
     // signal mask is given.
-    let ready = unsafe { libc::ppoll(entries.as_mut_ptr(), N as libc::nfds_t, limit_pointer, std::ptr::null()) };
+    let ready = unsafe { libc::ppoll(entries.as_mut_ptr(), count, limit_pointer, std::ptr::null()) };
     match check(ready) {
-        Ok(_) => Ok(entries.map(|entry| entry.revents != 0)),
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok([false; N]),
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
         Err(error) => Err(error),
     }
 }

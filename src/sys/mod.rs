@@ -29,6 +29,8 @@ pub(crate) use clock::{Clock, timestamp};
 pub(crate) use credentials::{own_group, own_user, peer_user, receive_with_user, send_as_user};
 pub(crate) use environment::variable;
 pub(crate) use error_queue::{QueuedError, receive_error};
+#[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
+pub(crate) use event::wait_any_readable;
 pub(crate) use event::{Epoll, EventFd, Interest, Timer, wait_readable};
 pub(crate) use file_lock::{
     is_byte_locked_by_others, is_range_locked_by_others, try_lock_byte, try_share_byte, unlock_byte,

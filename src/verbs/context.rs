@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{
     AsyncEvent, Capture, CaptureOptions, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters,
-    DeviceAttributes, Error, ErrorKind, EventObject, Gid, GidEntry, LiveObjects, PathReport, PeerCapabilities,
+    DeviceAttributes, Error, ErrorKind, EventObject, Gid, GidEntry, GidType, LiveObjects, PathReport, PeerCapabilities,
     PortAttributes, ProtectionDomain, Result, UnacknowledgedEvent,
 };
 use crate::provider;
@@ -117,7 +117,9 @@ impl Context {
     /// ```
     pub fn find_gid(&self, port_num: u8, gid: Gid) -> Result<u8> {
         let table = self.inner.gid_table(port_num)?;
-        table.iter().find(|entry| entry.gid == gid).map(|entry| entry.gid_index).ok_or_else(|| {
+        let found = table.iter().filter(|entry| entry.gid == gid);
+        let found = found.min_by_key(|entry| entry.gid_type != GidType::RoceV2);
+        found.map(|entry| entry.gid_index).ok_or_else(|| {
             let message = format!("port {port_num} of {} has no GID {gid}", self.name());
             Error::new("find_gid", ErrorKind::NotFound, message)
         })
@@ -379,6 +381,10 @@ impl Context {
     /// Wraps a device that a provider of this crate opened.
     pub(super) fn built_in(inner: Arc<dyn provider::Context>) -> Self {
         Self { inner, built_in: true }
+    }
+
+    pub(super) fn is_software(&self) -> bool {
+        self.inner.software().is_some()
     }
 
     pub(super) fn connection_manager(&self) -> Option<&dyn provider::ConnectionManager> {

@@ -1,5 +1,6 @@
-//! Compares the layout of this crate's own bindings with libibverbs' headers: a C program prints the sizes and offsets
-//! of the installed headers, and each must equal the number that `src/provider/abi/layout.rs` asserts.
+//! Compares the layout of this crate's own bindings with the headers of libibverbs and librdmacm: C programs print the
+//! sizes and offsets of the installed headers, and each must equal the number that `src/provider/abi/layout.rs`
+//! asserts.
 //!
 //! Skipped without a C compiler or the headers, except where `CI=true`.
 
@@ -19,7 +20,7 @@ const AH_ATTR: &[(&str, &str)] = &[
 ];
 
 /// Returns the C structure for ours, and the C names of fields that are named differently or nested.
-fn in_c(ours: &str) -> Option<(&'static str, &'static [(&'static str, &'static str)])> {
+fn in_c(ours: &str) -> Option<InC> {
     Some(match ours {
         "Device" => ("ibv_device", &[("ops", "_ops")]),
         "Context" => ("ibv_context", &[]),
@@ -83,16 +84,41 @@ fn in_c(ours: &str) -> Option<(&'static str, &'static [(&'static str, &'static s
     })
 }
 
+/// Returns the structure of librdmacm for ours, with the C names of fields that are named differently.
+fn in_connection_manager(ours: &str) -> Option<InC> {
+    Some(match ours {
+        "EventChannel" => ("rdma_event_channel", &[]),
+        "Id" => ("rdma_cm_id", &[]),
+        "Route" => ("rdma_route", &[]),
+        "Addr" => ("rdma_addr", &[("ibaddr", "addr.ibaddr")]),
+        "IbAddr" => ("rdma_ib_addr", &[]),
+        "ConnParam" => ("rdma_conn_param", &[]),
+        "UdParam" => ("rdma_ud_param", &[]),
+        "Event" => ("rdma_cm_event", &[]),
+        other => panic!("{other} is new in layout.rs: say here what it is in C"),
+    })
+}
+
+/// A structure in C: its name, and the names of fields that are named differently.
+type InC = (&'static str, &'static [(&'static str, &'static str)]);
+
+/// A header, the package that has it, and what our structures are in it.
+struct Header {
+    name: &'static str,
+    package: &'static str,
+    in_c: fn(&str) -> Option<InC>,
+}
+
 struct Layout {
     name: String,
     size: Option<usize>,
     fields: Vec<(String, usize)>,
 }
 
-/// Returns the layouts that the `layout!` block asserts.
-fn asserted() -> Vec<Layout> {
-    let block = LAYOUT.split_once("\nlayout! {").expect("a layout! block").1;
-    let block = block.rsplit_once("\n}").expect("its end").0;
+/// Returns the layouts that a `layout!` block asserts, which begins with `indent`.
+fn asserted(indent: &str) -> Vec<Layout> {
+    let block = LAYOUT.split_once(&format!("\n{indent}layout! {{")).expect("a layout! block").1;
+    let block = block.split_once(&format!("\n{indent}}}")).expect("its end").0;
     let mut found = Vec::new();
     for part in block.split('}').map(str::trim).filter(|part| !part.is_empty()) {
         let (head, fields) = part.split_once('{').expect("fields");
@@ -110,11 +136,10 @@ fn asserted() -> Vec<Layout> {
     found
 }
 
-fn program(layouts: &[Layout]) -> String {
-    let mut text =
-        String::from("#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n");
+fn program(layouts: &[Layout], header: &Header) -> String {
+    let mut text = format!("#include <{}>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {{\n", header.name);
     for layout in layouts {
-        let Some((name, renamed)) = in_c(&layout.name) else { continue };
+        let Some((name, renamed)) = (header.in_c)(&layout.name) else { continue };
         writeln!(text, "printf(\"{} %zu\\n\", sizeof(struct {name}));", layout.name).unwrap();
         for (field, _) in &layout.fields {
             let in_c = renamed.iter().find(|(ours, _)| ours == field).map_or(field.as_str(), |(_, theirs)| theirs);
@@ -131,18 +156,31 @@ fn skip(why: &str) {
 
 #[test]
 fn bindings_have_the_layout_of_the_headers() {
-    let layouts = asserted();
+    let layouts = asserted("");
     assert!(layouts.len() > 30, "{} structures", layouts.len());
+    compare(&layouts, &Header { name: "infiniband/verbs.h", package: "libibverbs-dev", in_c });
+}
+
+#[test]
+fn bindings_of_the_connection_manager_have_the_layout_of_its_header() {
+    let layouts = asserted("    ");
+    assert_eq!(layouts.len(), 8);
+    let in_c = in_connection_manager;
+    compare(&layouts, &Header { name: "rdma/rdma_cma.h", package: "librdmacm-dev", in_c });
+}
+
+fn compare(layouts: &[Layout], header: &Header) {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let (source, binary) = (folder.join("ibverbs_layout.c"), folder.join("ibverbs_layout"));
-    std::fs::write(&source, program(&layouts)).unwrap();
+    let name = format!("layout_{}", header.package);
+    let (source, binary) = (folder.join(format!("{name}.c")), folder.join(name));
+    std::fs::write(&source, program(layouts, header)).unwrap();
     let compiled = match Command::new("cc").arg("-o").arg(&binary).arg(&source).output() {
         Ok(output) => output,
         Err(error) => return skip(&format!("no C compiler: {error}")),
     };
     let said = String::from_utf8_lossy(&compiled.stderr);
-    if said.contains("verbs.h: No such file") {
-        return skip("no infiniband/verbs.h: install libibverbs-dev");
+    if said.contains(&format!("{}: No such file", header.name)) {
+        return skip(&format!("no {}: install {}", header.name, header.package));
     }
     assert!(compiled.status.success(), "{said}");
     let output = Command::new(&binary).output().unwrap();
@@ -151,7 +189,7 @@ fn bindings_have_the_layout_of_the_headers() {
         let line = output.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
         line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
     };
-    for layout in layouts.iter().filter(|layout| in_c(&layout.name).is_some()) {
+    for layout in layouts.iter().filter(|layout| (header.in_c)(&layout.name).is_some()) {
         let size = number(&layout.name);
         // Slots are located from the end of the table, which has grown at the front since.
         let shift = if layout.name == "VerbsContext" { size - layout.size.unwrap() } else { 0 };

@@ -19,6 +19,30 @@ macro_rules! layout {
 
 const _: () = assert!(size_of::<usize>() == 8, "the layouts are those of 64-bit machines");
 
+/// The structures of `rdma/rdma_cma.h`.
+mod connections {
+    use std::mem::offset_of;
+
+    use super::cm::*;
+
+    layout! {
+        EventChannel = 4 { fd 0 }
+        Id = 416 {
+            verbs 0, channel 8, context 16, qp 24, route 32, ps 344, port_num 348, event 352, send_cq_channel 360,
+            send_cq 368, recv_cq_channel 376, recv_cq 384, srq 392, pd 400, qp_type 408,
+        }
+        Route = 312 { addr 0, path_rec 296, num_paths 304 }
+        Addr = 296 { src_addr 0, dst_addr 128, ibaddr 256 }
+        IbAddr = 40 { sgid 0, dgid 16, pkey 32 }
+        ConnParam = 24 {
+            private_data 0, private_data_len 8, responder_resources 9, initiator_depth 10, flow_control 11,
+            retry_count 12, rnr_retry_count 13, srq 14, qp_num 16,
+        }
+        UdParam = 56 { private_data 0, private_data_len 8, ah_attr 16, qp_num 48, qkey 52 }
+        Event = 80 { id 0, listen_id 8, event 16, status 20, param 24 }
+    }
+}
+
 layout! {
     Device = 664 { ops 0, node_type 16, transport_type 20, name 24, dev_name 88, dev_path 152, ibdev_path 408 }
     Context = 328 { device 0, ops 8, cmd_fd 264, async_fd 268, num_comp_vectors 272, abi_compat 320 }

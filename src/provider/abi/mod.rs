@@ -4,6 +4,7 @@
 //! Since rdma-core 34 the layout has only grown at the ends; `layout` asserts sizes and offsets. Enumerations are plain
 //! numbers: a newer library may return values that are unknown here.
 
+pub mod cm;
 mod layout;
 
 use std::ffi::{c_char, c_int, c_void};

@@ -13,8 +13,8 @@ use super::queue_pair::IbverbsQueuePair;
 use super::shared_receive::IbverbsXrcDomain;
 use super::{convert, counters, errors, gid};
 use crate::provider::{
-    CompletionChannel, CompletionQueue, CompletionQueueInit, Context, DeviceMemory, DeviceMemoryInit, Error, ErrorKind,
-    ProtectionDomain, QueuePair, QueuePairInit, Result, XrcDomain,
+    CompletionChannel, CompletionQueue, CompletionQueueInit, ConnectionManager, Context, DeviceMemory,
+    DeviceMemoryInit, Error, ErrorKind, ProtectionDomain, QueuePair, QueuePairInit, Result, XrcDomain,
 };
 use crate::queue::AsyncEventQueue;
 use crate::types::{AsyncEvent, Counters, DeviceAttributes, EventObject, GidEntry, PeerCapabilities, PortAttributes};
@@ -27,6 +27,10 @@ pub(super) struct IbverbsContext {
 impl IbverbsContext {
     pub(super) fn new(device: Arc<Device>) -> Self {
         Self { device }
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 }
 
@@ -183,6 +187,10 @@ impl Context for IbverbsContext {
 
     fn async_fd(&self) -> BorrowedFd<'_> {
         self.device.events.as_fd()
+    }
+
+    fn connection_manager(&self) -> Option<&dyn ConnectionManager> {
+        Some(self)
     }
 
     fn counters(&self) -> Counters {

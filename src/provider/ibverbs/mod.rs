@@ -16,7 +16,8 @@
 //!   must lie at the same offset within a page as its memory, and its key cannot be invalidated.
 //! * On Ethernet ports a queue pair uses by default the first RoCE v2 GID of an IPv4 address, or else of an IPv6
 //!   address that is not link-local. On InfiniBand ports it uses the first entry; the peer's LID must be in its address
-//!   vector. iWARP devices connect through a connection manager only.
+//!   vector. Queue pairs of iWARP devices cannot be connected.
+//! * The connection manager of RoCE ports is the system's librdmacm, loaded when a program first connects by address.
 //! * Only the adapter accesses device memory and dma-bufs: the regions' own methods, and ATOMIC WRITE from them, fail.
 //!   Multicast groups of an InfiniBand port are joined through a connection manager only.
 //! * The overflow of a completion queue is reported as an asynchronous event first, and by polling soon after.
@@ -31,6 +32,7 @@
 mod address_handle;
 mod channel;
 mod completion_queue;
+mod connection;
 mod context;
 mod convert;
 mod counters;
@@ -51,9 +53,11 @@ mod work_queue;
 mod wr_tracker;
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{Context, Error, ErrorKind, Provider, Result};
+use crate::types::{LinkLayer, Transport};
 
 /// Lists and opens adapters.
 ///
@@ -96,6 +100,33 @@ impl Provider for IbverbsProvider {
 
     fn unavailable(&self) -> Option<String> {
         sys::unavailable()
+    }
+
+    fn connections_unavailable(&self) -> Option<String> {
+        let has_devices = self.device_names().is_ok_and(|names| !names.is_empty());
+        if has_devices { connection::unavailable() } else { None }
+    }
+
+    fn connectable_devices(&self) -> Result<Vec<(String, Vec<IpAddr>)>> {
+        let mut names = self.device_names()?;
+        if let Some(reason) = self.connections_unavailable() {
+            tracing::debug!(reason, "adapters have no connection manager");
+            names.clear();
+        }
+        let addresses_of = |name: &str| -> Result<Vec<IpAddr>> {
+            let context = self.open(name)?;
+            let is_roce = context.query_device().transport == Transport::InfiniBand
+                && context.query_port(1)?.link_layer == LinkLayer::Ethernet;
+            Ok(if is_roce { connection::addresses(&context.gid_table(1)?) } else { Vec::new() })
+        };
+        let found = names.into_iter().filter_map(|name| match addresses_of(&name) {
+            Ok(addresses) => Some((name, addresses)),
+            Err(error) => {
+                tracing::debug!(device = name, %error, "the adapter cannot be used for connections");
+                None
+            }
+        });
+        Ok(found.filter(|(_, addresses)| !addresses.is_empty()).collect())
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Context>> {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::bring_up::{self, BringUp};
 use super::error::{ConnectError, Reason, Rejected, Unreachable};
 use super::options::{ConnectionOptions, combined};
-use super::{Route, connection_manager};
+use super::{Route, connection_manager, contexts};
 use crate::provider::{self, ConnectInit, ConnectionEnd, ConnectionEvent, ConnectionPath, EventWait, RejectReason};
 use crate::verbs::{Error, QueuePair, Result};
 
@@ -103,8 +103,10 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
         let (path, local) = (options.path(route)?, options.requesting_end(verbs)?);
         let deadline = options.deadline_time();
         bring_up::initialize("connect", verbs)?;
-        let init = ConnectInit { path: &path, end: &local, timeout: options.deadline };
-        let inner = connection_manager("connect", route.context())?.connect(&init)?;
+        let (ack_timeout, timeout) = (options.ack_timeout(), options.deadline);
+        let init = ConnectInit { path: &path, end: &local, ack_timeout, timeout };
+        let inner = connection_manager("connect", route.context())?.connect(&init);
+        let inner = inner.map_err(|error| contexts::explained(route.context(), error))?;
         Ok(Self { inner, qp, path, local, requester: None, options: options.clone(), deadline })
     }
 
@@ -114,8 +116,9 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
         qp: &'a Q,
         options: &ConnectionOptions,
     ) -> Result<Self, ConnectError> {
-        let (verbs, remote, path) = (qp.inner().0, &request.remote, request.path);
-        let local = options.accepting_end(verbs, remote)?;
+        let (verbs, remote, mut path) = (qp.inner().0, &request.remote, request.path);
+        let mut local = options.accepting_end(verbs, remote)?;
+        request.connection.settle(&mut path, &mut local)?;
         bring_up::initialize("accept", verbs)?;
         // Linux takes 0 for 1: it would mean to wait without limit.
         let timeout = options.own_timeout().unwrap_or(path.ack_timeout.max(1));
@@ -224,9 +227,11 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
         // A peer may have more outstanding than it was offered, as far as the device allows.
         let served = remote.initiator_depth.min(device.max_qp_rd_atom);
         let atomics = (served, remote.responder_resources.min(self.local.initiator_depth));
+        let (mut path, mut local) = (self.path, self.local.clone());
+        let settled = self.inner.settle(&mut path, &mut local);
         let bring_up =
-            BringUp { path: &self.path, local: &self.local, remote: &remote, options: &self.options, atomics, timeout };
-        let ready = bring_up.apply(qp).and_then(|()| self.inner.ready());
+            BringUp { path: &path, local: &local, remote: &remote, options: &self.options, atomics, timeout };
+        let ready = settled.and_then(|()| bring_up.apply(qp)).and_then(|()| self.inner.ready());
         match ready {
             Ok(()) => Ok(self.connection(remote)),
             Err(error) => {

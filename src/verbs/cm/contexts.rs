@@ -25,7 +25,7 @@ pub(super) fn of_address(verb: &'static str, address: IpAddr) -> Result<Context>
     let name = listed.map_or_else(|| format!("soft:{address}"), |(name, _)| name);
     open(&name).map_err(|error| {
         let message = format!("{address} is not an address of this machine, or its device cannot be used: {error}");
-        Error::new(verb, error.kind(), message)
+        with_missing(Error::new(verb, error.kind(), message))
     })
 }
 
@@ -41,18 +41,39 @@ pub(super) fn of_wildcard(verb: &'static str, takes_v4: bool, takes_v6: bool) ->
         }
     }
     if contexts.is_empty() {
-        return Err(Error::new(verb, ErrorKind::NotFound, "no device has an address of this IP version"));
+        return Err(with_missing(Error::new(verb, ErrorKind::NotFound, "no device has an address of this IP version")));
     }
     Ok(contexts)
 }
 
-/// Returns the devices with a connection manager, and their addresses.
+/// Returns the devices with a connection manager, and their addresses. An address that an adapter has is not one of a
+/// software device, which the packets do not reach. Software devices come first, because the first listener's port is
+/// that of the others.
 fn connectable() -> Result<Vec<(String, Vec<IpAddr>)>> {
-    let mut devices = Vec::new();
-    for provider in providers() {
-        devices.extend(provider.connectable_devices()?);
+    let mut devices: Vec<(String, Vec<IpAddr>)> = Vec::new();
+    for provider in providers().iter().rev() {
+        let mut found = provider.connectable_devices()?;
+        for (_, addresses) in &mut found {
+            addresses.retain(|address| !devices.iter().any(|(_, taken)| taken.contains(address)));
+        }
+        found.retain(|(_, addresses)| !addresses.is_empty());
+        devices.splice(..0, found);
     }
     Ok(devices)
+}
+
+/// Explains the error of a call: a software device may have been used because an adapter cannot be.
+pub(super) fn explained(context: &Context, error: Error) -> Error {
+    if context.is_software() { with_missing(error) } else { error }
+}
+
+/// Adds to an error why adapters of this machine have no connection manager: the address may be one of theirs.
+fn with_missing(error: Error) -> Error {
+    if error.kind() == ErrorKind::InvalidArgument {
+        return error;
+    }
+    let missing = providers().iter().filter_map(|provider| provider.connections_unavailable());
+    missing.fold(error, |error, reason| error.with_note(&reason))
 }
 
 /// Opens a device, unless it is open.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::error::{ConnectError, Reason, Rejected, Unreachable};
 use super::listener::Parts;
-use super::{ConnectionOptions, Route, connection_manager};
+use super::{ConnectionOptions, Route, connection_manager, contexts};
 use crate::provider::{self, DatagramEnd, EventWait, ListenerEvent, Resolution, ResolutionEvent, ResolveInit};
 use crate::types::{AddressVector, Qkey, Qpn};
 use crate::verbs::{Context, QueuePair, Result};
@@ -56,7 +56,8 @@ impl Route {
     pub fn start_resolve_datagram(&self, options: &ConnectionOptions) -> Result<PendingDatagram, ConnectError> {
         let path = options.path(self)?;
         let init = ResolveInit { path: &path, private_data: options.data(), timeout: options.deadline };
-        let inner = connection_manager("resolve", self.context())?.resolve(&init)?;
+        let inner = connection_manager("resolve", self.context())?.resolve(&init);
+        let inner = inner.map_err(|error| contexts::explained(self.context(), error))?;
         let address = AddressVector {
             hop_limit: path.hop_limit,
             traffic_class: path.traffic_class,

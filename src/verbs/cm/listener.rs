@@ -116,7 +116,8 @@ impl ListenerOptions {
                 only_v6: self.only_v6,
                 shares_port_of: first.map(|part| &*part.inner),
             };
-            match connection_manager("listen", &context).and_then(|manager| manager.listen(&init)) {
+            let listening = connection_manager("listen", &context).and_then(|manager| manager.listen(&init));
+            match listening.map_err(|error| contexts::explained(&context, error)) {
                 Ok(inner) => parts.push(Part { inner, context }),
                 // Of all devices, those that work.
                 Err(error) if !parts.is_empty() || is_wildcard => {

@@ -1,7 +1,8 @@
 //! The connection manager: connections by address and port, like those of TCP.
 //!
 //! It speaks the protocol of Linux' `rdma_cm`, so that the other end may be any program that uses librdmacm, on
-//! Soft-RoCE or on an adapter. It needs nothing but UDP port 4791.
+//! Soft-RoCE or on an adapter. On software devices it needs nothing but UDP port 4791. On RoCE adapters it uses the
+//! system's librdmacm, which is loaded when it is first needed; an address of such an adapter selects it.
 //!
 //! If both ends are this crate, on any hosts, they agree on a key of the connection with the same messages, and drop
 //! packets without it: a sender that does not see the traffic cannot forge them.

@@ -10,8 +10,8 @@ use crate::verbs::{Context, Error, QueuePair, Result};
 
 /// A multicast group at an IP address, and the device that leads to it (`rdma_join_multicast`).
 ///
-/// The address is that of an IPv4 or IPv6 group; its GID is the address itself, mapped into IPv6 if it is IPv4. Datagram
-/// queue pairs send to it without joining it, and receive from it once they have joined.
+/// The address is that of an IPv4 or IPv6 group; its GID is the address itself, mapped into IPv6 if it is IPv4.
+/// Datagram queue pairs send to it without joining it, and receive from it once they have joined.
 ///
 /// ```
 /// use std::time::Duration;

@@ -195,6 +195,14 @@ impl ConnectionOptions {
         self.timeout
     }
 
+    /// Returns the code of this end's transport timeout without the delays of the devices.
+    pub(super) const fn ack_timeout(&self) -> u8 {
+        match self.timeout {
+            Some(timeout) => timeout,
+            None => DEFAULT_TIMEOUT,
+        }
+    }
+
     pub(super) const fn own_min_rnr_timer(&self) -> u8 {
         self.min_rnr_timer
     }
@@ -244,7 +252,7 @@ impl ConnectionOptions {
     /// Returns the path that an active end requests.
     pub(super) fn path(&self, route: &super::Route) -> Result<ConnectionPath> {
         let context = route.context();
-        let timeout = self.timeout.unwrap_or(DEFAULT_TIMEOUT);
+        let timeout = self.ack_timeout();
         let ack_delay = context.query_device().local_ca_ack_delay;
         Ok(ConnectionPath {
             local: route.local_addr(),

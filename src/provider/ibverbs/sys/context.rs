@@ -10,8 +10,11 @@ use std::sync::{Arc, Once};
 use super::abi::{self, VerbsContext};
 use super::library::{Library, library};
 use super::queue_pair::Accepted;
-use super::{check, not_supported};
+use super::{check, cm, not_supported};
 use crate::sys::Generation;
+
+/// Loads the library of the connection manager on first use.
+type LoadConnections = fn() -> Result<&'static cm::Library, String>;
 
 /// A device as the list describes it.
 pub(in super::super) struct DeviceInfo {
@@ -85,6 +88,8 @@ pub(in super::super) fn device_list() -> io::Result<Vec<DeviceInfo>> {
 pub(in super::super) struct Context {
     raw: NonNull<abi::Context>,
     pub(super) functions: &'static Library,
+    /// Returns the functions of the connection manager, or why there are none.
+    connections: LoadConnections,
     info: DeviceInfo,
     generation: Generation,
     accepted: Accepted,
@@ -129,11 +134,15 @@ pub(super) use slot;
 impl Context {
     /// Opens the device of this name; `None` if there is none.
     pub(in super::super) fn open(name: &str) -> io::Result<Option<Arc<Self>>> {
-        Self::open_by(loaded()?, name)
+        Self::open_by(loaded()?, cm::library, name)
     }
 
-    /// Opens the device of this name with this library.
-    pub(super) fn open_by(library: &'static Library, name: &str) -> io::Result<Option<Arc<Self>>> {
+    /// Opens the device of this name with these libraries.
+    pub(super) fn open_by(
+        library: &'static Library,
+        connections: LoadConnections,
+        name: &str,
+    ) -> io::Result<Option<Arc<Self>>> {
         let list = List::get(library)?;
         let Some((device, info)) =
             list.devices().iter().map(|device| (*device, list.info(*device))).find(|(_, info)| info.name == name)
@@ -144,10 +153,15 @@ impl Context {
         // SAFETY: a device of the list.
         let raw = unsafe { (list.functions.open_device)(device) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        let context =
-            Self { raw, functions: list.functions, info, generation: Generation::now(), accepted: Accepted::new() };
+        let (functions, generation, accepted) = (list.functions, Generation::now(), Accepted::new());
+        let context = Self { raw, functions, connections, info, generation, accepted };
         set_nonblocking(context.async_fd())?;
         Ok(Some(Arc::new(context)))
+    }
+
+    /// Returns the library of the connection manager, or why it cannot be used.
+    pub(in super::super) fn connections(&self) -> Result<&'static cm::Library, String> {
+        (self.connections)()
     }
 
     pub(in super::super) fn info(&self) -> &DeviceInfo {

@@ -8,19 +8,24 @@ use super::abi::*;
 /// Name under which programs load the library, the same since 2006.
 const SONAME: &str = "libibverbs.so.1";
 
+/// Declares the type of a C library's functions, and how they are loaded. The user of the macro guarantees that the
+/// signatures are those of the library's header, and that its initialisers may run.
 macro_rules! functions {
-    ($($(#[$doc:meta])* $symbol:literal $name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+    (
+        visible $visibility:vis,
+        $($(#[$doc:meta])* $symbol:literal $name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*
+    ) => {
         /// The library's functions. Those that are inline in the C headers are in the tables of a context instead.
-        pub(super) struct Library {
-            $($(#[$doc])* pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        $visibility struct Library {
+            $($(#[$doc])* $visibility $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
             /// Keeps the code in memory.
-            pub(super) _file: Option<libloading::Library>,
+            $visibility _file: Option<libloading::Library>,
         }
 
         impl Library {
             fn load(file: &str) -> Result<Self, libloading::Error> {
-                // SAFETY: loading the library runs its initialisers, which register nothing but its own providers. The
-                // signatures are those of `infiniband/verbs.h`, which its ABI has kept under this file name; the
+                // SAFETY: loading the library runs its initialisers, which register nothing but its own parts. The
+                // signatures are those of the library's header, which its ABI has kept under this file name; the
                 // pointers live as long as `_file`, which is never dropped once they are used.
                 unsafe {
                     let library = libloading::Library::new(file)?;
@@ -33,8 +38,10 @@ macro_rules! functions {
         }
     };
 }
+pub(super) use functions;
 
 functions! {
+    visible pub(super),
     "ibv_get_device_list" get_device_list: fn(*mut c_int) -> *mut *mut Device;
     "ibv_fork_init" fork_init: fn() -> c_int;
     "ibv_free_device_list" free_device_list: fn(*mut *mut Device);

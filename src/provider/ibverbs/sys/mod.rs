@@ -1,4 +1,4 @@
-//! libibverbs as safe objects: the only module of this provider with `unsafe`.
+//! libibverbs and librdmacm as safe objects: the only module of this provider with `unsafe`.
 //!
 //! Calls into the C library are sound for these reasons:
 //!
@@ -17,6 +17,7 @@
 //!
 //! [`Region`]: crate::memory::Region
 
+pub(super) mod cm;
 mod completion;
 mod context;
 #[cfg(all(test, not(loom)))]

@@ -47,7 +47,7 @@ pub(super) fn path_parameters(path: &ConnectionPath) -> PathParameters {
 }
 
 pub(super) fn connect_parameters(init: &ConnectInit<'_>, local: SocketAddr, now: Time) -> Result<ConnectParameters> {
-    let ConnectInit { path, end, timeout } = *init;
+    let ConnectInit { path, end, timeout, .. } = *init;
     Ok(ConnectParameters {
         service_id: ServiceId::of_port(PortSpace::Tcp, path.remote.port()),
         header: header("connect", local, path.remote)?,

@@ -1,10 +1,11 @@
 //! A fake libibverbs for tests, which needs no hardware: it has InfiniBand ports, iWARP, extended posting and the
 //! tables of old libraries, and fails any verb on demand. It logs its calls. It moves no data: the test decides which
-//! requests complete.
+//! requests complete. A fake librdmacm (`connections`) belongs to it.
 //!
 //! It is stricter than the real library: objects are freed when they are destroyed, and destroying waits for events
 //! that were taken and not acknowledged.
 
+mod connections;
 mod objects;
 mod posting;
 
@@ -16,6 +17,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+pub(in super::super) use connections::Raised;
 
 use super::abi::{self, VerbsContext};
 use super::context::Context;
@@ -122,6 +125,7 @@ struct State {
     /// Events that were taken and not acknowledged, by object.
     taken: HashMap<usize, u32>,
     bytes: Vec<u8>,
+    connections: connections::Connections,
 }
 
 impl State {
@@ -187,7 +191,8 @@ pub(in super::super) fn open(machine: Machine) -> (Arc<Context>, &'static Fake) 
     (base.transport_type, base.node_type) = (transport_type, node_type);
     LISTED.set(Box::leak(Box::new(FakeDevice { base, fake })));
     static LIBRARY: Library = objects::LIBRARY;
-    let context = Context::open_by(&LIBRARY, &name).expect("a device").expect("of this name");
+    connections::use_machine(fake);
+    let context = Context::open_by(&LIBRARY, connections::library, &name).expect("a device").expect("of this name");
     (context, fake)
 }
 

@@ -1,0 +1,466 @@
+//! The connection manager on a fake librdmacm.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+
+use super::super::sys::{GidEntry, QpAttr};
+use super::fake::Raised;
+use super::*;
+use crate::provider::{
+    ConnectInit, Connection, ConnectionEnd, ConnectionEvent, ConnectionListener, ConnectionManager, ConnectionPath,
+    ConnectionRequest, DatagramEnd, DatagramRequest, EventWait, ListenInit, ListenerEvent, PortSpace, RejectReason,
+    ResolutionEvent, ResolveInit, ServiceIdStatus,
+};
+
+const LOCAL: &str = "192.0.2.1:0";
+/// Numbers of `rdma_cm_event_type`.
+const ADDR_RESOLVED: u32 = 0;
+const ADDR_ERROR: u32 = 1;
+const ROUTE_RESOLVED: u32 = 2;
+const CONNECT_REQUEST: u32 = 4;
+const CONNECT_RESPONSE: u32 = 5;
+const CONNECT_ERROR: u32 = 6;
+const UNREACHABLE: u32 = 7;
+const REJECTED: u32 = 8;
+const ESTABLISHED: u32 = 9;
+const DISCONNECTED: u32 = 10;
+const DEVICE_REMOVAL: u32 = 11;
+const TIMEWAIT_EXIT: u32 = 15;
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn event(event: u32) -> Raised {
+    Raised { event, ..Raised::default() }
+}
+
+fn with_status(event: u32, status: i32) -> Raised {
+    Raised { event, status, ..Raised::default() }
+}
+
+fn path() -> ConnectionPath {
+    ConnectionPath {
+        local: address(LOCAL),
+        remote: address("192.0.2.9:7471"),
+        remote_gid: PEER,
+        local_gid: address(LOCAL).ip().into(),
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 1,
+        path_mtu: Mtu::Mtu1024,
+        retry_count: 4,
+        ack_timeout: 15,
+    }
+}
+
+fn end() -> ConnectionEnd {
+    ConnectionEnd {
+        qpn: Qpn::new(0x11),
+        responder_resources: 3,
+        initiator_depth: 5,
+        rnr_retry_count: 2,
+        private_data: b"hi".to_vec(),
+        ..ConnectionEnd::default()
+    }
+}
+
+/// The attributes that the kernel determines.
+fn attributes() -> QpAttr {
+    let mut attributes = QpAttr { path_mtu: 3, rq_psn: 0x123, sq_psn: 0x456, dest_qp_num: 0x22, ..QpAttr::default() };
+    (attributes.timeout, attributes.retry_cnt) = (17, 6);
+    (attributes.ah_attr.dgid.0, attributes.ah_attr.hop_limit) = (PEER.to_bytes(), 64);
+    (attributes.ah_attr.traffic_class, attributes.ah_attr.flow_label) = (8, 0x838a5);
+    attributes
+}
+
+/// A device with a connection manager.
+fn world() -> World {
+    let world = World::new(Machine::default());
+    world.fake.set_connection_attributes(attributes());
+    world
+}
+
+fn manager(world: &World) -> &dyn ConnectionManager {
+    world.context.connection_manager().unwrap()
+}
+
+fn connecting(world: &World, timeout: Option<Duration>) -> Arc<dyn Connection> {
+    manager(world).connect(&ConnectInit { path: &path(), end: &end(), ack_timeout: 14, timeout }).unwrap()
+}
+
+/// Waits longer than any test takes.
+fn patiently() -> EventWait<'static> {
+    EventWait::Until(Some(Instant::now() + Duration::from_secs(20)))
+}
+
+/// An event that waits.
+fn now(connection: &dyn Connection) -> Result<Option<ConnectionEvent>, Error> {
+    connection.next_event(EventWait::Until(Some(Instant::now())))
+}
+
+fn requested(world: &World) -> Arc<dyn Connection> {
+    let connection = connecting(world, None);
+    world.fake.connection_event(0, &event(ADDR_RESOLVED));
+    world.fake.connection_event(0, &event(ROUTE_RESOLVED));
+    assert_eq!(now(&*connection).unwrap(), None);
+    world.fake.log();
+    connection
+}
+
+fn listening(world: &World, text: &str, space: PortSpace) -> Arc<dyn ConnectionListener> {
+    let init = ListenInit {
+        address: address(text),
+        space,
+        backlog: 16,
+        reuse_address: false,
+        only_v6: None,
+        shares_port_of: None,
+    };
+    manager(world).listen(&init).unwrap()
+}
+
+fn request(listener: &dyn ConnectionListener) -> Option<ConnectionRequest> {
+    match listener.next_event(EventWait::Until(Some(Instant::now()))).unwrap()? {
+        ListenerEvent::Connection(request) => Some(*request),
+        ListenerEvent::Datagram(_) => panic!("a request for datagrams"),
+    }
+}
+
+#[test]
+fn the_active_end_resolves_and_requests() {
+    let world = world();
+    let connection = connecting(&world, None);
+    assert_eq!(connection.local_addr(), address("192.0.2.1:40000"));
+    assert_eq!(now(&*connection).unwrap(), None);
+    world.fake.connection_event(0, &event(ADDR_RESOLVED));
+    assert_eq!(now(&*connection).unwrap(), None);
+    world.fake.connection_event(0, &event(ROUTE_RESOLVED));
+    assert_eq!(now(&*connection).unwrap(), None);
+    let expected = [
+        "rdma_create_event_channel",
+        "rdma_create_id 0x106",
+        "rdma_bind_addr 192.0.2.1:0",
+        "rdma_resolve_addr 5000 ms",
+        "rdma_set_option 0 3 [14]",
+        "rdma_resolve_route 5000 ms",
+        "rdma_connect qp 17 resources 3 5 retry 4 2 hi",
+    ];
+    let mut log = world.fake.log();
+    log.retain(|line| line.starts_with("rdma_"));
+    assert_eq!(log, expected);
+    drop(connection);
+    world.end();
+}
+
+#[test]
+fn the_kernels_numbers_replace_those_of_the_program() {
+    let world = world();
+    let connection = requested(&world);
+    let reply =
+        Raised { event: CONNECT_RESPONSE, qp_num: 0x22, resources: (7, 9), private_data: vec![1], ..Raised::default() };
+    world.fake.connection_event(0, &reply);
+    let Some(ConnectionEvent::Replied(peer)) = now(&*connection).unwrap() else { panic!("a reply") };
+    assert_eq!((peer.qpn, peer.starting_psn, peer.rnr_retry_count), (Qpn::new(0x22), Psn::new(0x456), 6));
+    // An event tells what this end may have: the peer has it the other way round.
+    assert_eq!((peer.responder_resources, peer.initiator_depth), (9, 7));
+    assert_eq!((peer.private_data.len(), peer.private_data[0]), (196, 1));
+    let (mut path, mut own) = (path(), end());
+    connection.settle(&mut path, &mut own).unwrap();
+    assert_eq!(own.starting_psn, Psn::new(0x123));
+    assert_eq!((path.traffic_class, path.flow_label, path.hop_limit), (8, 0x838a5, 64));
+    assert_eq!((path.path_mtu, path.retry_count), (Mtu::Mtu1024, 6));
+    world.fake.log();
+    connection.ready().unwrap();
+    connection.disconnect().unwrap();
+    assert_eq!(world.fake.log(), ["rdma_establish", "rdma_disconnect"]);
+    drop(connection);
+    world.end();
+}
+
+#[test]
+fn a_path_mtu_that_librdmacm_does_not_request_is_refused() {
+    let world = world();
+    let connection = requested(&world);
+    world.fake.set_connection_attributes(QpAttr { path_mtu: 5, ..attributes() });
+    refused(connection.settle(&mut path(), &mut end()), ErrorKind::InvalidArgument, &["path_mtu", "1024", "4096"]);
+    world.fake.set_connection_attributes(QpAttr { path_mtu: 77, ..attributes() });
+    refused(connection.settle(&mut path(), &mut end()), ErrorKind::Protocol, &["77"]);
+}
+
+#[test]
+fn events_have_their_meaning() {
+    let rejected = ConnectionEvent::Rejected { reason: RejectReason(8), private_data: vec![0; 148] };
+    let cases = [
+        (with_status(REJECTED, 8), rejected),
+        (with_status(UNREACHABLE, -libc::ETIMEDOUT), ConnectionEvent::Unreachable),
+        (with_status(ADDR_ERROR, -libc::ETIMEDOUT), ConnectionEvent::Unreachable),
+        (event(ESTABLISHED), ConnectionEvent::Established),
+        (event(DISCONNECTED), ConnectionEvent::Disconnected { is_confirmed: true }),
+        (with_status(DISCONNECTED, -libc::ETIMEDOUT), ConnectionEvent::Disconnected { is_confirmed: false }),
+        (event(DEVICE_REMOVAL), ConnectionEvent::Disconnected { is_confirmed: false }),
+        (event(TIMEWAIT_EXIT), ConnectionEvent::TimeWaitExit),
+    ];
+    for (raised, expected) in cases {
+        let world = world();
+        let connection = requested(&world);
+        world.fake.connection_event(0, &raised);
+        assert_eq!(now(&*connection).unwrap(), Some(expected));
+    }
+    for (raised, kind) in [
+        (with_status(ADDR_ERROR, -libc::EHOSTUNREACH), ErrorKind::NotFound),
+        (with_status(CONNECT_ERROR, -libc::ENOMEM), ErrorKind::ResourceLimit),
+    ] {
+        let world = world();
+        let connection = requested(&world);
+        world.fake.connection_event(0, &raised);
+        assert_eq!(now(&*connection).unwrap_err().kind(), kind);
+    }
+}
+
+/// Linux raises it when the address of the peer's interface changes.
+#[test]
+fn a_connection_that_is_set_up_stays_when_the_neighbor_changes() {
+    let world = world();
+    let connection = requested(&world);
+    connection.ready().unwrap();
+    world.fake.connection_event(0, &with_status(UNREACHABLE, -libc::ETIMEDOUT));
+    assert_eq!(now(&*connection).unwrap(), None);
+    world.fake.connection_event(0, &event(DISCONNECTED));
+    assert!(now(&*connection).unwrap().is_some());
+}
+
+#[test]
+fn an_attempt_ends_at_its_deadline() {
+    let world = world();
+    let connection = connecting(&world, Some(Duration::from_millis(20)));
+    assert_eq!(now(&*connection).unwrap(), None);
+    assert_eq!(connection.next_event(patiently()).unwrap(), Some(ConnectionEvent::Unreachable));
+    assert_eq!(now(&*connection).unwrap(), None);
+    assert!(world.fake.log().contains(&"rdma_resolve_addr 20 ms".to_owned()));
+}
+
+#[test]
+fn calls_that_fail_say_why() {
+    let cases = [
+        ("rdma_create_id", libc::ENOMEM, ErrorKind::ResourceLimit, "identifier"),
+        ("rdma_bind_addr", libc::EADDRNOTAVAIL, ErrorKind::AddressInUse, "192.0.2.1:0"),
+        ("rdma_bind_addr", libc::EACCES, ErrorKind::PermissionDenied, "192.0.2.1:0"),
+        ("rdma_resolve_addr", libc::ENETUNREACH, ErrorKind::NotFound, "no route to 192.0.2.9"),
+    ];
+    for (verb, errno, kind, part) in cases {
+        let world = world();
+        world.fake.fail(verb, errno);
+        let (path, end) = (path(), end());
+        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None };
+        refused(manager(&world).connect(&init).map(drop), kind, &[part]);
+        world.end();
+    }
+    for verb in ["rdma_resolve_route", "rdma_connect"] {
+        let world = world();
+        world.fake.fail(verb, libc::EINVAL);
+        let connection = connecting(&world, None);
+        world.fake.connection_event(0, &event(ADDR_RESOLVED));
+        world.fake.connection_event(0, &event(ROUTE_RESOLVED));
+        refused(now(&*connection), ErrorKind::InvalidArgument, &["cannot be"]);
+        drop(connection);
+        world.end();
+    }
+}
+
+#[test]
+fn arguments_are_checked_before_a_call() {
+    let world = world();
+    let connect = |path: ConnectionPath, end: ConnectionEnd| {
+        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None };
+        manager(&world).connect(&init).map(drop)
+    };
+    let long = ConnectionEnd { private_data: vec![0; 57], ..end() };
+    refused(connect(path(), long), ErrorKind::InvalidArgument, &["57", "56"]);
+    let foreign = ConnectionPath { local: address("192.0.2.3:0"), ..path() };
+    refused(connect(foreign, end()), ErrorKind::NotFound, &["192.0.2.3"]);
+    let other = ConnectionPath { remote: address("[2001:db8::1]:1"), ..path() };
+    refused(connect(other, end()), ErrorKind::InvalidArgument, &["IP versions"]);
+    let connection = requested(&world);
+    refused(connection.reject(RejectReason::CONSUMER, &[0; 149]), ErrorKind::InvalidArgument, &["149", "148"]);
+    refused(connection.reject(RejectReason(1), b""), ErrorKind::Unsupported, &["reason"]);
+    assert_eq!(world.fake.log(), [""; 0]);
+}
+
+#[test]
+fn adapters_without_roce_have_no_connections() {
+    for machine in [Machine { transport_type: 1, node_type: 4, ..Machine::default() }, {
+        let mut machine = Machine::default();
+        machine.port.base.link_layer = 1;
+        machine
+    }] {
+        let world = World::new(machine);
+        let (path, end) = (path(), end());
+        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None };
+        assert_eq!(manager(&world).connect(&init).err().unwrap().kind(), ErrorKind::Unsupported);
+    }
+}
+
+#[test]
+fn a_request_has_a_channel_of_its_own() {
+    let world = world();
+    let listener = listening(&world, "192.0.2.1:7471", PortSpace::Tcp);
+    assert!(request(&*listener).is_none());
+    let raised =
+        Raised { event: CONNECT_REQUEST, qp_num: 0x22, resources: (7, 9), private_data: vec![5], ..Raised::default() };
+    world.fake.connection_request(0, &raised);
+    let ConnectionRequest { path, remote, connection } = request(&*listener).unwrap();
+    assert_eq!((path.local, path.remote_gid), (address("192.0.2.1:7471"), PEER));
+    assert_eq!((path.path_mtu, path.retry_count, path.ack_timeout), (Mtu::Mtu1024, 6, 17));
+    assert_eq!((remote.qpn, remote.starting_psn), (Qpn::new(0x22), Psn::new(0x456)));
+    assert_eq!((remote.responder_resources, remote.initiator_depth, remote.private_data.len()), (9, 7, 56));
+    drop(listener);
+    world.fake.connection_event(1, &event(ESTABLISHED));
+    assert_eq!(now(&*connection).unwrap(), Some(ConnectionEvent::Established));
+    world.fake.log();
+    connection.accept(&end()).unwrap();
+    connection.communication_established().unwrap();
+    connection.reject(RejectReason::CONSUMER, b"no").unwrap();
+    assert_eq!(world.fake.log(), ["rdma_accept qp 17 resources 3 5 retry 0 2 hi", "rdma_notify 4", "rdma_reject no"]);
+    world.fake.fail("rdma_accept", libc::EINVAL);
+    refused(connection.accept(&end()), ErrorKind::InvalidState, &["given up"]);
+    drop(connection);
+    world.end();
+}
+
+#[test]
+fn requests_that_are_not_taken_or_cannot_be_are_destroyed() {
+    let world = world();
+    let listener = listening(&world, "192.0.2.1:7471", PortSpace::Tcp);
+    world.fake.connection_request(0, &event(CONNECT_REQUEST));
+    world.fake.fail_once("rdma_init_qp_attr", libc::EINVAL);
+    assert!(request(&*listener).is_none(), "its sender has given up");
+    world.fake.connection_request(0, &event(CONNECT_REQUEST));
+    world.fake.fail_once("rdma_migrate_id", libc::EMFILE);
+    let failed = listener.next_event(EventWait::Until(Some(Instant::now())));
+    assert_eq!(failed.err().unwrap().kind(), ErrorKind::ResourceLimit);
+    world.fake.connection_request(0, &event(CONNECT_REQUEST));
+    drop(listener);
+    world.end();
+}
+
+#[test]
+fn a_listener_on_all_addresses_binds_those_of_its_device() {
+    let gid = |gid_index: u32, last: u8, gid_type: u32| {
+        let mut entry = GidEntry { gid_index, port_num: 1, gid_type, ndev_ifindex: 3, ..GidEntry::default() };
+        entry.gid.0[10..].copy_from_slice(&[0xff, 0xff, 192, 0, 2, last]);
+        entry
+    };
+    // RoCE v1 and v2 have the same addresses.
+    let gids = vec![gid(0, 1, 1), gid(1, 1, 2), gid(2, 5, 1), gid(3, 5, 2)];
+    let world = World::new(Machine { gids, ..Machine::default() });
+    let listener = listening(&world, "0.0.0.0:0", PortSpace::Tcp);
+    assert_eq!(listener.local_addr(), address("0.0.0.0:40000"));
+    let mut log = world.fake.log();
+    log.retain(|line| line.starts_with("rdma_bind_addr") || line.starts_with("rdma_listen"));
+    let bound = ["rdma_bind_addr 192.0.2.1:0", "rdma_bind_addr 192.0.2.5:40000"];
+    assert_eq!(log, [&bound[..], &["rdma_listen 16"; 2]].concat());
+    // The port is in use at the second address: another one is tried.
+    world.fake.fail_once_after("rdma_bind_addr", 1, libc::EADDRNOTAVAIL);
+    drop(listening(&world, "0.0.0.0:0", PortSpace::Tcp));
+    let tried = world.fake.log().iter().filter(|line| line.starts_with("rdma_bind_addr")).count();
+    assert_eq!(tried, 4);
+    drop(listener);
+    world.end();
+}
+
+struct Count(AtomicU32);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Waits until a task was woken this number of times.
+fn woken(task: &Count, times: u32) -> bool {
+    let end = Instant::now() + Duration::from_secs(20);
+    while task.0.load(Ordering::Relaxed) < times && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    task.0.load(Ordering::Relaxed) == times
+}
+
+#[test]
+fn tasks_are_woken_by_events_and_deadlines() {
+    let world = world();
+    let tasks = [(); 3].map(|()| Arc::new(Count(AtomicU32::new(0))));
+    let wakers = [0, 1, 2].map(|index: usize| Waker::from(Arc::clone(&tasks[index])));
+    let first = requested(&world);
+    let second = connecting(&world, Some(Duration::from_millis(50)));
+    let third = connecting(&world, None);
+    let poll =
+        |connection: &dyn Connection, task: usize| connection.next_event(EventWait::Waker(&wakers[task])).unwrap();
+    for _ in 0..2 {
+        assert_eq!(poll(&*first, 0), None, "a task waits once");
+    }
+    assert_eq!((poll(&*second, 1), poll(&*third, 2)), (None, None));
+    drop(third);
+    world.fake.connection_event(0, &event(CONNECT_RESPONSE));
+    assert!(woken(&tasks[0], 1) && poll(&*first, 0).is_some());
+    assert!(woken(&tasks[1], 1), "at its deadline");
+    assert_eq!(poll(&*second, 1), Some(ConnectionEvent::Unreachable));
+    // Another event after the thread has slept.
+    assert_eq!(poll(&*first, 0), None);
+    world.fake.connection_event(0, &event(DISCONNECTED));
+    assert!(woken(&tasks[0], 2) && poll(&*first, 0).is_some());
+    assert_eq!(tasks[2].0.load(Ordering::Relaxed), 0, "its connection is dropped");
+}
+
+#[test]
+fn datagram_queue_pairs_are_resolved_and_refused() {
+    let world = world();
+    let resolve = || {
+        let init = ResolveInit { path: &path(), private_data: b"who", timeout: None };
+        manager(&world).resolve(&init).unwrap()
+    };
+    let reply =
+        Raised { event: ESTABLISHED, qp_num: 0x33, qkey: 0x0123_4567, private_data: vec![1, 2], ..Raised::default() };
+    let mut private_data = vec![0; 136];
+    private_data[..2].copy_from_slice(&[1, 2]);
+    let resolved = DatagramEnd { qpn: Qpn::new(0x33), qkey: Qkey(0x0123_4567), private_data };
+    let rejected = ResolutionEvent::Rejected { status: ServiceIdStatus::REJECTED, private_data: vec![0; 136] };
+    let cases = [
+        (reply, ResolutionEvent::Resolved(resolved)),
+        (with_status(UNREACHABLE, 2), rejected),
+        (with_status(UNREACHABLE, -libc::ETIMEDOUT), ResolutionEvent::Unreachable),
+    ];
+    for (index, (raised, expected)) in cases.into_iter().enumerate() {
+        let resolution = resolve();
+        for raised in [event(ADDR_RESOLVED), event(ROUTE_RESOLVED), raised] {
+            world.fake.connection_event(index, &raised);
+        }
+        assert_eq!(resolution.next_event(patiently()).unwrap(), Some(expected));
+    }
+    let log = world.fake.log();
+    assert!(log.iter().any(|line| line == "rdma_connect qp 0 resources 0 0 retry 0 0 who"), "{log:?}");
+    world.end();
+}
+
+#[test]
+fn datagram_requests_are_answered_with_the_default_key_only() {
+    let world = world();
+    let listener = listening(&world, "192.0.2.1:7174", PortSpace::Udp);
+    world.fake.connection_request(0, &event(CONNECT_REQUEST));
+    let taken = listener.next_event(patiently()).unwrap().unwrap();
+    let ListenerEvent::Datagram(taken) = taken else { panic!("a request for datagrams") };
+    let DatagramRequest { local, private_data, inquiry, .. } = *taken;
+    assert_eq!((local, private_data.len()), (address("192.0.2.1:7174"), 180));
+    let mut end = DatagramEnd { qpn: Qpn::new(0x44), qkey: Qkey(1), private_data: b"here".to_vec() };
+    refused(inquiry.accept(&end), ErrorKind::InvalidArgument, &["0x1234567", "qkey"]);
+    world.fake.log();
+    end.qkey = Qkey(0x0123_4567);
+    inquiry.accept(&end).unwrap();
+    inquiry.reject(b"no").unwrap();
+    assert_eq!(world.fake.log(), ["rdma_accept qp 68 resources 0 0 retry 0 0 here", "rdma_reject no"]);
+    drop((listener, inquiry));
+    world.end();
+}
