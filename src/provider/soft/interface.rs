@@ -10,7 +10,7 @@ use crate::provider::{Error, ErrorKind, Result};
 use crate::sys::{LinkState, LocalAddress, link_megabits, link_state};
 
 /// Interface MTU assumed if the system does not report one.
-const USUAL_MTU_BYTES: u32 = 1_500;
+pub(super) const USUAL_MTU_BYTES: u32 = 1_500;
 
 /// The network interface, or the single address of one, that a device represents.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,17 +37,16 @@ enum Reach {
 }
 
 impl Interface {
-    /// Returns the current state of the interface.
-    pub(super) fn state(&self) -> LinkState {
+    /// Returns the current state of the interface; one that is gone is down. Fails if the state cannot be read.
+    pub(super) fn state(&self) -> io::Result<LinkState> {
         let unknown = LinkState { mtu_bytes: USUAL_MTU_BYTES, running: true };
-        let Some(name) = &self.name else { return unknown };
-        let ask = || {
-            // The query works on any socket.
-            let socket = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).or_else(|_| UdpSocket::bind("127.0.0.1:0"))?;
-            link_state(socket.as_fd(), name)
-        };
-        // An interface that is gone is down.
-        ask().unwrap_or(LinkState { running: false, ..unknown })
+        let Some(name) = &self.name else { return Ok(unknown) };
+        // The query works on any socket.
+        let socket = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).or_else(|_| UdpSocket::bind("127.0.0.1:0"))?;
+        match link_state(socket.as_fd(), name) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(LinkState { running: false, ..unknown }),
+            state => state,
+        }
     }
 
     /// Returns the interface's current speed, if it reports one.
@@ -152,7 +151,7 @@ mod tests {
         let loopback = all.iter().find(|interface| interface.device_name == "soft_lo").unwrap();
         assert_eq!(loopback.addresses[0].ip, IpAddr::from([127, 0, 0, 1]));
         assert!(loopback.index > 0);
-        let state = loopback.state();
+        let state = loopback.state().unwrap();
         assert!(state.running && state.mtu_bytes >= 1_500, "{state:?}");
     }
 
@@ -178,7 +177,7 @@ mod tests {
     fn a_removed_interface_is_down() {
         let mut interface = find("soft_lo").unwrap().unwrap();
         interface.name = Some("gone0".into());
-        assert!(!interface.state().running);
+        assert!(!interface.state().unwrap().running);
         assert_eq!(interface.addresses_now().unwrap(), []);
     }
 }

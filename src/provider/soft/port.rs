@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use super::interface::Interface;
+use super::interface::{Interface, USUAL_MTU_BYTES};
 use crate::queue::{AsyncEventQueue, Notify};
 use crate::sys::{Epoll, EventFd, Interest, LinkState, LinkWatch, LocalAddress};
 use crate::types::AsyncEvent;
@@ -143,15 +143,18 @@ struct Now {
     /// The GID table. A removed address leaves an empty entry; the others keep their indices.
     gids: Vec<Option<LocalAddress>>,
     state: LinkState,
+    /// Whether the state could be read when it was read last.
+    is_read: bool,
     megabits: Option<u32>,
 }
 
 impl Port {
     pub(super) fn new(interface: &Interface, events: &Arc<Events>) -> Self {
         let gids = interface.addresses.iter().copied().map(Some).take(MAX_GIDS).collect();
-        let (state, megabits) = (interface.state(), interface.megabits());
-        let now = Mutex::new(Now { gids, state, megabits });
-        Self { now, interface: interface.clone(), events: Arc::clone(events) }
+        let state = LinkState { mtu_bytes: USUAL_MTU_BYTES, running: true };
+        let mut now = Now { gids, state, is_read: false, megabits: interface.megabits() };
+        now.read_state(interface);
+        Self { now: Mutex::new(now), interface: interface.clone(), events: Arc::clone(events) }
     }
 
     /// Reads the interface again if changes are pending, and reports them as events.
@@ -169,9 +172,14 @@ impl Port {
         }
     }
 
-    /// Returns the state of the interface at the last refresh. If the system does not report changes, reads it.
+    /// Returns the state of the interface at the last refresh. If the system does not report changes, or the state could
+    /// not be read then, reads it.
     pub(super) fn state(&self) -> LinkState {
-        if self.events.watch().is_none() { self.interface.state() } else { self.lock().state }
+        let mut now = self.lock();
+        if self.events.watch().is_none() || !now.is_read {
+            now.read_state(&self.interface);
+        }
+        now.state
     }
 
     /// Returns the entries of the GID table that are not empty.
@@ -206,9 +214,17 @@ impl Port {
 }
 
 impl Now {
+    /// Reads the state of the interface. If that fails, for example because no descriptor is left, the last one stays.
+    fn read_state(&mut self, interface: &Interface) {
+        let read = interface.state();
+        self.is_read = read.is_ok();
+        self.state = read.unwrap_or(self.state);
+    }
+
     /// Reads the interface and reports changes as events.
     fn reread(&mut self, interface: &Interface, events: &Events) {
-        let before = std::mem::replace(&mut self.state, interface.state());
+        let before = self.state;
+        self.read_state(interface);
         self.megabits = interface.megabits();
         if let Ok(addresses) = interface.addresses_now()
             && self.take_addresses(&addresses)
@@ -271,7 +287,7 @@ mod tests {
     fn addresses_keep_their_indices() {
         let at = |last: u8| LocalAddress { ip: [192, 0, 2, last].into(), scope: 0 };
         let state = LinkState { mtu_bytes: 1_500, running: true };
-        let mut now = Now { gids: vec![Some(at(1)), Some(at(2)), Some(at(3))], state, megabits: None };
+        let mut now = Now { gids: vec![Some(at(1)), Some(at(2)), Some(at(3))], state, is_read: true, megabits: None };
         assert!(!now.take_addresses(&[at(3), at(1), at(2)]));
         assert!(now.take_addresses(&[at(1), at(3)]));
         assert_eq!(now.gids, [Some(at(1)), None, Some(at(3))]);
