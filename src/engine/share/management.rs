@@ -94,7 +94,18 @@ pub(super) fn request_key(packet: &[u8]) -> Option<RequestKey> {
     Some(RequestKey(guid, word(packet, FIRST_ID_OFFSET)?))
 }
 
-/// The shards that requests went to: repetitions follow them, even if the listener is gone, and so does the message
+/// Returns whether a message whose shard is not known is for all shards of its address. A REJ that gives up a REQ has
+/// no id of the receiver, and a DREP may be for the process that ends the connection of a dead one. A process that does
+/// not know them drops them.
+pub(super) fn is_for_all(packet: &[u8]) -> bool {
+    let attribute = word(packet, ATTRIBUTE_OFFSET).map(|word| Attribute((word >> 16) as u16));
+    match attribute {
+        Some(Attribute::REJECT) => request_key(packet).is_some(),
+        attribute => attribute == Some(Attribute::DISCONNECT_REPLY),
+    }
+}
+
+/// The shards that forwarded requests went to: repetitions follow them, even if the listener is gone, and so does the message
 /// that gives a request up. The oldest are forgotten first.
 #[derive(Default)]
 pub(super) struct RequestRoutes {
@@ -129,8 +140,8 @@ mod tests {
     use super::*;
     use crate::types::Qpn;
     use crate::wire::mad::{
-        AdditionalInformation, CommunicationId, ConnectRequest, DisconnectRequest, Message, PortSpace, Reject,
-        ServiceIdReply,
+        AdditionalInformation, CommunicationId, ConnectRequest, DisconnectReply, DisconnectRequest, Message, PortSpace,
+        Reject, ServiceIdReply,
     };
     use crate::wire::{Bth, Deth, Headers, Opcode};
 
@@ -191,6 +202,11 @@ mod tests {
         assert_eq!(request_key(&packet(other.into())), None);
         let with_id = Reject { remote_id: CommunicationId(7), ..gives_up };
         assert_eq!(request_key(&packet(with_id.into())), None);
+        let disconnect = DisconnectReply { local_id, remote_id: CommunicationId(7), ..Default::default() };
+        let for_all = [packet(gives_up.into()), packet(disconnect.into())];
+        assert!(for_all.iter().all(|packet| is_for_all(packet)));
+        let others = [packet(request.into()), packet(other.into()), packet(with_id.into()), vec![0; 38]];
+        assert!(!others.iter().any(|packet| is_for_all(packet)));
     }
 
     #[test]

@@ -236,7 +236,7 @@ mod tests {
     fn kernel_bytes(program: &[Instruction]) -> usize {
         let length = |instruction: &Instruction| match instruction.code {
             RETURN | RETURN_ACCUMULATOR => 2,
-            LOAD_WORD => 16,
+            LOAD_WORD | LOAD_HALF => 16,
             _ if instruction.jump_true > 0 && instruction.jump_false > 0 => 2,
             _ => 1,
         };

@@ -144,6 +144,20 @@ fn a_dropped_attempt_is_no_connection() {
     assert!(served.starts_with("accepted 1 ") && served.ends_with(" wrong []"), "{served}");
 }
 
+/// The message that gives a request up names no listener, and may arrive at any process of the address.
+#[test]
+fn a_request_that_is_given_up_leaves_its_listener() {
+    let address = "127.46.4.17";
+    let _others = [7002, 7003, 7004].map(|port| Process::server(&format!("{address}:{port}"), "other"));
+    let listener = Listener::bind(format!("{address}:7001")).unwrap();
+    let attempts = Attempts::new(&format!("{address}:7001"), 8);
+    let started = attempts.start("given up");
+    std::thread::sleep(TWO_REPETITIONS);
+    drop(started);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(listener.accept_within(Duration::ZERO).unwrap().is_none());
+}
+
 #[test]
 fn requests_that_wait_for_a_dropped_listener_are_rejected() {
     let (server, mut process) = ("127.46.4.15:7001", Process::start());

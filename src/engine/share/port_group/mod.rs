@@ -449,8 +449,7 @@ impl Group {
     fn refresh_routes(&self, members: Vec<(u8, Member)>) -> Vec<Name> {
         let own = self.slots();
         // Including this process's other sockets: a packet for one of them may arrive at another one.
-        let routes = members.iter().flat_map(|(_, member)| member.blocks.iter().map(|block| (*block, member.name)));
-        self.routes.replace(routes);
+        self.routes.replace(&members);
         members.into_iter().filter(|(slot, _)| !own.contains(slot)).map(|(_, member)| member.name).collect()
     }
 

@@ -7,19 +7,26 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use super::super::mailbox::{Mailbox, destination_block, lock};
-use super::super::management::{Addressee, RequestRoutes, addressee, request_key};
-use super::super::registry::Name;
+use super::super::management::{Addressee, RequestRoutes, addressee, is_for_all, request_key};
+use super::super::registry::{Member, Name};
 use super::{Membership, Route};
 use crate::transport::Datagram;
 
 /// A listener that is not known at an address is taken for one that has just begun, once in this time.
 const JUST_BEGUN: Duration = Duration::from_secs(10);
 
+/// Most messages per second to all members of the group, one for each: any host can cause them.
+const MOST_TO_ALL: usize = 4_096;
+
 /// Destinations of packets for other processes on an address.
 pub(super) struct Routes {
     pub(super) address: IpAddr,
     pub(super) mailbox: Option<Arc<Mailbox>>,
     by_block: RwLock<HashMap<u16, Name>>,
+    /// A block of each member, and its process.
+    members: RwLock<Vec<(u16, Name)>>,
+    /// The messages to all members in the present second, and its begin.
+    to_all: Mutex<Option<(Instant, usize)>>,
     /// A packet for another process arrived here: the order of the group may be wrong.
     is_doubtful: AtomicBool,
     /// A packet has requested a check that has not started: further packets need not request one.
@@ -37,6 +44,8 @@ impl Routes {
             address,
             mailbox,
             by_block: RwLock::default(),
+            members: RwLock::default(),
+            to_all: Mutex::default(),
             is_doubtful: AtomicBool::default(),
             is_check_requested: AtomicBool::default(),
             checked_at: Mutex::default(),
@@ -55,9 +64,14 @@ impl Routes {
         self.is_doubtful.swap(false, Ordering::Relaxed)
     }
 
-    /// Replaces the processes of the blocks, at the end of a check.
-    pub(super) fn replace(&self, routes: impl Iterator<Item = (u16, Name)>) {
-        *self.by_block.write().unwrap_or_else(PoisonError::into_inner) = routes.collect();
+    /// Replaces the members of the group, at the end of a check.
+    pub(super) fn replace(&self, members: &[(u8, Member)]) {
+        let of = |(_, member): &(u8, Member)| (member.blocks.clone(), member.name);
+        let blocks =
+            members.iter().map(of).flat_map(|(blocks, name)| blocks.into_iter().map(move |block| (block, name)));
+        *self.by_block.write().unwrap_or_else(PoisonError::into_inner) = blocks.collect();
+        let first = |(_, member): &(u8, Member)| Some((*member.blocks.first()?, member.name));
+        *self.members.write().unwrap_or_else(PoisonError::into_inner) = members.iter().filter_map(first).collect();
         *lock(&self.checked_at) = Some(Instant::now());
     }
 
@@ -73,6 +87,21 @@ impl Routes {
                 false
             }
         }
+    }
+
+    /// Returns the members of the group if a message may be sent to all of them now.
+    fn all(&self) -> Vec<(u16, Name)> {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let (now, mut to_all) = (Instant::now(), lock(&self.to_all));
+        let (begin, before) = to_all
+            .filter(|(begin, _)| now.saturating_duration_since(*begin) < Duration::from_secs(1))
+            .unwrap_or((now, 0));
+        let count = before + members.len();
+        if count > MOST_TO_ALL {
+            return Vec::new();
+        }
+        *to_all = Some((begin, count));
+        members
     }
 
     /// Returns the process that packets for a block are forwarded to.
@@ -126,10 +155,10 @@ impl Membership {
         match addressee {
             Addressee::Any => Route::Here,
             Addressee::Block(block) | Addressee::Listener(block) if self.blocks.contains(&block) => Route::Here,
-            Addressee::Block(block) => {
-                let name = self.note_misrouted(block);
-                name.map_or(Route::Here, |name| self.forward_management(&name, block, datagram))
-            }
+            Addressee::Block(block) => match self.note_misrouted(block) {
+                Some(name) => self.forward_management(&name, block, datagram),
+                None => self.send_to_all(datagram),
+            },
             Addressee::Listener(block) => {
                 let name = self.routes.name_of(block);
                 name.map_or(Route::Forwarded, |name| self.forward_management(&name, block, datagram))
@@ -140,6 +169,19 @@ impl Membership {
                 Route::Forwarded
             }
         }
+    }
+
+    /// Sends a message to queue pair 1 whose shard is not known to all others, if it may be for each of them.
+    #[cold]
+    fn send_to_all(&self, datagram: &Datagram<'_>) -> Route {
+        if is_for_all(datagram.payload) {
+            for (block, name) in self.routes.all() {
+                if !self.blocks.contains(&block) {
+                    self.forward_management(&name, block, datagram);
+                }
+            }
+        }
+        Route::Here
     }
 
     /// Requests a check of the group, unless one is requested already.

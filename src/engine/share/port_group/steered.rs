@@ -65,9 +65,13 @@ impl Group {
             // All packets are for the only socket; without a program they arrive a little sooner. If an older kernel
             // keeps the last program, that does no harm: an index of a closed socket falls back to any socket.
             let _ = detach_steering(socket);
-        } else if let Err(error) = attach_steering(socket, &steering::program(members)) {
-            let (address, members) = (self.address.ip, members.len());
-            tracing::warn!(%address, %error, members, "the kernel refused the steering program");
+        } else if attach_steering(socket, &steering::program(members)).is_err() {
+            // A kernel with a low limit may accept the program without listeners: their requests are forwarded.
+            let blocks: Vec<Steered<'_>> = members.iter().map(|member| Steered { listeners: &[], ..*member }).collect();
+            if let Err(error) = attach_steering(socket, &steering::program(&blocks)) {
+                let (address, members) = (self.address.ip, members.len());
+                tracing::warn!(%address, %error, members, "the kernel refused the steering program");
+            }
         }
     }
 }
