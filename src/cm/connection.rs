@@ -171,12 +171,15 @@ impl Connection {
         let is_half_open = matches!(self.state, S::RequestReceived | S::ReplySent);
         let rests = matches!(self.state, S::TimeWait | S::Refused);
         let is_alive = is_half_open || matches!(self.state, S::ReplyReceived | S::Established | S::DisconnectSent);
+        // The queue pair of an orphan is another process's, whose end it is: a new connection with the peer's is none of
+        // its business.
+        let has_queue_pair = self.passive.is_some() || self.active.is_some();
         let waits = self.passive.filter(|passive| self.state == S::RequestReceived && !passive.is_taken);
         Load {
             is_half_open,
             rests_since: rests.then_some(self.since),
             waits_at: waits.map(|passive| passive.listener),
-            uses: is_alive.then_some((self.remote_guid, self.remote_qpn)),
+            uses: (is_alive && has_queue_pair).then_some((self.remote_guid, self.remote_qpn)),
             request: self
                 .passive
                 .filter(|_| self.state != S::Idle)

@@ -11,6 +11,7 @@
 //! No step of a message's path wakes a thread while an application thread polls. A driver that leaves the shard with
 //! work or a deadline that the shard's thread would miss wakes it, and only then.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -233,12 +234,16 @@ impl Recipient for Shard {
         });
     }
 
-    fn end_orphan(&self, orphan: &Orphan) {
-        self.command(|core, now| {
-            if let Err(error) = core.connections.manager().end_orphan(now, orphan) {
-                tracing::debug!(%error, "the connection of a dead process is not ended");
-            }
-        });
+    fn sends_from(&self, address: IpAddr) -> bool {
+        let mut sends = false;
+        self.command(|core, _| sends = core.link.port_of(address).is_some());
+        sends
+    }
+
+    fn end_orphan(&self, orphan: &Orphan) -> bool {
+        let mut is_ended = false;
+        self.command(|core, now| is_ended = core.connections.manager().end_orphan(now, orphan).is_ok());
+        is_ended
     }
 }
 

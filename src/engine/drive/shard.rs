@@ -24,7 +24,7 @@ use crate::engine::net::{
     Checksums, Group, GroupSocket, Link, MAX_SEND_BYTES, ReceiveSocket, SendSocket, SocketSizes, congestion_of,
     leaves_host,
 };
-use crate::engine::share::{JoinRequest, QpnBlocks};
+use crate::engine::share::{JoinRequest, QpnBlocks, search_orphans};
 use crate::memory::RegionTable;
 use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
@@ -225,6 +225,7 @@ impl Shard {
         let port = socket.port;
         self.command(|core, _| core.link.add_sender(socket));
         opened.senders.insert(key, port);
+        search_orphans();
         Ok(port)
     }
 

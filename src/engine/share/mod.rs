@@ -17,9 +17,9 @@ mod registry;
 mod steering;
 
 pub(super) use connection_records::ConnectionRecords;
-pub(super) use mailbox::Recipient;
 #[cfg(feature = "sim")]
 pub use mailbox::inbox_message;
+pub(super) use mailbox::{Recipient, search_orphans};
 pub(super) use port_group::{JoinRequest, Membership, Route};
 pub(crate) use port_group::{RegisteredPeer, registered_peer, steer_requests};
 pub(super) use port_holder::{Holder, holders, inode, is_kernel_transport_loaded};

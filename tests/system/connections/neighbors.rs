@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::LIMIT;
 use super::process::Process;
 
 /// Each request and each reply has to find its process.
@@ -148,10 +149,10 @@ fn requests_find_their_listeners_after_a_process_is_killed() {
     }
 }
 
-/// Asks until the reply is as expected, for a second.
+/// Asks until the reply is as expected.
 #[track_caller]
 fn soon_replies(process: &mut Process, line: &str, expected: &str) {
-    let end = Instant::now() + Duration::from_secs(1);
+    let end = Instant::now() + LIMIT;
     let mut reply = process.ask(line);
     while reply != expected && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));

@@ -54,8 +54,11 @@ pub(crate) trait Recipient: Send + Sync {
     /// Handles the packet as if it had arrived at the socket.
     fn deliver(&self, datagram: &Datagram<'_>);
 
-    /// Ends a connection of a process that has died, in the background.
-    fn end_orphan(&self, orphan: &Orphan);
+    /// Returns whether it has a socket that sends from this address.
+    fn sends_from(&self, address: IpAddr) -> bool;
+
+    /// Ends a connection of a process that has died, in the background. Returns false if it cannot now.
+    fn end_orphan(&self, orphan: &Orphan) -> bool;
 }
 
 /// Checks the group of an address, and returns the names of the other processes in it.
@@ -84,10 +87,21 @@ struct Shared {
     recipients: Mutex<HashMap<(IpAddr, u16), Weak<dyn Recipient>>>,
     /// Addresses whose groups are to be checked, and whether the check is urgent.
     checks: Mutex<BTreeMap<IpAddr, bool>>,
+    /// An address can be sent from since the last search for connections of dead processes.
+    has_new_address: AtomicBool,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Requests a search for connections of dead processes, because this process can send from a further address.
+pub(crate) fn search_orphans() {
+    let mailbox = MAILBOX.get().and_then(|current| lock(current).upgrade());
+    if let Some(mailbox) = mailbox {
+        mailbox.shared.has_new_address.store(true, Ordering::Release);
+        mailbox.shared.wake.signal();
+    }
 }
 
 impl Mailbox {
@@ -144,6 +158,7 @@ impl Mailbox {
             stop: AtomicBool::new(false),
             recipients: Mutex::default(),
             checks: Mutex::default(),
+            has_new_address: AtomicBool::new(false),
             _not_inherited: [NotInherited::new(inbox.as_fd()), NotInherited::new(listener.as_fd())],
             inbox,
             listener,
@@ -298,9 +313,6 @@ fn run(shared: &Shared, mut neighbours: Neighbours, check: GroupCheck) {
         let requested = std::mem::take(&mut *lock(&shared.checks));
         let (checks, waiting): (BTreeMap<IpAddr, bool>, BTreeMap<IpAddr, bool>) =
             requested.into_iter().partition(|(_, urgent)| *urgent || is_due);
-        if checks.values().any(|urgent| *urgent) {
-            orphans.note_change();
-        }
         // Urgent checks do not delay the others.
         if checks.values().any(|urgent| !urgent) {
             last_check = Some(Instant::now());
@@ -368,7 +380,12 @@ mod tests {
         struct Nothing;
         impl Recipient for Nothing {
             fn deliver(&self, _: &Datagram<'_>) {}
-            fn end_orphan(&self, _: &Orphan) {}
+            fn sends_from(&self, _: IpAddr) -> bool {
+                false
+            }
+            fn end_orphan(&self, _: &Orphan) -> bool {
+                false
+            }
         }
         let recipient = Arc::new(Nothing);
         let address: IpAddr = "127.77.9.3".parse().unwrap();

@@ -1,7 +1,8 @@
 //! The file of a process's connections: the facts by which another process ends them when this one has died.
 //!
 //! The process holds a lock on a byte of the file, which ends with it. Another process that finds the lock gone takes
-//! the records of its own addresses, with a second lock, so that each is taken once.
+//! the records of its own addresses, with a second lock, so that each is taken once. A header of the size of a record
+//! has the time when the process was found dead first.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::connection_record::{RECORD_BYTES, parse, to_bytes};
 use super::{MAX_SWEPT, find_file, namespace, options};
@@ -27,7 +28,7 @@ const MOST_RECORDS: u32 = 1 << 16;
 const LIFE_OFFSET: u64 = 1 << 40;
 /// The byte that a process has locked while it takes records.
 const TAKING_OFFSET: u64 = LIFE_OFFSET + 1;
-/// Age at which the records of a dead process are void. Its peers have noticed the end, or its addresses never return.
+/// Time after which the records of a process that was found dead are void: its addresses do not return.
 const LONGEST_KEPT: Duration = Duration::from_secs(600);
 
 /// The file of this process's connections. Dropping it removes the file.
@@ -64,6 +65,7 @@ impl ConnectionsFile {
 
     /// Adds a record; returns its index.
     pub(crate) fn add(&self, orphan: &Orphan) -> io::Result<u32> {
+        self.check_process()?;
         let index = self.draw_index().ok_or(io::ErrorKind::QuotaExceeded)?;
         let written = self.file.write_all_at(&to_bytes(orphan), offset_of(index));
         written.map(|()| index).inspect_err(|_| self.remove(index))
@@ -71,9 +73,18 @@ impl ConnectionsFile {
 
     /// Removes a record.
     pub(crate) fn remove(&self, index: u32) {
+        if self.check_process().is_err() {
+            return;
+        }
         // If it stays, a peer gets a DREQ of a connection that it does not know.
         let _ = self.file.write_all_at(&[0; RECORD_BYTES], offset_of(index));
         self.indices.lock().unwrap_or_else(PoisonError::into_inner).free.push(index);
+    }
+
+    /// Fails in a forked child, whose descriptor and lock of the indices are copies of the parent's.
+    fn check_process(&self) -> io::Result<()> {
+        let message = "the connections belong to the process that this one was forked from";
+        if self.generation.is_current() { Ok(()) } else { Err(io::Error::other(message)) }
     }
 
     fn draw_index(&self) -> Option<u32> {
@@ -95,35 +106,53 @@ impl Drop for ConnectionsFile {
 }
 
 fn offset_of(index: u32) -> u64 {
-    u64::from(index) * RECORD_BYTES as u64
+    (u64::from(index) + 1) * RECORD_BYTES as u64
 }
 
-/// Takes the records of dead processes whose address is this process's. Those of other addresses stay for their
-/// processes.
-pub(super) fn take_orphans(folder: &Path, is_own: impl Fn(IpAddr) -> bool) -> Vec<Orphan> {
+/// Calls `end` for the connections of dead processes whose address is this process's, until it returns false; then the
+/// rest stays. Those of other addresses stay for their processes. Returns false if a rest stays.
+pub(crate) fn take_orphans(
+    folder: &Path,
+    is_own: impl Fn(IpAddr) -> bool,
+    mut end: impl FnMut(&Orphan) -> bool,
+) -> bool {
     let prefix = format!("{}-{PREFIX}", namespace());
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let Ok(entries) = std::fs::read_dir(folder) else { return true };
     let entries = entries.take(MAX_SWEPT).flatten();
-    let of_dead = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)));
-    of_dead.filter_map(|entry| take_from(&entry.path(), &is_own).ok()).flatten().collect()
+    let mut of_dead = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)));
+    of_dead.all(|entry| take_from(&entry.path(), &is_own, &mut end).unwrap_or(true))
 }
 
-fn take_from(path: &Path, is_own: impl Fn(IpAddr) -> bool) -> io::Result<Vec<Orphan>> {
-    let Some(file) = find_abandoned(path)? else { return Ok(Vec::new()) };
-    let (mut taken, mut are_left) = (Vec::new(), false);
+fn take_from(path: &Path, is_own: impl Fn(IpAddr) -> bool, mut end: impl FnMut(&Orphan) -> bool) -> io::Result<bool> {
+    let Some(file) = find_abandoned(path)? else { return Ok(true) };
+    let mut are_left = false;
     for (index, orphan) in records(&file)? {
-        if is_own(orphan.local) {
-            // Before it is used, so that no other process takes it as well.
-            file.write_all_at(&[0; RECORD_BYTES], offset_of(index))?;
-            taken.push(orphan);
-        } else {
+        if !is_own(orphan.local) {
             are_left = true;
+        } else if end(&orphan) {
+            file.write_all_at(&[0; RECORD_BYTES], offset_of(index))?;
+        } else {
+            return Ok(false);
         }
     }
-    if !are_left {
+    if are_left {
+        time_since_found(&file)?;
+    } else {
         let _ = std::fs::remove_file(path);
     }
-    Ok(taken)
+    Ok(true)
+}
+
+/// Returns the time since the process of a file was found dead; notes it if that is now.
+fn time_since_found(file: &File) -> io::Result<Duration> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let mut found = [0; 8];
+    // A file without a record is shorter.
+    let _ = file.read_at(&mut found, 0)?;
+    match u64::from_le_bytes(found) {
+        0 => file.write_all_at(&now.to_le_bytes(), 0).map(|()| Duration::ZERO),
+        found => Ok(Duration::from_secs(now.saturating_sub(found))),
+    }
 }
 
 /// Opens a file whose process is dead, unless another process takes its records.
@@ -135,9 +164,9 @@ fn find_abandoned(path: &Path) -> io::Result<Option<File>> {
 }
 
 fn records(file: &File) -> io::Result<Vec<(u32, Orphan)>> {
-    let length = file.metadata()?.len().min(offset_of(MOST_RECORDS));
+    let length = file.metadata()?.len().min(offset_of(MOST_RECORDS)).saturating_sub(offset_of(0));
     let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
-    file.read_exact_at(&mut bytes, 0)?;
+    file.read_exact_at(&mut bytes, offset_of(0))?;
     let (chunks, _) = bytes.as_chunks::<RECORD_BYTES>();
     Ok((0..).zip(chunks).filter_map(|(index, bytes)| Some((index, parse(bytes)?))).collect())
 }
@@ -150,9 +179,8 @@ pub(super) fn sweep(folder: &Path, entry: &str) -> bool {
     }
     let path = folder.join(entry);
     if let Ok(Some(file)) = find_abandoned(&path) {
-        let age = file.metadata().and_then(|found| found.modified()).ok().and_then(|modified| modified.elapsed().ok());
-        let is_void = age.is_some_and(|age| age > LONGEST_KEPT) || records(&file).is_ok_and(|found| found.is_empty());
-        if is_void {
+        let is_empty = records(&file).is_ok_and(|found| found.is_empty());
+        if is_empty || time_since_found(&file).is_ok_and(|time| time > LONGEST_KEPT) {
             let _ = std::fs::remove_file(&path);
         }
     }
@@ -195,6 +223,17 @@ mod tests {
         std::mem::forget(file);
     }
 
+    /// Takes all records of an address; returns them.
+    fn take(folder: &Folder, address: &str) -> Vec<Orphan> {
+        let (address, mut taken): (IpAddr, _) = (address.parse().unwrap(), Vec::new());
+        let end = |orphan: &Orphan| {
+            taken.push(*orphan);
+            true
+        };
+        assert!(take_orphans(&folder.0, |local| local == address, end));
+        taken
+    }
+
     #[test]
     fn records_of_a_dead_process_are_taken_once() {
         let folder = Folder::new("taken");
@@ -203,13 +242,27 @@ mod tests {
         file.remove(indices[1]);
         let elsewhere = Orphan { local: "127.77.9.8".parse().unwrap(), ..orphan(9) };
         assert_eq!(file.add(&elsewhere).unwrap(), indices[1], "free indices are used again");
-        let is_own = |address: IpAddr| address == orphan(0).local;
-        assert_eq!(take_orphans(&folder.0, is_own), [], "its process lives");
+        assert_eq!(take(&folder, "127.77.9.9"), [], "its process lives");
         kill(file);
-        assert_eq!(take_orphans(&folder.0, is_own), [0, 2, 3, 4].map(orphan));
-        assert_eq!(take_orphans(&folder.0, is_own), []);
-        assert_eq!((folder.count(), take_orphans(&folder.0, |_| true)), (1, vec![elsewhere]));
+        assert_eq!(take(&folder, "127.77.9.9"), [0, 2, 3, 4].map(orphan));
+        assert_eq!(take(&folder, "127.77.9.9"), []);
+        assert_eq!((folder.count(), take(&folder, "127.77.9.8")), (1, vec![elsewhere]));
         assert_eq!(folder.count(), 0);
+    }
+
+    #[test]
+    fn records_that_cannot_be_taken_stay() {
+        let folder = Folder::new("stay");
+        let file = ConnectionsFile::create(&folder.0).unwrap();
+        (0..5).for_each(|number| assert!(file.add(&orphan(number)).is_ok()));
+        kill(file);
+        let mut room = 2;
+        let end = |_: &Orphan| {
+            room -= 1;
+            room >= 0
+        };
+        assert!(!take_orphans(&folder.0, |_| true, end));
+        assert_eq!(take(&folder, "127.77.9.9"), [2, 3, 4].map(orphan));
     }
 
     #[test]
@@ -219,9 +272,25 @@ mod tests {
         file.add(&orphan(1)).unwrap();
         kill(file);
         let taking = find_abandoned(&folder.0.join(folder.entry())).unwrap().unwrap();
-        assert_eq!(take_orphans(&folder.0, |_| true), []);
+        assert_eq!(take(&folder, "127.77.9.9"), []);
         drop(taking);
-        assert_eq!(take_orphans(&folder.0, |_| true), [orphan(1)]);
+        assert_eq!(take(&folder, "127.77.9.9"), [orphan(1)]);
+    }
+
+    /// Its last connection was set up long ago.
+    #[test]
+    fn records_are_kept_from_the_time_when_their_process_was_found_dead() {
+        let folder = Folder::new("kept");
+        let file = ConnectionsFile::create(&folder.0).unwrap();
+        file.add(&orphan(1)).unwrap();
+        file.file.set_modified(SystemTime::now() - 2 * LONGEST_KEPT).unwrap();
+        let descriptor = file.file.try_clone().unwrap();
+        kill(file);
+        let entry = folder.entry();
+        assert!(sweep(&folder.0, &entry) && sweep(&folder.0, &entry) && folder.count() == 1);
+        let found = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap() - LONGEST_KEPT;
+        descriptor.write_all_at(&(found.as_secs() - 1).to_le_bytes(), 0).unwrap();
+        assert!(sweep(&folder.0, &entry) && folder.count() == 0);
     }
 
     #[test]

@@ -36,7 +36,7 @@ use std::path::{Path, PathBuf};
 
 use self::blocks::BlocksFile;
 pub(crate) use self::change::Change;
-pub(crate) use self::connections::ConnectionsFile;
+pub(crate) use self::connections::{ConnectionsFile, take_orphans};
 pub(crate) use self::file::AddressFile;
 #[cfg(feature = "sim")]
 pub use self::fuzz::registry_file;
@@ -44,7 +44,6 @@ pub(crate) use self::port_record::{Binding, PortRecord, RECORDS};
 pub(crate) use self::ports::{Others, PortsChange, PortsFile};
 pub(crate) use self::socket::{inbox_path, life_path, place_socket, remove_sockets};
 pub(crate) use self::table::{Answer, Header, MAX_LISTENERS, Member, MemberListener, NAME_BYTES, Name, Nonce, SLOTS};
-use crate::cm::Orphan;
 use crate::sys::{PerGeneration, own_user};
 
 /// Suffix of the file name for the blocks of a namespace.
@@ -163,11 +162,6 @@ impl Registry {
             };
         }
     }
-}
-
-/// Takes the connections of dead processes whose address is this process's.
-pub(super) fn take_orphans(folder: &Path, is_own: impl Fn(IpAddr) -> bool) -> Vec<Orphan> {
-    connections::take_orphans(folder, is_own)
 }
 
 /// Returns the network namespace of this thread; addresses are only meaningful within it.
