@@ -14,12 +14,19 @@ pub(crate) fn named(variable: &str, name: &str, all: &[Fault]) -> Fault {
     *found.unwrap_or_else(|| panic!("{variable} is {name:?}, which is none of these faults: {all:?}"))
 }
 
-/// Returns the fault that `FAULT` names, or all.
+/// Returns the fault that `FAULT` names; or those of the part that `FAULT_PART` names, as in 1/2; or all.
+///
+/// # Panics
+/// If there is no such fault or part.
 pub(crate) fn chosen(all: &[Fault]) -> Vec<Fault> {
-    match std::env::var("FAULT") {
-        Ok(name) => vec![named("FAULT", &name, all)],
-        Err(_) => all.to_vec(),
+    if let Ok(name) = std::env::var("FAULT") {
+        return vec![named("FAULT", &name, all)];
     }
+    let Ok(part) = std::env::var("FAULT_PART") else { return all.to_vec() };
+    let numbers = part.split_once('/').and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
+    let (part, parts): (usize, usize) = numbers.unwrap_or_default();
+    assert!((1..=parts).contains(&part), "FAULT_PART is {part}/{parts}; the first half is 1/2");
+    all.iter().skip(part - 1).step_by(parts).copied().collect()
 }
 
 /// Hunts each of these faults, as many at a time as there are processors. Returns the results, in any order.
