@@ -43,7 +43,7 @@ pub(crate) fn resolves(home: &mut Home) -> Outcome {
     } else {
         we_resolve(home)?
     }
-    let statuses: Vec<u8> = home.wire.of(SIDR_REP, guest_is_client).iter().map(|mad| mad.body[4]).collect();
+    let statuses: Vec<u8> = home.wire.of(SIDR_REP, guest_is_client)?.iter().map(|mad| mad.body[4]).collect();
     expect("statuses", statuses, vec![0, 2, 1])?;
     let (request, reply) = (home.wire.first(SIDR_REQ, !guest_is_client)?, home.wire.first(SIDR_REP, guest_is_client)?);
     expect("transaction id", reply.transaction, request.transaction)?;

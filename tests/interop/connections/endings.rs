@@ -22,7 +22,7 @@ pub(crate) fn we_disconnect(home: &mut Home) -> Outcome {
     home.event(pair.slot, "disconnected", "0")?;
     home.guest.command(&format!("query {}", pair.slot))?.expect(&[("state", READY_TO_SEND)])?;
     ensure(!pair.connection.wait_disconnected(DELAY)?, "the end is confirmed before the guest disconnects")?;
-    ensure(home.wire.of(DREP, false).is_empty(), "a DREP before the guest disconnects")?;
+    ensure(home.wire.of(DREP, false)?.is_empty(), "a DREP before the guest disconnects")?;
     home.no_event(pair.slot)?;
     home.guest_does(&format!("disconnect {}", pair.slot))?;
     ensure(pair.connection.wait_disconnected(SOON)?, "the guest's DREP does not end the connection")?;
@@ -37,7 +37,7 @@ pub(crate) fn guest_disconnects(home: &mut Home) -> Outcome {
     ensure(pair.connection.wait_disconnected(PATIENCE)?, "no DREQ arrives")?;
     expect("state", pair.end.qp.state()?, QueuePairState::ReadyToSend)?;
     std::thread::sleep(DELAY);
-    ensure(home.wire.of(DREP, true).is_empty(), "a DREP before our application disconnects")?;
+    ensure(home.wire.of(DREP, true)?.is_empty(), "a DREP before our application disconnects")?;
     home.no_event(pair.slot)?;
     pair.connection.disconnect(&pair.end.qp)?;
     expect("state", pair.end.qp.state()?, QueuePairState::Error)?;

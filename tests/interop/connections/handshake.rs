@@ -258,7 +258,7 @@ pub(crate) fn carries_type_of_service(home: &mut Home) -> Outcome {
     let class = pair.end.attributes()?.ah_attr.map(|address| address.traffic_class);
     expect("our traffic class", class, Some(TYPE_OF_SERVICE))?;
     home.end_pair(&pair)?;
-    let packets = home.wire.packets();
+    let packets = home.wire.packets()?;
     for (name, is_ours, is_mad, least) in [
         ("our MADs", true, true, 2),
         ("the guest's MADs", false, true, 2),
@@ -282,14 +282,14 @@ pub(crate) fn chooses_path_mtu(home: &mut Home) -> Outcome {
     let is_chosen = |mtu: &Mtu| mtu.bytes() == largest || !guest_is_client && mtu.bytes() < largest;
     for mtu in sizes.into_iter().filter(is_chosen) {
         let ours = if guest_is_client { ConnectionOptions::new() } else { ConnectionOptions::new().path_mtu(mtu) };
-        home.wire.forget();
+        home.wire.forget()?;
         let pair = home.pair(&Terms { ours, ..Terms::default() })?;
         let found: Reply = home.guest.command(&format!("query {}", pair.slot))?;
         found.expect(&[("path_mtu", &mtu.bytes().to_string())])?;
         expect("our path MTU", pair.end.attributes()?.path_mtu, Some(mtu))?;
         home.exchange(&pair)?;
         home.end_pair(&pair)?;
-        let packets = home.wire.packets();
+        let packets = home.wire.packets()?;
         for is_ours in [true, false] {
             let sizes = packets.iter().filter(|packet| packet.is_ours == is_ours && !packet.is_mad());
             let largest = sizes.map(|packet| packet.payload.len()).max().unwrap_or_default();
@@ -304,7 +304,7 @@ pub(crate) fn chooses_path_mtu(home: &mut Home) -> Outcome {
 /// of the passive end's queue pair, unless that one has its own.
 pub(crate) fn chooses_timeouts(home: &mut Home) -> Outcome {
     for (timeout, of_guests_request, of_ours) in [(14, 16, 14), (21, 21, 21)] {
-        home.wire.forget();
+        home.wire.forget()?;
         let mut terms = Terms { create: format!("ack_timeout={timeout}"), ..Terms::default() };
         let mut own = of_guests_request;
         if !home.guest_is_client() {

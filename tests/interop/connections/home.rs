@@ -182,7 +182,7 @@ impl Home {
 
     /// Checks that no further request has arrived at the guest, unless a repetition may have become one.
     pub(crate) fn guest_has_no_request(&mut self) -> Outcome {
-        if self.wire.of(REQ, true).len() > 1 {
+        if self.wire.of(REQ, true)?.len() > 1 {
             return Ok(());
         }
         self.guest.command(&format!("take {LISTENER} 1023 wait=0"))?.expect(&[("event", "none")])

@@ -17,7 +17,7 @@ fn loses_of_our_connections(home: &mut Home) -> Outcome {
     let is_v4 = home.local.is_ipv4();
     let lose = |losses: &[_]| Filter::first(is_v4, losses);
     for (attribute, is_ours, count) in [(REQ, true, 3), (REP, false, 1), (RTU, true, 1)] {
-        home.wire.forget();
+        home.wire.forget()?;
         let filter = lose(&[(attribute, is_ours, count)])?;
         let pair = home.pair(&Terms::default()).map_err(|error| format!("{attribute:#x} is lost: {error}"))?;
         filter.expect_used(&[count])?;
@@ -52,7 +52,7 @@ fn the_confirmation_is_lost(home: &mut Home) -> Outcome {
 /// guest's application waits with a request, so that its kernel sends an MRA of a minute; then its REP is lost.
 fn the_guest_is_slow_or_vanishes(home: &mut Home) -> Outcome {
     let (gone, end) = (home.pair(&Terms::default())?, home.end()?);
-    home.wire.forget();
+    home.wire.forget()?;
     let filter = Filter::first(home.local.is_ipv4(), &[(REP, false, 1), (DREQ, true, 100)])?;
     let start = Instant::now();
     gone.connection.disconnect(&gone.end.qp)?;
@@ -86,7 +86,7 @@ fn loses_of_guests_connections(home: &mut Home) -> Outcome {
     // A short timeout makes the kernel's interval shorter: 4.2 s.
     let terms = Terms { create: "ack_timeout=14".into(), ..Terms::default() };
     let (first, second) = (home.pair(&terms)?, home.pair(&terms)?);
-    home.wire.forget();
+    home.wire.forget()?;
     let losses = [(REQ, false, 1), (RTU, false, 1), (DREQ, false, 1), (REP, true, 1), (DREP, true, 1)];
     let filter = Filter::first(home.local.is_ipv4(), &losses)?;
 

@@ -115,7 +115,7 @@ pub(crate) fn active_end_gives_up(home: &mut Home) -> Outcome {
         home.no_event(slot)?;
         home.guest.command(&format!("destroy {slot}"))?;
     }
-    ensure(home.wire.of(REP, guest_is_client).is_empty(), "a REP was sent")?;
+    ensure(home.wire.of(REP, guest_is_client)?.is_empty(), "a REP was sent")?;
     let (request, reject) = (home.wire.first(REQ, !guest_is_client)?, home.wire.first(REJ, !guest_is_client)?);
     expect("reason and message", reject.rejection(), (4, 2))?;
     expect("ids", (reject.u32_at(0), reject.u32_at(4)), (request.u32_at(0), 0))?;

@@ -34,7 +34,7 @@ pub(crate) fn reuses_the_queue_pair(home: &mut Home) -> Outcome {
             end = again(pair.end)?;
         }
     }
-    ensure(home.wire.of(REJ, true).is_empty() && home.wire.of(REJ, false).is_empty(), "a REJ was sent")
+    ensure(home.wire.of(REJ, true)?.is_empty() && home.wire.of(REJ, false)?.is_empty(), "a REJ was sent")
 }
 
 /// Returns the end with its queue pair in INIT, and a receive posted.
@@ -65,7 +65,7 @@ pub(crate) fn refuses_a_live_queue_pair(home: &mut Home) -> Outcome {
         home.guest_does(&format!("connect {slot} qpn={CLAIMED_QPN}"))?;
         home.event(slot, "rejected", "10")?;
         ensure(!old.wait_disconnected(PROBE_TIME)?, "a request has ended a connection that its peer has")?;
-        expect("DREQs", home.wire.of(DREQ, true).len(), 4)?;
+        expect("DREQs", home.wire.of(DREQ, true)?.len(), 4)?;
         home.guest_does(&format!("disconnect {old_slot}"))?;
         ensure(old.wait_disconnected(PATIENCE)?, "the old connection does not end")?;
         old.disconnect(&end.qp)?;
@@ -89,7 +89,7 @@ pub(crate) fn refuses_a_live_queue_pair(home: &mut Home) -> Outcome {
         drop(filter);
         home.end_pair(&new)?;
     }
-    let rejections: Vec<_> = home.wire.of(REJ, home.guest_is_client()).iter().map(|mad| mad.rejection()).collect();
+    let rejections: Vec<_> = home.wire.of(REJ, home.guest_is_client())?.iter().map(|mad| mad.rejection()).collect();
     expect("rejections", rejections, vec![(10, 0)])
 }
 
@@ -106,5 +106,5 @@ pub(crate) fn guests_client_restarts(home: &mut Home) -> Outcome {
         ensure(pair.connection.wait_disconnected(Duration::from_secs(2))?, "no DREQ for a killed client")?;
         pair.connection.disconnect(&pair.end.qp)?;
     }
-    ensure(home.wire.of(REJ, true).is_empty(), "a request of a client that has started again was rejected")
+    ensure(home.wire.of(REJ, true)?.is_empty(), "a request of a client that has started again was rejected")
 }

@@ -1,7 +1,7 @@
 //! The wire between both ends: every RoCE packet that passes, seen by a packet socket.
 
 use std::fmt::Write as _;
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::{IpAddr, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,7 +16,10 @@ const MARKER_PORT: u16 = 9;
 const UD_SEND_ONLY: u8 = 0x64;
 /// UDP payload of a packet with a MAD: BTH, DETH, 256 bytes, ICRC.
 const MAD_PACKET: usize = 12 + 8 + 256 + 4;
+/// More packets than a check exchanges.
 const MOST_PACKETS: usize = 100_000;
+/// A check that takes the wire's packets fails unless all of them have been noted within this time.
+const CATCHING_UP: Duration = Duration::from_secs(10);
 
 pub(crate) const REQ: u16 = 0x10;
 pub(crate) const MRA: u16 = 0x11;
@@ -95,8 +98,12 @@ pub(crate) struct Wire {
 #[derive(Default)]
 struct Seen {
     packets: Vec<Packet>,
+    /// The number of packets beyond the most.
+    omitted: usize,
     /// The number of the latest marker.
     marker: u32,
+    /// The error that has ended the thread.
+    failure: Option<io::Error>,
 }
 
 impl Wire {
@@ -111,8 +118,18 @@ impl Wire {
         let noted = Arc::clone(&seen);
         std::thread::spawn(move || {
             let mut bytes = [0; 65_536];
-            while let Ok(length) = socket.read(&mut bytes) {
-                note(&mut noted.lock().unwrap_or_else(PoisonError::into_inner), &bytes[..length], local);
+            loop {
+                let outcome = socket.read(&mut bytes);
+                let mut seen = noted.lock().unwrap_or_else(PoisonError::into_inner);
+                match outcome {
+                    Ok(length) => note(&mut seen, &bytes[..length], local),
+                    // An interface that goes down is an error once; the socket receives from all others.
+                    Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::ENETDOWN)) => {}
+                    Err(error) => {
+                        seen.failure = Some(error);
+                        break;
+                    }
+                }
             }
         });
         Ok(Self { seen, start: Instant::now(), markers })
@@ -123,9 +140,20 @@ impl Wire {
     }
 
     /// Waits until the thread has noted all packets that have passed: sends a marker behind them.
-    fn catch_up(&self) {
-        let (marker, end) = (self.seen().marker.wrapping_add(1), Instant::now() + Duration::from_secs(10));
-        while self.seen().marker != marker && Instant::now() < end {
+    fn catch_up(&self) -> Result<MutexGuard<'_, Seen>, Error> {
+        let (marker, end) = (self.seen().marker.wrapping_add(1), Instant::now() + CATCHING_UP);
+        loop {
+            let seen = self.seen();
+            if let Some(failure) = &seen.failure {
+                return Err(format!("the wire is not seen any more: {failure}").into());
+            }
+            if seen.marker == marker {
+                return Ok(seen);
+            }
+            drop(seen);
+            if Instant::now() > end {
+                return Err(format!("the wire is not seen: no marker passes within {CATCHING_UP:?}").into());
+            }
             // The guest refuses the port, which fails the next call.
             let _ = self.markers.send(&marker.to_be_bytes());
             std::thread::sleep(Duration::from_millis(1));
@@ -133,32 +161,38 @@ impl Wire {
     }
 
     /// Forgets all packets that have passed.
-    pub(crate) fn forget(&self) {
-        self.catch_up();
-        self.seen().packets.clear();
+    pub(crate) fn forget(&self) -> Outcome {
+        let mut seen = self.catch_up()?;
+        seen.packets.clear();
+        seen.omitted = 0;
+        Ok(())
     }
 
-    pub(crate) fn packets(&self) -> Vec<Packet> {
-        self.catch_up();
-        self.seen().packets.clone()
+    /// Returns all packets that have passed since the latest `forget`.
+    pub(crate) fn packets(&self) -> Result<Vec<Packet>, Error> {
+        let seen = self.catch_up()?;
+        if seen.omitted > 0 {
+            return Err(format!("{} packets beyond {MOST_PACKETS} have passed, and are not noted", seen.omitted).into());
+        }
+        Ok(seen.packets.clone())
     }
 
     /// Returns the datagrams of the connection manager, in order.
-    pub(crate) fn mads(&self) -> Vec<Mad> {
-        self.packets().iter().filter_map(Mad::of).collect()
+    pub(crate) fn mads(&self) -> Result<Vec<Mad>, Error> {
+        Ok(self.packets()?.iter().filter_map(Mad::of).collect())
     }
 
     /// Returns those with this attribute from one end.
-    pub(crate) fn of(&self, attribute: u16, is_ours: bool) -> Vec<Mad> {
+    pub(crate) fn of(&self, attribute: u16, is_ours: bool) -> Result<Vec<Mad>, Error> {
         let wanted = |mad: &Mad| mad.attribute == attribute && mad.is_ours == is_ours;
-        self.mads().into_iter().filter(wanted).collect()
+        Ok(self.mads()?.into_iter().filter(wanted).collect())
     }
 
     /// Waits until a datagram with this attribute from one end has passed, and returns the first one.
     pub(crate) fn first(&self, attribute: u16, is_ours: bool) -> Result<Mad, Error> {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
-            if let Some(mad) = self.of(attribute, is_ours).into_iter().next() {
+            if let Some(mad) = self.of(attribute, is_ours)?.into_iter().next() {
                 return Ok(mad);
             }
             if Instant::now() > end {
@@ -174,7 +208,7 @@ impl Wire {
         let end = Instant::now() + Duration::from_secs(3);
         loop {
             let mut found: Vec<(u16, bool)> = Vec::new();
-            for mad in self.mads() {
+            for mad in self.mads()? {
                 let kind = (mad.attribute, mad.is_ours);
                 if mad.attribute != MRA && !found.contains(&kind) {
                     found.push(kind);
@@ -188,16 +222,16 @@ impl Wire {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        match self.packets().iter().filter(|packet| packet.is_mad()).all(|packet| packet.payload.len() == MAD_PACKET) {
+        match self.packets()?.iter().filter(|packet| packet.is_mad()).all(|packet| packet.payload.len() == MAD_PACKET) {
             true => Ok(()),
             false => Err("a datagram has another size than 256 bytes".into()),
         }
     }
 
-    /// Returns the datagrams that have passed, a line each.
+    /// Returns the datagrams that have been noted, a line each; of an incomplete list, also the reason.
     pub(crate) fn listing(&self) -> String {
-        let mut text = String::new();
-        let mads = self.mads();
+        let mut text = self.packets().err().map_or_else(String::new, |error| format!("incomplete: {error}\n"));
+        let mads: Vec<Mad> = self.seen().packets.iter().filter_map(Mad::of).collect();
         for mad in &mads[mads.len().saturating_sub(60)..] {
             let time = mad.at.duration_since(self.start).as_secs_f32();
             let end = if mad.is_ours { "ours" } else { "guest's" };
@@ -217,7 +251,8 @@ fn note(seen: &mut Seen, bytes: &[u8], local: IpAddr) {
     let length = usize::from(u16::from_be_bytes([udp[4], udp[5]]));
     let payload = &udp[8..length.clamp(8, udp.len())];
     match u16::from_be_bytes([udp[2], udp[3]]) {
-        ROCE_PORT if seen.packets.len() < MOST_PACKETS => {
+        ROCE_PORT if seen.packets.len() == MOST_PACKETS => seen.omitted += 1,
+        ROCE_PORT => {
             let packet = Packet { at: Instant::now(), is_ours: source == local, class, payload: payload.to_vec() };
             seen.packets.push(packet);
         }
