@@ -23,6 +23,8 @@ type Outcome = Result<(), Error>;
 const PATIENCE: Duration = Duration::from_secs(20);
 const GRH: usize = 40;
 const SEED: u32 = 7;
+/// Bytes that no program sends fill the memory for receives: `rdma_server` and `rdma_client` send zeros.
+const UNTOUCHED: u8 = 0xa5;
 /// Length of the messages of rdma_server and rdma_client.
 const SHORT: usize = 16;
 /// The steps of cmtime after which its ends wait for each other over TCP, as its byte of them, in Debian 13.
@@ -105,6 +107,7 @@ impl End {
         }
         let end = Self { qp, cq, mr, size, header };
         end.mr.write_at(0, &pattern(SEED, size))?;
+        end.mr.write_at(size, &vec![UNTOUCHED; messages * (header + size)])?;
         for index in 0..messages {
             let at = end.place(index);
             end.qp.post_recv(&[ReceiveRequest::new(end.mr.slice(at..at + header + size)?)])?;
