@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context as TaskContext, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -248,6 +249,7 @@ pub(crate) struct Client {
     pub(crate) address: Ipv4Addr,
     connection: Connection,
     end: End,
+    exchanges: AtomicU32,
 }
 
 impl Client {
@@ -264,15 +266,17 @@ impl Client {
         let end = End::new(route.context());
         let options = ConnectionOptions::new().timeout(PATIENT_TIMEOUT).deadline(PATIENCE);
         let connection = route.connect(&end.qp, &options).unwrap_or_else(|error| panic!("a client: {error}"));
-        let client = Self { address, connection, end };
+        let client = Self { address, connection, end, exchanges: AtomicU32::new(0) };
         client.exchange();
         client
     }
 
-    /// Exchanges a message, over a connection that must not have ended.
+    /// Exchanges a message, over a connection that must not have ended. Each message has other bytes than the last one.
     #[track_caller]
     pub(crate) fn exchange(&self) {
-        let message: Vec<u8> = (0..1_500_u32).map(|index| (index * 7) as u8).collect();
+        let count = self.exchanges.fetch_add(1, Ordering::Relaxed);
+        let mut message: Vec<u8> = (0..1_500_u32).map(|index| (index * 7 + count) as u8).collect();
+        message[..4].copy_from_slice(&count.to_be_bytes());
         self.end.sent.write_at(0, &message).expect("in the region");
         self.end.send(message.len());
         let length = self.end.next_receive(PATIENCE).unwrap_or_else(|failure| panic!("{failure}"));
