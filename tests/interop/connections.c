@@ -353,10 +353,11 @@ static bool do_event(const struct command *command, struct slot *slot)
 static bool do_take(const struct command *command, struct slot *listener)
 {
 	struct slot *slot = slot_of(command, 2);
-	struct rdma_cm_event *event = next_event(listener->channel, (int)option(command, "wait", WAIT));
+	struct rdma_cm_event *event;
 
 	if (!slot)
 		return false;
+	event = next_event(listener->channel, (int)option(command, "wait", WAIT));
 	if (!event) {
 		answer(" event=none");
 		return true;
@@ -580,6 +581,8 @@ static bool do_spawn(const struct command *command)
 	if (command->count != 2 || child_count == MOST_CHILDREN)
 		return refuse("spawn PORT", 0);
 	child = fork();
+	if (child < 0)
+		return refuse("fork", errno);
 	if (!child) {
 		for (int descriptor = 3; descriptor < MOST_DESCRIPTORS; descriptor++)
 			close(descriptor);
@@ -588,7 +591,7 @@ static bool do_spawn(const struct command *command)
 	}
 	children[child_count++] = child;
 	answer(" pid=%d", child);
-	return child > 0;
+	return true;
 }
 
 static bool do_kill(const struct command *command)
