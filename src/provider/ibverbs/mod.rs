@@ -57,7 +57,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{Context, Error, ErrorKind, Provider, Result};
-use crate::types::{LinkLayer, Transport};
 
 /// Lists and opens adapters.
 ///
@@ -108,17 +107,16 @@ impl Provider for IbverbsProvider {
     }
 
     fn connectable_devices(&self) -> Result<Vec<(String, Vec<IpAddr>)>> {
-        let mut names = self.device_names()?;
-        if let Some(reason) = self.connections_unavailable() {
+        // Connections of software devices do not depend on a library that fails.
+        let mut names = self.device_names().unwrap_or_else(|error| {
+            tracing::debug!(%error, "adapters cannot be used for connections");
+            Vec::new()
+        });
+        if let Some(reason) = connection::unavailable().filter(|_| !names.is_empty()) {
             tracing::debug!(reason, "adapters have no connection manager");
             names.clear();
         }
-        let addresses_of = |name: &str| -> Result<Vec<IpAddr>> {
-            let context = self.open(name)?;
-            let is_roce = context.query_device().transport == Transport::InfiniBand
-                && context.query_port(1)?.link_layer == LinkLayer::Ethernet;
-            Ok(if is_roce { connection::addresses(&context.gid_table(1)?) } else { Vec::new() })
-        };
+        let addresses_of = |name: &str| connection::addresses_of(&*open_device(name)?);
         let found = names.into_iter().filter_map(|name| match addresses_of(&name) {
             Ok(addresses) => Some((name, addresses)),
             Err(error) => {
@@ -130,22 +128,23 @@ impl Provider for IbverbsProvider {
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Context>> {
-        let plain = name.strip_prefix(PREFIX).unwrap_or(name);
-        let fail = |kind, message: String| Err(Error::new("open_device", kind, message));
-        match sys::Context::open(plain) {
-            Ok(Some(context)) => {
-                let device = device::Device::open(context).map_err(|error| errors::opening(plain, error))?;
-                Ok(Arc::new(context::IbverbsContext::new(device)))
-            }
-            Ok(None) => fail(ErrorKind::NotFound, format!("libibverbs has no device \"{plain}\"")),
-            // libibverbs itself is missing: the text says so, and names the packages to install.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && error.raw_os_error().is_none() => {
-                fail(ErrorKind::NotFound, format!("there is no device \"{plain}\": {error}"))
-            }
-            Err(error) if means_no_devices(&error) => {
-                fail(ErrorKind::NotFound, format!("there is no device \"{plain}\": the kernel has no RDMA devices"))
-            }
-            Err(error) => Err(errors::opening(plain, error)),
+        Ok(Arc::new(context::IbverbsContext::new(open_device(name)?)))
+    }
+}
+
+fn open_device(name: &str) -> Result<Arc<device::Device>> {
+    let plain = name.strip_prefix(PREFIX).unwrap_or(name);
+    let fail = |kind, message: String| Err(Error::new("open_device", kind, message));
+    match sys::Context::open(plain) {
+        Ok(Some(context)) => device::Device::open(context).map_err(|error| errors::opening(plain, error)),
+        Ok(None) => fail(ErrorKind::NotFound, format!("libibverbs has no device \"{plain}\"")),
+        // libibverbs itself is missing: the text says so, and names the packages to install.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && error.raw_os_error().is_none() => {
+            fail(ErrorKind::NotFound, format!("there is no device \"{plain}\": {error}"))
         }
+        Err(error) if means_no_devices(&error) => {
+            fail(ErrorKind::NotFound, format!("there is no device \"{plain}\": the kernel has no RDMA devices"))
+        }
+        Err(error) => Err(errors::opening(plain, error)),
     }
 }

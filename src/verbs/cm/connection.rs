@@ -106,7 +106,7 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
         let (ack_timeout, timeout) = (options.ack_timeout(), options.deadline);
         let init = ConnectInit { path: &path, end: &local, ack_timeout, timeout };
         let inner = connection_manager("connect", route.context())?.connect(&init);
-        let inner = inner.map_err(|error| contexts::explained(route.context(), error))?;
+        let inner = inner.map_err(|error| contexts::explained(route.context(), path.local.ip(), error))?;
         Ok(Self { inner, qp, path, local, requester: None, options: options.clone(), deadline })
     }
 

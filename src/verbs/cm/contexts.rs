@@ -3,13 +3,15 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{Mutex, PoisonError};
 
-use crate::provider::providers;
+use crate::provider::{Provider, providers};
 use crate::sys::PerGeneration;
 use crate::verbs::context::WeakContext;
 use crate::verbs::{self, Context, Error, ErrorKind, Result};
 
 /// The only port of software devices, and the first of others.
 pub(super) const PORT: u8 = 1;
+/// The provider of software devices.
+const SOFTWARE: &str = "soft";
 
 /// Contexts that were opened for addresses and are in use: all connections of a device share one.
 static OPENED: PerGeneration<Mutex<Vec<WeakContext>>> = PerGeneration::new();
@@ -20,12 +22,14 @@ pub(super) fn of_address(verb: &'static str, address: IpAddr) -> Result<Context>
     if let Some(context) = opened().into_iter().find(has_address) {
         return Ok(context);
     }
-    let listed = connectable()?.into_iter().find(|(_, addresses)| addresses.contains(&address));
+    // Loopback addresses belong to software devices, so no adapter is opened for one.
+    let devices = connectable(|provider| !address.is_loopback() || provider.name() == SOFTWARE)?;
+    let listed = devices.into_iter().find(|(_, addresses)| addresses.contains(&address));
     // Most addresses of 127.0.0.0/8 are not listed.
-    let name = listed.map_or_else(|| format!("soft:{address}"), |(name, _)| name);
+    let name = listed.map_or_else(|| format!("{SOFTWARE}:{address}"), |(name, _)| name);
     open(&name).map_err(|error| {
         let message = format!("{address} is not an address of this machine, or its device cannot be used: {error}");
-        with_missing(Error::new(verb, error.kind(), message))
+        with_missing(address, Error::new(verb, error.kind(), message))
     })
 }
 
@@ -34,24 +38,26 @@ pub(super) fn of_address(verb: &'static str, address: IpAddr) -> Result<Context>
 pub(super) fn of_wildcard(verb: &'static str, takes_v4: bool, takes_v6: bool) -> Result<Vec<Context>> {
     let fits = |address: &IpAddr| if address.is_ipv4() { takes_v4 } else { takes_v6 };
     let mut contexts = Vec::new();
-    for (name, _) in connectable()?.into_iter().filter(|(_, addresses)| addresses.iter().any(fits)) {
+    for (name, _) in connectable(|_| true)?.into_iter().filter(|(_, addresses)| addresses.iter().any(fits)) {
         match open(&name) {
             Ok(context) => contexts.push(context),
             Err(error) => tracing::warn!(device = name, %error, verb, "the device cannot be opened"),
         }
     }
     if contexts.is_empty() {
-        return Err(with_missing(Error::new(verb, ErrorKind::NotFound, "no device has an address of this IP version")));
+        let any = if takes_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let message = "no device has an address of this IP version";
+        return Err(with_missing(any, Error::new(verb, ErrorKind::NotFound, message)));
     }
     Ok(contexts)
 }
 
-/// Returns the devices with a connection manager, and their addresses. An address that an adapter has is not one of a
-/// software device, which the packets do not reach. Software devices come first, because the first listener's port is
-/// that of the others.
-fn connectable() -> Result<Vec<(String, Vec<IpAddr>)>> {
+/// Returns the devices of some providers that have a connection manager, and their addresses. An address that an
+/// adapter has is not one of a software device, which the packets do not reach. Software devices come first, because
+/// the first listener's port is that of the others.
+fn connectable(is_used: impl Fn(&dyn Provider) -> bool) -> Result<Vec<(String, Vec<IpAddr>)>> {
     let mut devices: Vec<(String, Vec<IpAddr>)> = Vec::new();
-    for provider in providers().iter().rev() {
+    for provider in providers().iter().rev().filter(|provider| is_used(**provider)) {
         let mut found = provider.connectable_devices()?;
         for (_, addresses) in &mut found {
             addresses.retain(|address| !devices.iter().any(|(_, taken)| taken.contains(address)));
@@ -62,14 +68,16 @@ fn connectable() -> Result<Vec<(String, Vec<IpAddr>)>> {
     Ok(devices)
 }
 
-/// Explains the error of a call: a software device may have been used because an adapter cannot be.
-pub(super) fn explained(context: &Context, error: Error) -> Error {
-    if context.is_software() { with_missing(error) } else { error }
+/// Explains the error of a call with this local address: a software device may have been used because an adapter cannot
+/// be.
+pub(super) fn explained(context: &Context, local: IpAddr, error: Error) -> Error {
+    if context.is_software() { with_missing(local, error) } else { error }
 }
 
-/// Adds to an error why adapters of this machine have no connection manager: the address may be one of theirs.
-fn with_missing(error: Error) -> Error {
-    if error.kind() == ErrorKind::InvalidArgument {
+/// Adds to an error why adapters of this machine have no connection manager: the local address may be one of theirs,
+/// unless it is a loopback address.
+fn with_missing(local: IpAddr, error: Error) -> Error {
+    if error.kind() == ErrorKind::InvalidArgument || local.is_loopback() {
         return error;
     }
     let missing = providers().iter().filter_map(|provider| provider.connections_unavailable());

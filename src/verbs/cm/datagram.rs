@@ -57,7 +57,7 @@ impl Route {
         let path = options.path(self)?;
         let init = ResolveInit { path: &path, private_data: options.data(), timeout: options.deadline };
         let inner = connection_manager("resolve", self.context())?.resolve(&init);
-        let inner = inner.map_err(|error| contexts::explained(self.context(), error))?;
+        let inner = inner.map_err(|error| contexts::explained(self.context(), path.local.ip(), error))?;
         let address = AddressVector {
             hop_limit: path.hop_limit,
             traffic_class: path.traffic_class,

@@ -117,7 +117,7 @@ impl ListenerOptions {
                 shares_port_of: first.map(|part| &*part.inner),
             };
             let listening = connection_manager("listen", &context).and_then(|manager| manager.listen(&init));
-            match listening.map_err(|error| contexts::explained(&context, error)) {
+            match listening.map_err(|error| contexts::explained(&context, address.ip(), error)) {
                 Ok(inner) => parts.push(Part { inner, context }),
                 // Of all devices, those that work.
                 Err(error) if !parts.is_empty() || is_wildcard => {

@@ -21,7 +21,7 @@ use crate::provider::{
     Resolution, ResolveInit, Result,
 };
 use crate::sys::wait_readable;
-use crate::types::{GidEntry, GidType, LinkLayer};
+use crate::types::{GidEntry, GidType, LinkLayer, Transport};
 
 /// Port of the adapter: the first one.
 const PORT: u8 = 1;
@@ -63,8 +63,16 @@ fn node_problem() -> Option<String> {
     })
 }
 
+/// Returns the addresses of a device that connections may have. Requests nothing but attributes of the device, because
+/// each look-up of an address does this for each adapter.
+pub(super) fn addresses_of(device: &Device) -> Result<Vec<IpAddr>> {
+    let is_roce = device.limits().transport == Transport::InfiniBand
+        && device.port("query_port", PORT)?.link_layer == LinkLayer::Ethernet;
+    Ok(if is_roce { addresses(&device.gid_table(PORT)?) } else { Vec::new() })
+}
+
 /// Returns the addresses of a GID table that connections may have.
-pub(super) fn addresses(table: &[GidEntry]) -> Vec<IpAddr> {
+fn addresses(table: &[GidEntry]) -> Vec<IpAddr> {
     let is_usable = |address: &IpAddr| match address {
         IpAddr::V4(address) => !address.is_link_local(),
         IpAddr::V6(address) => !address.is_unicast_link_local(),

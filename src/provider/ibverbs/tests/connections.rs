@@ -1,11 +1,12 @@
 //! The connection manager on a fake librdmacm.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
+use super::super::connection;
 use super::super::sys::{GidEntry, QpAttr};
 use super::fake::Raised;
 use super::*;
@@ -302,6 +303,18 @@ fn adapters_without_roce_have_no_connections() {
         let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None };
         assert_eq!(manager(&world).connect(&init).err().unwrap().kind(), ErrorKind::Unsupported);
     }
+}
+
+/// Each connection by address looks for the device, so that must cost little.
+#[test]
+fn addresses_are_read_without_a_probe() {
+    let (sys, fake) = fake::open(Machine::default());
+    let device = Device::open(sys).unwrap();
+    assert_eq!(connection::addresses_of(&device).unwrap(), [address(LOCAL).ip()]);
+    let log = fake.log();
+    assert!(!log.iter().any(|line| line.starts_with("create_qp")), "{log:?}");
+    let (sys, _) = fake::open(Machine { transport_type: 1, node_type: 4, ..Machine::default() });
+    assert_eq!(connection::addresses_of(&Device::open(sys).unwrap()).unwrap(), [] as [IpAddr; 0]);
 }
 
 #[test]
