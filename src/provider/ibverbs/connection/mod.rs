@@ -160,7 +160,7 @@ fn resolve_milliseconds(timeout: Option<Duration>) -> i32 {
 }
 
 /// Takes an event of a channel with `take`, or waits for one. At `deadline`, `take` is called without an event.
-fn next<T>(
+pub(super) fn next<T>(
     verb: &'static str,
     device: &Device,
     channel: &Arc<sys::cm::Channel>,
@@ -170,10 +170,12 @@ fn next<T>(
 ) -> Result<Option<T>> {
     device.check_process(verb)?;
     loop {
+        // Read before `take` reads the clock: a deadline that passes in between ends the wait at once.
+        let now = Instant::now();
         if let Some(taken) = take()? {
             return Ok(Some(taken));
         }
-        let deadline = deadline.filter(|deadline| *deadline > Instant::now());
+        let deadline = deadline.filter(|deadline| *deadline > now);
         let end = match wait {
             EventWait::Until(end) => end,
             EventWait::Waker(waker) => {

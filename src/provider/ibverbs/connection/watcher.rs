@@ -96,11 +96,20 @@ fn start() -> io::Result<Arc<EventFd>> {
     Ok(changed)
 }
 
+/// Returns the channels that tasks wait for, each once: the system refuses to poll more entries than a process may have
+/// descriptors, and several tasks may wait for one channel.
+fn channels(waiting: &[Waiting]) -> Vec<Arc<Channel>> {
+    let mut channels: Vec<_> = waiting.iter().map(|waiting| Arc::clone(&waiting.channel)).collect();
+    channels.sort_by_key(Arc::as_ptr);
+    channels.dedup_by(|one, other| Arc::ptr_eq(one, other));
+    channels
+}
+
 fn run(changed: &EventFd) {
     loop {
         changed.clear();
         let Some(mut state) = state() else { return };
-        let channels: Vec<_> = state.waiting.iter().map(|waiting| Arc::clone(&waiting.channel)).collect();
+        let channels = channels(&state.waiting);
         let deadline = state.waiting.iter().filter_map(|waiting| waiting.deadline).min();
         drop(state);
         let until = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -131,5 +140,27 @@ fn run(changed: &EventFd) {
         }
         drop(state);
         wake(woken);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::super::sys::fake;
+    use super::*;
+
+    #[test]
+    fn a_channel_is_polled_once_for_all_its_tasks() {
+        let (context, fake) = fake::open(fake::Machine::default());
+        let both = [(); 2].map(|()| Channel::create(context.connections().unwrap()).unwrap());
+        let waits = [0, 1, 0, 1, 1, 0].map(|index: usize| Waiting {
+            channel: Arc::clone(&both[index]),
+            waker: Waker::noop().clone(),
+            deadline: None,
+        });
+        let found = channels(&waits);
+        assert_eq!(found.len(), 2);
+        assert!(both.iter().all(|channel| found.iter().any(|other| Arc::ptr_eq(channel, other))));
+        drop((found, waits, both, context));
+        assert_eq!(fake.live(), []);
     }
 }

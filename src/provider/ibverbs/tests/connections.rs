@@ -7,6 +7,7 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use super::super::connection;
+use super::super::sys::cm::Channel;
 use super::super::sys::{GidEntry, QpAttr};
 use super::fake::Raised;
 use super::*;
@@ -242,6 +243,34 @@ fn an_attempt_ends_at_its_deadline() {
     assert_eq!(connection.next_event(patiently()).unwrap(), Some(ConnectionEvent::Unreachable));
     assert_eq!(now(&*connection).unwrap(), None);
     assert!(world.fake.log().contains(&"rdma_resolve_addr 20 ms".to_owned()));
+}
+
+/// Events may be taken for the last time right before the deadline.
+#[test]
+fn a_deadline_that_passes_while_events_are_taken_is_kept() {
+    let (sys, _) = fake::open(Machine::default());
+    let channel = Channel::create(sys.connections().unwrap()).unwrap();
+    let device = Device::open(sys).unwrap();
+    let deadline = Instant::now() + Duration::from_millis(50);
+    let turns = AtomicU32::new(0);
+    let take = || {
+        std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        Ok(turns.fetch_add(1, Ordering::Relaxed).checked_sub(1))
+    };
+    let end = Instant::now() + Duration::from_secs(20);
+    let wait = EventWait::Until(Some(end));
+    assert_eq!(connection::next("get_cm_event", &device, &channel, Some(deadline), wait, take).unwrap(), Some(0));
+    assert!(Instant::now() < end, "the deadline ends the wait");
+    let task = Arc::new(Count(AtomicU32::new(0)));
+    let waker = Waker::from(Arc::clone(&task));
+    let deadline = Instant::now() + Duration::from_millis(50);
+    let take = || {
+        std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        Ok(None::<()>)
+    };
+    let wait = EventWait::Waker(&waker);
+    assert_eq!(connection::next("get_cm_event", &device, &channel, Some(deadline), wait, take).unwrap(), None);
+    assert!(woken(&task, 1));
 }
 
 #[test]
