@@ -10,7 +10,7 @@ use super::super::sys;
 use super::convert::{self, Attributes, padded};
 use super::datagram::IbverbsInquiry;
 use super::established::{IbverbsConnection, Phase};
-use super::{PORT, addresses, bind, channel, check_address, from_call, next, watcher};
+use super::{NO_EVENT, PORT, addresses, bind, channel, check_address, from_call, next, watcher};
 use crate::provider::{
     ConnectionListener, ConnectionPath, ConnectionRequest, DatagramRequest, Error, ErrorKind, EventWait, ListenInit,
     ListenerEvent, Result,
@@ -20,8 +20,13 @@ use crate::types::{Gid, Mtu};
 /// Lengths of the private data of requests.
 const REQUEST_BYTES: usize = 56;
 const INQUIRY_BYTES: usize = 180;
+/// The error if the identifier of a request cannot be moved to a channel of its own.
+const NO_CHANNEL: &str = "a request is rejected, because there is no event channel for it; each connection needs a \
+                          descriptor: may the process have more (`ulimit -n`), or can connections be dropped first?";
 /// Attempts to find a port that is free at all addresses of the device.
 const MOST_PORTS: usize = 16;
+/// Maximum number of requests that are examined before the caller looks at its time and waits again.
+const MOST_TURNS: usize = 64;
 
 /// A listener. One on all addresses has an identifier for each address of its device, and not one for all of the
 /// machine, which would take the requests to other adapters, too.
@@ -50,25 +55,25 @@ impl IbverbsListener {
 
     /// Takes a request that waits.
     fn take(&self) -> Result<Option<ListenerEvent>> {
-        // Each turn takes an event, of which there are at most as many as the backlog.
-        loop {
-            let event = self.channel.next_event().map_err(|error| from_call("listen", "no event", error))?;
+        // Requests that cannot be used may arrive as fast as they are dropped. After the last turn the descriptor stays
+        // readable, so that no event is missed.
+        for _ in 0..MOST_TURNS {
+            let event = self.channel.next_event().map_err(|error| from_call("listen", NO_EVENT, error))?;
             let Some(mut event) = event else { return Ok(None) };
             if event.event == sys::cm::EventType::DEVICE_REMOVAL {
                 let message = format!("the device {} is removed", self.device.name());
                 return Err(Error::new("listen", ErrorKind::System, message));
             }
             let Some(id) = event.child.take() else { continue };
-            let request = match self.is_for_datagrams() {
-                true => Ok(self.inquiry(id, &event)),
-                false => self.request(id, &event),
-            };
+            let id = id.map_err(|error| from_call("listen", NO_CHANNEL, error))?;
+            let request = if self.is_for_datagrams() { self.inquiry(id, &event) } else { self.request(id, &event) };
             match request {
                 Ok(request) => return Ok(Some(request)),
                 // The peer has given up meanwhile.
                 Err(error) => tracing::debug!(%error, "a request is dropped"),
             }
         }
+        Ok(None)
     }
 
     fn is_for_datagrams(&self) -> bool {
@@ -96,11 +101,11 @@ impl IbverbsListener {
         Ok(ListenerEvent::Connection(Box::new(ConnectionRequest { path, remote, connection })))
     }
 
-    fn inquiry(&self, id: sys::cm::Id, event: &sys::cm::Event) -> ListenerEvent {
-        let (local, remote) = ends(&id).unwrap_or((self.local, self.local));
+    fn inquiry(&self, id: sys::cm::Id, event: &sys::cm::Event) -> Result<ListenerEvent> {
+        let (local, remote) = ends(&id)?;
         let private_data = padded(&event.private_data, INQUIRY_BYTES);
         let inquiry = Box::new(IbverbsInquiry::new(&self.device, id));
-        ListenerEvent::Datagram(Box::new(DatagramRequest { local, remote, private_data, inquiry }))
+        Ok(ListenerEvent::Datagram(Box::new(DatagramRequest { local, remote, private_data, inquiry })))
     }
 }
 
@@ -132,9 +137,8 @@ impl ConnectionListener for IbverbsListener {
 impl Drop for IbverbsListener {
     fn drop(&mut self) {
         if !self.device.is_inherited() {
+            // The kernel rejects the requests that were not taken when it destroys the identifier of the listener.
             watcher::forget(&self.channel);
-            // The requests that were not taken have identifiers of their own: taking them rejects them.
-            while let Ok(Some(_)) = self.channel.next_event() {}
         }
     }
 }

@@ -29,6 +29,8 @@ const PORT: u8 = 1;
 const NODE: &str = "/dev/infiniband/rdma_cm";
 /// Maximum time to resolve an address or a route.
 const RESOLVE: Duration = Duration::from_secs(5);
+/// The error if a channel fails.
+const NO_EVENT: &str = "librdmacm cannot take an event";
 
 impl ConnectionManager for IbverbsContext {
     fn listen(&self, init: &ListenInit<'_>) -> Result<Arc<dyn ConnectionListener>> {

@@ -383,8 +383,39 @@ fn requests_that_are_not_taken_or_cannot_be_are_destroyed() {
     world.fake.connection_request(0, &event(CONNECT_REQUEST));
     world.fake.fail_once("rdma_migrate_id", libc::EMFILE);
     let failed = listener.next_event(EventWait::Until(Some(Instant::now())));
-    assert_eq!(failed.err().unwrap().kind(), ErrorKind::ResourceLimit);
+    refused(failed, ErrorKind::ResourceLimit, &["a request is rejected", "ulimit -n"]);
     world.fake.connection_request(0, &event(CONNECT_REQUEST));
+    world.fake.log();
+    drop(listener);
+    // Taking the requests one by one would not end while others arrive.
+    assert_eq!(world.fake.log(), ["rdma_destroy_id"]);
+    world.end();
+}
+
+#[test]
+fn requests_that_cannot_be_used_are_examined_in_bounded_turns() {
+    let world = world();
+    let listener = listening(&world, "192.0.2.1:7471", PortSpace::Tcp);
+    world.fake.fail("rdma_init_qp_attr", libc::EINVAL);
+    for _ in 0..70 {
+        world.fake.connection_request(0, &event(CONNECT_REQUEST));
+    }
+    let examined = || {
+        assert!(request(&*listener).is_none());
+        world.fake.log().iter().filter(|line| *line == "rdma_migrate_id").count()
+    };
+    assert_eq!([(); 3].map(|()| examined()), [64, 6, 0]);
+    drop(listener);
+    world.end();
+}
+
+#[test]
+fn a_datagram_request_without_addresses_is_dropped() {
+    let world = world();
+    let listener = listening(&world, "192.0.2.1:7174", PortSpace::Udp);
+    world.fake.forget_addresses();
+    world.fake.connection_request(0, &event(CONNECT_REQUEST));
+    assert!(listener.next_event(EventWait::Until(Some(Instant::now()))).unwrap().is_none());
     drop(listener);
     world.end();
 }

@@ -52,8 +52,8 @@ pub(in super::super::super) struct Event {
     pub(in super::super::super) event: EventType,
     /// A negated error number, or the reason of a refusal.
     pub(in super::super::super) status: i32,
-    /// The identifier of a peer's request, on a channel of its own.
-    pub(in super::super::super) child: Option<Id>,
+    /// The identifier of a peer's request, on a channel of its own; an error if it had to be destroyed instead.
+    pub(in super::super::super) child: Option<io::Result<Id>>,
     /// As the other end has sent them.
     pub(in super::super::super) parameters: Parameters,
     /// The Q_Key of a datagram queue pair.
@@ -99,14 +99,14 @@ impl Channel {
             let is_none = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
             return if is_none { Ok(None) } else { Err(error) };
         }
+        let raw = NonNull::new(raw).ok_or_else(|| io::Error::from_raw_os_error(libc::EIO))?;
         // SAFETY: the event was just taken, and lives until it is acknowledged.
-        let event = unsafe { self.copy(&*raw) };
+        let event = unsafe { self.copy(raw.as_ref()) };
         // SAFETY: as above; it is acknowledged once, and not used any more. `child` was not given to anyone yet.
-        unsafe { (self.functions.ack_cm_event)(raw) };
+        unsafe { (self.functions.ack_cm_event)(raw.as_ptr()) };
         let (mut event, child) = event;
-        if let Some(child) = child {
-            event.child = Some(Id::adopt(child, self.functions)?);
-        }
+        // SAFETY: the identifier was just taken from its event, which was the only one that named it.
+        event.child = child.map(|child| unsafe { Id::adopt(child, self.functions) });
         Ok(Some(event))
     }
 

@@ -101,9 +101,12 @@ impl Id {
 
     /// Takes the identifier that a peer's request has brought, and gives it a channel of its own. On failure it is
     /// destroyed, which rejects the request.
-    pub(super) fn adopt(raw: NonNull<RawId>, functions: &'static Library) -> io::Result<Self> {
+    ///
+    /// # Safety
+    /// The identifier is one of this library's, no other code uses it, and its event is acknowledged.
+    pub(super) unsafe fn adopt(raw: NonNull<RawId>, functions: &'static Library) -> io::Result<Self> {
         let moved = Channel::create(functions).and_then(|channel| {
-            // SAFETY: the identifier was just taken from its event, so no other thread knows it; the channel lives.
+            // SAFETY: as the caller promises; the channel lives.
             check(unsafe { (functions.migrate_id)(raw.as_ptr(), channel.raw()) }).map(|()| channel)
         });
         moved.map(|channel| Self { raw, channel }).inspect_err(|_| {

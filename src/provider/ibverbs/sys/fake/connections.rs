@@ -64,12 +64,16 @@ pub(in super::super::super) struct Raised {
 pub(super) struct Connections {
     /// Addresses of identifiers in the order of their creation; 0: destroyed.
     ids: Vec<usize>,
+    /// The listener of each identifier whose request was not taken yet.
+    listeners: HashMap<usize, usize>,
     /// Waiting events of each channel: the identifier, and the event.
     waiting: HashMap<usize, VecDeque<(usize, Raised)>>,
     /// The attributes that the library gives for queue pairs.
     attributes: QpAttr,
     /// Events that were taken and not acknowledged.
     taken: u32,
+    /// Whether requests come without addresses.
+    no_addresses: bool,
 }
 
 #[repr(C)]
@@ -121,18 +125,26 @@ impl Fake {
         let child = unsafe {
             make(|child: &mut FakeId| {
                 (child.base.channel, child.base.ps) = ((*listener).channel, (*listener).ps);
-                child.base.route.addr.src_addr = (*listener).route.addr.src_addr;
-                child.base.route.addr.dst_addr = (*listener).route.addr.src_addr;
+                if !self.state().connections.no_addresses {
+                    child.base.route.addr.src_addr = (*listener).route.addr.src_addr;
+                    child.base.route.addr.dst_addr = (*listener).route.addr.src_addr;
+                }
                 child.fake = Some(self);
             })
         };
         self.count("identifier", 1);
         let index = {
             let mut state = self.state();
+            state.connections.listeners.insert(child.addr(), listener.addr());
             state.connections.ids.push(child.expose_provenance());
             state.connections.ids.len() - 1
         };
         self.connection_event(index, raised);
+    }
+
+    /// Makes later requests of peers come without addresses.
+    pub(in super::super::super) fn forget_addresses(&self) {
+        self.state().connections.no_addresses = true;
     }
 
     /// Sets the attributes that the library gives for queue pairs.
@@ -209,19 +221,21 @@ unsafe extern "C" fn destroy_id(id: *mut Id) -> c_int {
     let fake = unsafe { machine(id) };
     fake.called("rdma_destroy_id", "");
     let mut state = fake.state();
-    assert_eq!(state.connections.taken, 0, "it would wait for events that were not acknowledged");
-    for known in &mut state.connections.ids {
-        if *known == id.addr() {
-            *known = 0;
-        }
-    }
-    for waiting in state.connections.waiting.values_mut() {
-        waiting.retain(|(of, _)| *of != id.addr());
+    let Connections { ids, listeners, waiting, taken, .. } = &mut state.connections;
+    assert_eq!(*taken, 0, "it would wait for events that were not acknowledged");
+    // With a listener, the kernel destroys the identifiers of its requests that were not taken.
+    let children = listeners.extract_if(|_, listener| *listener == id.addr()).map(|(child, _)| child);
+    let destroyed: Vec<_> = children.chain([id.expose_provenance()]).collect();
+    ids.iter_mut().filter(|known| destroyed.contains(known)).for_each(|known| *known = 0);
+    for waiting in waiting.values_mut() {
+        waiting.retain(|(of, _)| !destroyed.contains(of));
     }
     drop(state);
-    fake.count("identifier", -1);
-    // SAFETY: it is not used any more.
-    unsafe { unmake(id.cast::<FakeId>()) };
+    for id in destroyed {
+        fake.count("identifier", -1);
+        // SAFETY: it is not used any more.
+        unsafe { unmake(pointer(id).cast::<FakeId>()) };
+    }
     0
 }
 
@@ -323,6 +337,7 @@ unsafe extern "C" fn get_cm_event(channel: *mut EventChannel, to: *mut *mut Even
     let next = state.connections.waiting.get_mut(&channel.addr()).and_then(VecDeque::pop_front);
     // The events of an identifier that was destroyed are gone.
     let Some((id, raised)) = next else { return outcome(libc::EAGAIN) };
+    state.connections.listeners.remove(&id);
     state.connections.taken += 1;
     drop(state);
     let data = raised.private_data.clone();
