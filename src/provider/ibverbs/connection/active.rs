@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::super::device::Device;
 use super::super::sys;
 use super::established::{IbverbsConnection, Phase, Wanted};
-use super::{bind, channel, check_address, check_private_data, convert, from_call, resolve_milliseconds};
+use super::{bind, channel, check_address, check_private_data, check_roce, convert, from_call, resolve_milliseconds};
 use crate::provider::{ConnectInit, ConnectionPath, Error, PortSpace, Result};
 
 /// Maximum length of the private data of a request.
@@ -45,13 +45,19 @@ pub(super) fn resolving(
         let message = format!("{} and {} have different IP versions", local.ip(), remote.ip());
         return Err(Error::unsuitable(verb, "local", message));
     }
+    check_roce(verb, device)?;
     check_address(verb, device, local.ip())?;
     let id = bind(verb, &channel(verb, device)?, space as u32, local, false)?;
     if path.traffic_class != 0 {
         let option = sys::cm::ConnectionOption::TypeOfService(path.traffic_class);
         id.set(option).map_err(|error| from_call(verb, "traffic_class cannot be set", error))?;
     }
-    let resolved = id.resolve_addr(remote, milliseconds);
-    resolved.map_err(|error| from_call(verb, format!("there is no route to {}", remote.ip()), error))?;
+    id.resolve_addr(remote, milliseconds).map_err(|error| {
+        let message = match error.raw_os_error() {
+            Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => format!("there is no route to {}", remote.ip()),
+            _ => format!("the address {} cannot be resolved", remote.ip()),
+        };
+        from_call(verb, message, error)
+    })?;
     Ok(id)
 }

@@ -7,9 +7,9 @@ use super::super::device::Device;
 use super::super::sys;
 use super::active::resolving;
 use super::convert::padded;
-use super::{check_private_data, from_call, from_state, next, resolve_milliseconds, watcher};
+use super::{NO_EVENT, check_private_data, failed, from_call, from_state, next, resolve_milliseconds, watcher};
 use crate::provider::{
-    DatagramEnd, Error, ErrorKind, EventWait, Inquiry, PortSpace, Resolution, ResolutionEvent, ResolveInit, Result,
+    DatagramEnd, Error, EventWait, Inquiry, PortSpace, Resolution, ResolutionEvent, ResolveInit, Result,
     ServiceIdStatus,
 };
 use crate::types::{Qkey, Qpn};
@@ -49,9 +49,7 @@ impl IbverbsResolution {
     fn take(&self) -> Result<Option<ResolutionEvent>> {
         let mut is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
         // Each turn takes an event, of which there are three.
-        while let Some(event) =
-            self.id.channel().next_event().map_err(|error| from_call("resolve", "no event", error))?
-        {
+        while let Some(event) = self.id.channel().next_event().map_err(|error| from_call("resolve", NO_EVENT, error))? {
             if let Some(event) = self.handle(&event)? {
                 *is_over = true;
                 return Ok(Some(event));
@@ -91,8 +89,7 @@ impl IbverbsResolution {
                 Some(ResolutionEvent::Unreachable)
             }
             EventType::ADDR_ERROR | EventType::ROUTE_ERROR | EventType::CONNECT_ERROR | EventType::DEVICE_REMOVAL => {
-                let message = format!("librdmacm reports event {} with status {}", event.event.0, event.status);
-                return Err(Error::new("resolve", ErrorKind::System, message));
+                return Err(failed("resolve", event));
             }
             _ => None,
         })

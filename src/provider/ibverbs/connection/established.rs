@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::super::device::Device;
 use super::super::sys;
 use super::convert::{self, Attributes, padded};
-use super::{check_private_data, from_call, from_state, next, watcher};
+use super::{NO_EVENT, check_private_data, failed, from_call, from_state, next, watcher};
 use crate::provider::{
     Connection, ConnectionEnd, ConnectionEvent, ConnectionPath, Error, ErrorKind, EventWait, RejectReason, Result,
 };
@@ -67,7 +67,7 @@ impl IbverbsConnection {
         let verb = "get_cm_event";
         let mut phase = self.phase();
         // Each turn takes an event, of which a connection has a handful.
-        while let Some(event) = self.id.channel().next_event().map_err(|error| from_call(verb, "no event", error))? {
+        while let Some(event) = self.id.channel().next_event().map_err(|error| from_call(verb, NO_EVENT, error))? {
             if let Some(event) = self.handle(&mut phase, &event)? {
                 return Ok(Some(event));
             }
@@ -98,7 +98,7 @@ impl IbverbsConnection {
             EventType::ADDR_ERROR | EventType::ROUTE_ERROR if is_timeout => ConnectionEvent::Unreachable,
             EventType::ADDR_ERROR | EventType::ROUTE_ERROR | EventType::CONNECT_ERROR => {
                 *phase = Phase::Ended;
-                return Err(failed(event));
+                return Err(failed("connect", event));
             }
             EventType::REJECTED => ConnectionEvent::Rejected {
                 reason: RejectReason(u16::try_from(event.status).unwrap_or(0)),
@@ -153,16 +153,6 @@ impl IbverbsConnection {
     }
 }
 
-/// Returns the error of an event that reports a failure of this end.
-fn failed(event: &sys::cm::Event) -> Error {
-    let message = match event.event {
-        sys::cm::EventType::ADDR_ERROR => "the peer's address cannot be resolved",
-        sys::cm::EventType::ROUTE_ERROR => "the route to the peer cannot be resolved",
-        _ => "librdmacm cannot set up the connection",
-    };
-    from_call("connect", message, io::Error::from_raw_os_error(event.status.saturating_abs()))
-}
-
 impl Connection for IbverbsConnection {
     fn local_addr(&self) -> SocketAddr {
         self.local
@@ -184,7 +174,8 @@ impl Connection for IbverbsConnection {
         match *self.phase() {
             Phase::Requested(wanted) if wanted != path.path_mtu => {
                 let message = format!(
-                    "path_mtu is {} bytes; librdmacm has requested {}, and lets no program choose",
+                    "path_mtu is {} bytes; allowed is only that of the port, {} bytes, because librdmacm lets no \
+                     program choose: leave the option out, or change the MTU of the network interface",
                     wanted.bytes(),
                     path.path_mtu.bytes()
                 );

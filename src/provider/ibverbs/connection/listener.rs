@@ -10,7 +10,7 @@ use super::super::sys;
 use super::convert::{self, Attributes, padded};
 use super::datagram::IbverbsInquiry;
 use super::established::{IbverbsConnection, Phase};
-use super::{NO_EVENT, PORT, addresses, bind, channel, check_address, from_call, next, watcher};
+use super::{NO_EVENT, PORT, addresses, bind, channel, check_address, check_roce, from_call, next, watcher};
 use crate::provider::{
     ConnectionListener, ConnectionPath, ConnectionRequest, DatagramRequest, Error, ErrorKind, EventWait, ListenInit,
     ListenerEvent, Result,
@@ -21,8 +21,8 @@ use crate::types::{Gid, Mtu};
 const REQUEST_BYTES: usize = 56;
 const INQUIRY_BYTES: usize = 180;
 /// The error if the identifier of a request cannot be moved to a channel of its own.
-const NO_CHANNEL: &str = "a request is rejected, because there is no event channel for it; each connection needs a \
-                          descriptor: may the process have more (`ulimit -n`), or can connections be dropped first?";
+const NO_CHANNEL: &str = "a request is rejected, because it cannot have an event channel: raise the limit of \
+                          descriptors (`ulimit -n`), of which each connection has one, or drop connections";
 /// Attempts to find a port that is free at all addresses of the device.
 const MOST_PORTS: usize = 16;
 /// Maximum number of requests that are examined before the caller looks at its time and waits again.
@@ -40,6 +40,7 @@ pub(super) struct IbverbsListener {
 
 impl IbverbsListener {
     pub(super) fn new(device: &Arc<Device>, init: &ListenInit<'_>) -> Result<Self> {
+        check_roce("listen", device)?;
         let channel = channel("listen", device)?;
         let addresses = addresses_of(device, init)?;
         let ids = bind_all(&channel, &addresses, init)?;

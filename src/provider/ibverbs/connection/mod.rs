@@ -58,7 +58,9 @@ pub(super) fn unavailable() -> Option<String> {
 fn node_problem() -> Option<String> {
     let error = std::fs::OpenOptions::new().read(true).write(true).open(NODE).err()?;
     Some(match error.kind() {
-        io::ErrorKind::PermissionDenied => format!("may this user read and write {NODE}?"),
+        io::ErrorKind::PermissionDenied => {
+            format!("{NODE} cannot be opened ({error}): give this user the permission to read and write it")
+        }
         _ => format!(
             "{NODE} cannot be opened ({error}): load the kernel module rdma_ucm; a container needs `--device {NODE}`"
         ),
@@ -68,8 +70,7 @@ fn node_problem() -> Option<String> {
 /// Returns the addresses of a device that connections may have. Requests nothing but attributes of the device, because
 /// each look-up of an address does this for each adapter.
 pub(super) fn addresses_of(device: &Device) -> Result<Vec<IpAddr>> {
-    let is_roce = device.limits().transport == Transport::InfiniBand
-        && device.port("query_port", PORT)?.link_layer == LinkLayer::Ethernet;
+    let is_roce = other_network("query_port", device)?.is_none();
     Ok(if is_roce { addresses(&device.gid_table(PORT)?) } else { Vec::new() })
 }
 
@@ -83,14 +84,26 @@ fn addresses(table: &[GidEntry]) -> Vec<IpAddr> {
     entries.map(|entry| entry.gid.to_ip()).filter(is_usable).collect()
 }
 
+/// Returns what kind of network the device's port has if it is not RoCE.
+fn other_network(verb: &'static str, device: &Device) -> Result<Option<&'static str>> {
+    let transport = device.limits().transport;
+    if transport != Transport::InfiniBand {
+        return Ok(Some(transport.name()));
+    }
+    let is_ethernet = device.port(verb, PORT)?.link_layer == LinkLayer::Ethernet;
+    Ok(if is_ethernet { None } else { Some("InfiniBand") })
+}
+
+/// Fails unless the device's port is RoCE.
+fn check_roce(verb: &'static str, device: &Device) -> Result<()> {
+    let Some(network) = other_network(verb, device)? else { return Ok(()) };
+    let message =
+        format!("port {PORT} of {} is {network}; connections by address and port are only for RoCE", device.name());
+    Err(Error::new(verb, ErrorKind::Unsupported, message))
+}
+
 /// Creates a channel.
 fn channel(verb: &'static str, device: &Device) -> Result<Arc<sys::cm::Channel>> {
-    let port = device.port(verb, PORT)?;
-    if port.link_layer != LinkLayer::Ethernet {
-        let message = format!("port {PORT} of {} is not RoCE: connections by address are only for RoCE", device.name());
-        return Err(Error::new(verb, ErrorKind::Unsupported, message));
-    }
-    device.check_connectable()?;
     let library = device.sys.connections();
     let library = library.map_err(|message| Error::new(verb, ErrorKind::Unsupported, message))?;
     sys::cm::Channel::create(library).map_err(|error| {
@@ -109,6 +122,27 @@ fn from_call(verb: &'static str, asked: impl Into<String>, error: io::Error) -> 
         _ => errors::kind(&error),
     };
     Error::from_source(verb, kind, asked.into(), error)
+}
+
+/// Returns the error of an event that reports a failure of this end.
+fn failed(verb: &'static str, event: &sys::cm::Event) -> Error {
+    use sys::cm::EventType;
+    let message = match event.event {
+        EventType::ADDR_ERROR => "the peer's address cannot be resolved",
+        EventType::ROUTE_ERROR => "the route to the peer cannot be resolved",
+        EventType::DEVICE_REMOVAL => "the device is removed",
+        _ => "librdmacm cannot set up the connection",
+    };
+    match event.status {
+        // The kernel has an error number. A call of librdmacm's own has failed, which looks for the adapter.
+        -1 => {
+            let why = "librdmacm does not know the adapter of the address, or its provider library is missing (compare \
+                       `ibv_devices`)";
+            Error::new(verb, ErrorKind::System, format!("{message}: {why}"))
+        }
+        0 => Error::new(verb, ErrorKind::System, message),
+        status => from_call(verb, message, io::Error::from_raw_os_error(status.saturating_abs())),
+    }
 }
 
 /// Returns the error of a call that the state of the connection does not allow.

@@ -188,7 +188,8 @@ fn a_path_mtu_that_librdmacm_does_not_request_is_refused() {
     let world = world();
     let connection = requested(&world);
     world.fake.set_connection_attributes(QpAttr { path_mtu: 5, ..attributes() });
-    refused(connection.settle(&mut path(), &mut end()), ErrorKind::InvalidArgument, &["path_mtu", "1024", "4096"]);
+    let parts = ["path_mtu is 1024", "only that of the port, 4096", "leave the option out"];
+    refused(connection.settle(&mut path(), &mut end()), ErrorKind::InvalidArgument, &parts);
     world.fake.set_connection_attributes(QpAttr { path_mtu: 77, ..attributes() });
     refused(connection.settle(&mut path(), &mut end()), ErrorKind::Protocol, &["77"]);
 }
@@ -215,11 +216,15 @@ fn events_have_their_meaning() {
     for (raised, kind) in [
         (with_status(ADDR_ERROR, -libc::EHOSTUNREACH), ErrorKind::NotFound),
         (with_status(CONNECT_ERROR, -libc::ENOMEM), ErrorKind::ResourceLimit),
+        // A failure of librdmacm itself, and not EPERM.
+        (with_status(ADDR_ERROR, -1), ErrorKind::System),
     ] {
         let world = world();
         let connection = requested(&world);
         world.fake.connection_event(0, &raised);
-        assert_eq!(now(&*connection).unwrap_err().kind(), kind);
+        let error = now(&*connection).unwrap_err();
+        assert_eq!(error.kind(), kind);
+        assert_eq!(error.to_string().contains("ibv_devices"), raised.status == -1, "{error}");
     }
 }
 
@@ -280,6 +285,7 @@ fn calls_that_fail_say_why() {
         ("rdma_bind_addr", libc::EADDRNOTAVAIL, ErrorKind::AddressInUse, "192.0.2.1:0"),
         ("rdma_bind_addr", libc::EACCES, ErrorKind::PermissionDenied, "192.0.2.1:0"),
         ("rdma_resolve_addr", libc::ENETUNREACH, ErrorKind::NotFound, "no route to 192.0.2.9"),
+        ("rdma_resolve_addr", libc::EINVAL, ErrorKind::InvalidArgument, "192.0.2.9 cannot be resolved"),
     ];
     for (verb, errno, kind, part) in cases {
         let world = world();
@@ -322,15 +328,27 @@ fn arguments_are_checked_before_a_call() {
 
 #[test]
 fn adapters_without_roce_have_no_connections() {
-    for machine in [Machine { transport_type: 1, node_type: 4, ..Machine::default() }, {
-        let mut machine = Machine::default();
-        machine.port.base.link_layer = 1;
-        machine
-    }] {
-        let world = World::new(machine);
+    let iwarp = Machine { transport_type: 1, node_type: 4, ..Machine::default() };
+    let mut infiniband = Machine::default();
+    infiniband.port.base.link_layer = 1;
+    for (machine, network) in [(iwarp, "iWARP"), (infiniband, "InfiniBand")] {
+        // The GIDs of such ports are not IP addresses.
+        let world = World::new(Machine { gids: Vec::new(), ..machine });
         let (path, end) = (path(), end());
         let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None };
-        assert_eq!(manager(&world).connect(&init).err().unwrap().kind(), ErrorKind::Unsupported);
+        let parts = [network, "connections by address and port are only for RoCE"];
+        refused(manager(&world).connect(&init).map(drop), ErrorKind::Unsupported, &parts);
+        let init = ResolveInit { path: &path, private_data: b"", timeout: None };
+        refused(manager(&world).resolve(&init).map(drop), ErrorKind::Unsupported, &parts);
+        let init = ListenInit {
+            address: address("192.0.2.1:7471"),
+            space: PortSpace::Tcp,
+            backlog: 16,
+            reuse_address: false,
+            only_v6: None,
+            shares_port_of: None,
+        };
+        refused(manager(&world).listen(&init).map(drop), ErrorKind::Unsupported, &parts);
     }
 }
 
@@ -499,11 +517,12 @@ fn datagram_queue_pairs_are_resolved_and_refused() {
         Raised { event: ESTABLISHED, qp_num: 0x33, qkey: 0x0123_4567, private_data: vec![1, 2], ..Raised::default() };
     let mut private_data = vec![0; 136];
     private_data[..2].copy_from_slice(&[1, 2]);
-    let resolved = DatagramEnd { qpn: Qpn::new(0x33), qkey: Qkey(0x0123_4567), private_data };
-    let rejected = ResolutionEvent::Rejected { status: ServiceIdStatus::REJECTED, private_data: vec![0; 136] };
+    let resolved = DatagramEnd { qpn: Qpn::new(0x33), qkey: Qkey(0x0123_4567), private_data: private_data.clone() };
+    let rejected = ResolutionEvent::Rejected { status: ServiceIdStatus::REJECTED, private_data: private_data.clone() };
+    let refusal = Raised { private_data: vec![1, 2], ..with_status(UNREACHABLE, 2) };
     let cases = [
         (reply, ResolutionEvent::Resolved(resolved)),
-        (with_status(UNREACHABLE, 2), rejected),
+        (refusal, rejected),
         (with_status(UNREACHABLE, -libc::ETIMEDOUT), ResolutionEvent::Unreachable),
     ];
     for (index, (raised, expected)) in cases.into_iter().enumerate() {
