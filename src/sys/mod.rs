@@ -38,6 +38,8 @@ pub(crate) use file_lock::{
 pub(crate) use file_size::file_size_limit;
 #[cfg(test)]
 pub(crate) use fork::check_in_child;
+#[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
+pub(crate) use fork::watch_forks;
 pub(crate) use fork::{Generation, NotInherited};
 pub(crate) use guarded::{Guard, Guarded};
 pub(crate) use interface::{LinkState, link_megabits, link_state};

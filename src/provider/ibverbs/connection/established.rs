@@ -168,6 +168,7 @@ impl Connection for IbverbsConnection {
     }
 
     fn settle(&self, path: &mut ConnectionPath, end: &mut ConnectionEnd) -> Result<()> {
+        self.device.check_process("init_qp_attr")?;
         let attributes = Attributes::of("init_qp_attr", &self.id)?;
         attributes.apply(path)?;
         end.starting_psn = attributes.own_psn();

@@ -11,7 +11,7 @@ use super::abi::{self, VerbsContext};
 use super::library::{Library, library};
 use super::queue_pair::Accepted;
 use super::{check, cm, not_supported};
-use crate::sys::Generation;
+use crate::sys::{Generation, watch_forks};
 
 /// Loads the library of the connection manager on first use.
 type LoadConnections = fn() -> Result<&'static cm::Library, String>;
@@ -149,6 +149,7 @@ impl Context {
         else {
             return Ok(None);
         };
+        watch_forks();
         survive_forks(list.functions);
         // SAFETY: a device of the list.
         let raw = unsafe { (list.functions.open_device)(device) };

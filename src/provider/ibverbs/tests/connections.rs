@@ -1,6 +1,7 @@
 //! The connection manager on a fake librdmacm.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Wake, Waker};
@@ -16,6 +17,7 @@ use crate::provider::{
     ConnectionRequest, DatagramEnd, DatagramRequest, EventWait, ListenInit, ListenerEvent, PortSpace, RejectReason,
     ResolutionEvent, ResolveInit, ServiceIdStatus,
 };
+use crate::sys::check_in_child;
 
 const LOCAL: &str = "192.0.2.1:0";
 /// Numbers of `rdma_cm_event_type`.
@@ -478,6 +480,33 @@ fn woken(task: &Count, times: u32) -> bool {
         std::thread::sleep(Duration::from_millis(1));
     }
     task.0.load(Ordering::Relaxed) == times
+}
+
+/// The kernel would keep the connection for the child after the end of the parent.
+#[test]
+fn a_child_cannot_use_connections_of_its_parent() {
+    let world = world();
+    let connection = requested(&world);
+    world.fake.connection_event(0, &event(CONNECT_RESPONSE));
+    let number = connection.as_fd().unwrap().as_raw_fd();
+    let in_child = check_in_child(|| {
+        let calls = [
+            now(&*connection).map(drop),
+            connection.as_fd().map(drop),
+            connection.settle(&mut path(), &mut end()),
+            connection.ready(),
+            connection.disconnect(),
+        ];
+        let is_refused = |outcome: &Result<(), Error>| {
+            outcome.as_ref().is_err_and(|error| error.to_string().contains("this one was forked from"))
+        };
+        let target = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap();
+        calls.iter().all(is_refused) && target.as_os_str() == "/dev/null"
+    });
+    assert!(in_child());
+    assert!(matches!(now(&*connection).unwrap(), Some(ConnectionEvent::Replied(_))), "the parent's stays");
+    drop(connection);
+    world.end();
 }
 
 #[test]

@@ -10,13 +10,16 @@ use super::super::check;
 use super::super::context::set_nonblocking;
 use super::id::{Id, Parameters, UDP};
 use super::library::Library;
-use crate::sys::Generation;
+use crate::sys::{Generation, NotInherited};
 
 /// An event channel.
 pub(in super::super::super) struct Channel {
     raw: NonNull<EventChannel>,
     pub(super) functions: &'static Library,
     pub(super) generation: Generation,
+    /// A child's copy of the descriptor would keep listeners and connections after the end of this process. Set until
+    /// the channel is destroyed.
+    not_inherited: Option<NotInherited>,
     /// Held while an identifier of the channel is read or changed.
     lock: Mutex<()>,
 }
@@ -66,8 +69,10 @@ impl Channel {
         // SAFETY: takes no arguments.
         let raw = unsafe { (functions.create_event_channel)() };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        let channel = Self { raw, functions, generation: Generation::now(), lock: Mutex::default() };
+        let (generation, lock) = (Generation::now(), Mutex::default());
+        let mut channel = Self { raw, functions, generation, not_inherited: None, lock };
         set_nonblocking(channel.number())?;
+        channel.not_inherited = Some(NotInherited::new(channel.descriptor()));
         Ok(Arc::new(channel))
     }
 
@@ -139,6 +144,7 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         if self.generation.is_current() {
+            self.not_inherited = None;
             // SAFETY: its identifiers hold it, so this is the last use.
             unsafe { (self.functions.destroy_event_channel)(self.raw()) }
         }
