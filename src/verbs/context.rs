@@ -101,7 +101,8 @@ impl Context {
         self.inner.query_pkey(port_num, pkey_index)
     }
 
-    /// Returns the index of `gid` in a port's GID table, for [`gid_index`](super::QueuePairOptions::gid_index).
+    /// Returns the index of `gid` in a port's GID table, for [`gid_index`](super::QueuePairOptions::gid_index). If
+    /// several entries have this GID, as on adapters that have RoCE v1 and v2, it is that of the first RoCE v2 entry.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if the port has no such GID.

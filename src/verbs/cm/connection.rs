@@ -160,6 +160,9 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
 
     /// Returns a descriptor that is readable when [`PendingConnection::try_wait`] can make progress.
     ///
+    /// On an adapter it is readable for events of the system's connection manager only, and the deadline of the options
+    /// is none of them: sleep until the deadline at most, and then call [`PendingConnection::try_wait`].
+    ///
     /// # Errors
     /// The system has no descriptor left.
     pub fn as_fd(&self) -> Result<BorrowedFd<'_>> {

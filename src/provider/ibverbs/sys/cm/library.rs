@@ -9,7 +9,8 @@ use super::super::library::functions;
 
 /// Name under which programs load the library, the same since 2006.
 const SONAME: &str = "librdmacm.so.1";
-/// A symbol that only the `librdmacm.so.1` for software devices has: it has no adapters, and would call this crate.
+/// The symbol by which a library declares itself as this project's, for software devices: it would have no adapters,
+/// and call this crate.
 const MARKER: &[u8] = b"rdma_verbs_librdmacm\0";
 
 functions! {
@@ -57,8 +58,8 @@ fn load(file: &str) -> Result<Library, String> {
     let marker = library._file.as_ref().map(|file| unsafe { file.get::<*const c_void>(MARKER) }.is_ok());
     if marker == Some(true) {
         return Err(format!(
-            "{file} is the one for software devices, which has no adapters: remove its folder from LD_LIBRARY_PATH, so \
-             that the system's is found"
+            "{file} declares itself as one for software devices, which has no adapters (by the symbol \
+             rdma_verbs_librdmacm): remove its folder from LD_LIBRARY_PATH, so that the system's is found"
         ));
     }
     Ok(library)
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_for_software_devices_is_refused() {
+    fn a_library_for_software_devices_is_refused() {
         let folder = std::env::temp_dir().join(format!("rdma-verbs-librdmacm-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let plain = build(&folder, "plain", "");
