@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 
-use super::mailbox::lock;
+use super::mailbox::{lock, name_of_process};
 use super::registry::{ConnectionsFile, Registry};
 use crate::cm::{ConnectionHandle, Orphan};
 use crate::sys::PerGeneration;
@@ -39,7 +39,7 @@ impl ConnectionRecords {
         }
     }
 
-    /// Returns the file; `None` without a registry.
+    /// Returns the file; `None` if this process shares no addresses.
     fn file(&mut self) -> Option<Arc<ConnectionsFile>> {
         if let Some(file) = &self.file {
             return Some(Arc::clone(file));
@@ -49,7 +49,7 @@ impl ConnectionRecords {
         }
         let mut current = lock(FILE.get()?);
         let file = current.upgrade().or_else(|| {
-            let created = Registry::of_process()?.create_connections();
+            let created = Registry::of_process()?.create_connections(&name_of_process()?);
             let reason = "if this process is killed, peers without traffic do not learn of it";
             let failed = |error: &_| tracing::warn!(%error, "no file for the connections of this process: {reason}");
             created.inspect_err(failed).ok().map(Arc::new)

@@ -95,6 +95,11 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the name of this process's mailbox, if it has one.
+pub(super) fn name_of_process() -> Option<Name> {
+    lock(MAILBOX.get()?).upgrade().map(|mailbox| mailbox.name())
+}
+
 /// Requests a search for connections of dead processes, because this process can send from a further address.
 pub(crate) fn search_orphans() {
     let mailbox = MAILBOX.get().and_then(|current| lock(current).upgrade());
@@ -306,8 +311,9 @@ fn run(shared: &Shared, mut neighbours: Neighbours, check: GroupCheck) {
         // After a change of a group, which sends this process a request, others may have connected.
         neighbours.take_guests(&shared.listener);
         if has_ends {
-            neighbours.reap_dead().into_iter().for_each(|address| shared.request_check(address, true));
-            orphans.note_death();
+            let (addresses, dead) = neighbours.reap_dead();
+            addresses.into_iter().for_each(|address| shared.request_check(address, true));
+            orphans.note_deaths(dead);
         }
         let is_due = last_check.is_none_or(|last| last.elapsed() >= CHECK_EVERY);
         let requested = std::mem::take(&mut *lock(&shared.checks));

@@ -100,19 +100,21 @@ impl Neighbours {
         });
     }
 
-    /// Forgets processes that have ended and removes their sockets; returns the addresses of their groups.
-    pub(super) fn reap_dead(&mut self) -> BTreeSet<IpAddr> {
-        let mut concerned = BTreeSet::new();
+    /// Forgets processes that have ended and removes their sockets; returns the addresses of their groups, and their
+    /// names.
+    pub(super) fn reap_dead(&mut self) -> (BTreeSet<IpAddr>, Vec<Name>) {
+        let (mut concerned, mut dead) = (BTreeSet::new(), Vec::new());
         self.guests.retain(|guest| lives(&guest.connection));
         self.known.retain(|name, neighbour| {
             let lives = lives(&neighbour.connection);
             if !lives {
                 concerned.extend(&neighbour.addresses);
                 remove_sockets(&self.folder, name);
+                dead.push(*name);
             }
             lives
         });
-        concerned
+        (concerned, dead)
     }
 }
 
@@ -137,10 +139,11 @@ mod tests {
         let address: IpAddr = "127.77.9.1".parse().unwrap();
         let mut neighbours = Neighbours::new(&folder.0).unwrap();
         assert!(neighbours.watch(address, &[one.name(), other.name()]));
-        assert!(neighbours.reap_dead().is_empty());
+        assert!(neighbours.reap_dead().0.is_empty());
+        let name = one.name();
         drop(one);
         wait_readable([neighbours.set.as_fd()], None).unwrap();
-        assert_eq!(neighbours.reap_dead(), BTreeSet::from([address]));
+        assert_eq!(neighbours.reap_dead(), (BTreeSet::from([address]), vec![name]));
         assert!(neighbours.watch(address, &[]));
         assert!(neighbours.known.is_empty());
         assert!(!neighbours.watch(address, &[[7; NAME_BYTES]]));

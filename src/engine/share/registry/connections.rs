@@ -14,7 +14,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use super::connection_record::{RECORD_BYTES, parse, to_bytes};
-use super::{MAX_SWEPT, find_file, namespace, options};
+use super::socket::{digits_of, parse as parse_name};
+use super::{MAX_SWEPT, Name, find_file, namespace, options};
 use crate::cm::Orphan;
 use crate::sys::{Generation, NotInherited, is_byte_locked_by_others, try_lock_byte};
 
@@ -49,10 +50,10 @@ struct Indices {
 }
 
 impl ConnectionsFile {
-    /// Creates a file for the connections in the network namespace of this thread.
-    pub(super) fn create(folder: &Path) -> io::Result<Self> {
-        let name = format!("{}-{PREFIX}{:016x}", namespace(), getrandom::u64().map_err(io::Error::other)?);
-        let (new, path) = (folder.join(format!("{NEW}{name}")), folder.join(name));
+    /// Creates a file for the connections of the process with this name in the network namespace of this thread.
+    pub(super) fn create(folder: &Path, name: &Name) -> io::Result<Self> {
+        let path = path_of(folder, name);
+        let new = folder.join(format!("{NEW}{}", path.file_name().unwrap_or_default().to_string_lossy()));
         let file = options().create_new(true).open(&new)?;
         // With its final name it would count as that of a dead process before it is locked.
         let placed = try_lock_byte(file.as_fd(), LIFE_OFFSET).and_then(|_| std::fs::rename(&new, &path));
@@ -109,22 +110,46 @@ fn offset_of(index: u32) -> u64 {
     (u64::from(index) + 1) * RECORD_BYTES as u64
 }
 
-/// Calls `end` for the connections of dead processes whose address is this process's, until it returns false; then the
-/// rest stays. Those of other addresses stay for their processes. Returns false if a rest stays.
-pub(crate) fn take_orphans(
-    folder: &Path,
-    is_own: impl Fn(IpAddr) -> bool,
-    mut end: impl FnMut(&Orphan) -> bool,
-) -> bool {
-    let prefix = format!("{}-{PREFIX}", namespace());
-    let Ok(entries) = std::fs::read_dir(folder) else { return true };
-    let entries = entries.take(MAX_SWEPT).flatten();
-    let mut of_dead = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)));
-    of_dead.all(|entry| take_from(&entry.path(), &is_own, &mut end).unwrap_or(true))
+fn path_of(folder: &Path, name: &Name) -> PathBuf {
+    folder.join(format!("{}-{PREFIX}{}", namespace(), digits_of(name)))
 }
 
-fn take_from(path: &Path, is_own: impl Fn(IpAddr) -> bool, mut end: impl FnMut(&Orphan) -> bool) -> io::Result<bool> {
-    let Some(file) = find_abandoned(path)? else { return Ok(true) };
+/// The outcome of an attempt to take the records of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Taking {
+    /// All are taken that can be, or there are none.
+    Done,
+    /// The process lives, or its descriptors are not closed yet.
+    Alive,
+    /// Another process takes records, or some could not be ended: later attempts may find more.
+    Again,
+}
+
+/// Returns the processes with files of connections in the network namespace of this thread.
+pub(crate) fn processes_with_connections(folder: &Path) -> Vec<Name> {
+    let prefix = format!("{}-{PREFIX}", namespace());
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let names = entries.take(MAX_SWEPT).flatten().map(|entry| entry.file_name());
+    names.filter_map(|name| parse_name(name.to_str()?.strip_prefix(&prefix)?)).collect()
+}
+
+/// Calls `end` for the connections of a dead process whose address is this process's, until it returns false; then the
+/// rest stays. Those of other addresses stay for their processes.
+pub(crate) fn take_orphans(
+    folder: &Path,
+    name: &Name,
+    is_own: impl Fn(IpAddr) -> bool,
+    end: impl FnMut(&Orphan) -> bool,
+) -> Taking {
+    // A file that is gone has been taken, or its process has ended properly.
+    take_from(&path_of(folder, name), is_own, end).unwrap_or(Taking::Done)
+}
+
+fn take_from(path: &Path, is_own: impl Fn(IpAddr) -> bool, mut end: impl FnMut(&Orphan) -> bool) -> io::Result<Taking> {
+    let file = match find_abandoned(path)? {
+        Ok(file) => file,
+        Err(why) => return Ok(why),
+    };
     let mut are_left = false;
     for (index, orphan) in records(&file)? {
         if !is_own(orphan.local) {
@@ -132,7 +157,7 @@ fn take_from(path: &Path, is_own: impl Fn(IpAddr) -> bool, mut end: impl FnMut(&
         } else if end(&orphan) {
             file.write_all_at(&[0; RECORD_BYTES], offset_of(index))?;
         } else {
-            return Ok(false);
+            return Ok(Taking::Again);
         }
     }
     if are_left {
@@ -140,7 +165,7 @@ fn take_from(path: &Path, is_own: impl Fn(IpAddr) -> bool, mut end: impl FnMut(&
     } else {
         let _ = std::fs::remove_file(path);
     }
-    Ok(true)
+    Ok(Taking::Done)
 }
 
 /// Returns the time since the process of a file was found dead; notes it if that is now.
@@ -156,11 +181,13 @@ fn time_since_found(file: &File) -> io::Result<Duration> {
 }
 
 /// Opens a file whose process is dead, unless another process takes its records.
-fn find_abandoned(path: &Path) -> io::Result<Option<File>> {
+fn find_abandoned(path: &Path) -> io::Result<Result<File, Taking>> {
     let file = find_file(path)?;
-    let is_dead = !is_byte_locked_by_others(file.as_fd(), LIFE_OFFSET)?;
+    if is_byte_locked_by_others(file.as_fd(), LIFE_OFFSET)? {
+        return Ok(Err(Taking::Alive));
+    }
     // The lock ends when the file is closed.
-    Ok(if is_dead && try_lock_byte(file.as_fd(), TAKING_OFFSET)? { Some(file) } else { None })
+    Ok(if try_lock_byte(file.as_fd(), TAKING_OFFSET)? { Ok(file) } else { Err(Taking::Again) })
 }
 
 fn records(file: &File) -> io::Result<Vec<(u32, Orphan)>> {
@@ -178,7 +205,7 @@ pub(super) fn sweep(folder: &Path, entry: &str) -> bool {
         return false;
     }
     let path = folder.join(entry);
-    if let Ok(Some(file)) = find_abandoned(&path) {
+    if let Ok(Ok(file)) = find_abandoned(&path) {
         let is_empty = records(&file).is_ok_and(|found| found.is_empty());
         if is_empty || time_since_found(&file).is_ok_and(|time| time > LONGEST_KEPT) {
             let _ = std::fs::remove_file(&path);
@@ -189,8 +216,11 @@ pub(super) fn sweep(folder: &Path, entry: &str) -> bool {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::NAME_BYTES;
     use super::super::connection_record::tests::orphan;
     use super::*;
+
+    const NAME: Name = [7; NAME_BYTES];
 
     struct Folder(PathBuf);
 
@@ -223,37 +253,40 @@ mod tests {
         std::mem::forget(file);
     }
 
-    /// Takes all records of an address; returns them.
-    fn take(folder: &Folder, address: &str) -> Vec<Orphan> {
+    /// Takes all records of an address.
+    fn take(folder: &Folder, address: &str) -> (Taking, Vec<Orphan>) {
         let (address, mut taken): (IpAddr, _) = (address.parse().unwrap(), Vec::new());
         let end = |orphan: &Orphan| {
             taken.push(*orphan);
             true
         };
-        assert!(take_orphans(&folder.0, |local| local == address, end));
-        taken
+        let taking = take_orphans(&folder.0, &NAME, |local| local == address, end);
+        (taking, taken)
     }
 
     #[test]
     fn records_of_a_dead_process_are_taken_once() {
         let folder = Folder::new("taken");
-        let file = ConnectionsFile::create(&folder.0).unwrap();
+        let file = ConnectionsFile::create(&folder.0, &NAME).unwrap();
         let indices: Vec<u32> = (0..5).map(|number| file.add(&orphan(number)).unwrap()).collect();
         file.remove(indices[1]);
         let elsewhere = Orphan { local: "127.77.9.8".parse().unwrap(), ..orphan(9) };
         assert_eq!(file.add(&elsewhere).unwrap(), indices[1], "free indices are used again");
-        assert_eq!(take(&folder, "127.77.9.9"), [], "its process lives");
+        assert_eq!(take(&folder, "127.77.9.9"), (Taking::Alive, vec![]));
+        assert_eq!(processes_with_connections(&folder.0), [NAME]);
         kill(file);
-        assert_eq!(take(&folder, "127.77.9.9"), [0, 2, 3, 4].map(orphan));
-        assert_eq!(take(&folder, "127.77.9.9"), []);
-        assert_eq!((folder.count(), take(&folder, "127.77.9.8")), (1, vec![elsewhere]));
+        assert_eq!(take(&folder, "127.77.9.9"), (Taking::Done, [0, 2, 3, 4].map(orphan).to_vec()));
+        assert_eq!(take(&folder, "127.77.9.9"), (Taking::Done, vec![]));
+        assert_eq!(folder.count(), 1);
+        assert_eq!(take(&folder, "127.77.9.8"), (Taking::Done, vec![elsewhere]));
         assert_eq!(folder.count(), 0);
+        assert_eq!(take(&folder, "127.77.9.9"), (Taking::Done, vec![]), "there is no file");
     }
 
     #[test]
     fn records_that_cannot_be_taken_stay() {
         let folder = Folder::new("stay");
-        let file = ConnectionsFile::create(&folder.0).unwrap();
+        let file = ConnectionsFile::create(&folder.0, &NAME).unwrap();
         (0..5).for_each(|number| assert!(file.add(&orphan(number)).is_ok()));
         kill(file);
         let mut room = 2;
@@ -261,27 +294,27 @@ mod tests {
             room -= 1;
             room >= 0
         };
-        assert!(!take_orphans(&folder.0, |_| true, end));
-        assert_eq!(take(&folder, "127.77.9.9"), [2, 3, 4].map(orphan));
+        assert_eq!(take_orphans(&folder.0, &NAME, |_| true, end), Taking::Again);
+        assert_eq!(take(&folder, "127.77.9.9"), (Taking::Done, [2, 3, 4].map(orphan).to_vec()));
     }
 
     #[test]
     fn a_process_that_takes_records_is_alone() {
         let folder = Folder::new("alone");
-        let file = ConnectionsFile::create(&folder.0).unwrap();
+        let file = ConnectionsFile::create(&folder.0, &NAME).unwrap();
         file.add(&orphan(1)).unwrap();
         kill(file);
         let taking = find_abandoned(&folder.0.join(folder.entry())).unwrap().unwrap();
-        assert_eq!(take(&folder, "127.77.9.9"), []);
+        assert_eq!(take(&folder, "127.77.9.9"), (Taking::Again, vec![]));
         drop(taking);
-        assert_eq!(take(&folder, "127.77.9.9"), [orphan(1)]);
+        assert_eq!(take(&folder, "127.77.9.9"), (Taking::Done, vec![orphan(1)]));
     }
 
     /// Its last connection was set up long ago.
     #[test]
     fn records_are_kept_from_the_time_when_their_process_was_found_dead() {
         let folder = Folder::new("kept");
-        let file = ConnectionsFile::create(&folder.0).unwrap();
+        let file = ConnectionsFile::create(&folder.0, &NAME).unwrap();
         file.add(&orphan(1)).unwrap();
         file.file.set_modified(SystemTime::now() - 2 * LONGEST_KEPT).unwrap();
         let descriptor = file.file.try_clone().unwrap();
@@ -296,14 +329,14 @@ mod tests {
     #[test]
     fn a_process_that_ends_leaves_no_file() {
         let folder = Folder::new("ends");
-        drop(ConnectionsFile::create(&folder.0).unwrap());
+        drop(ConnectionsFile::create(&folder.0, &NAME).unwrap());
         assert_eq!(folder.count(), 0);
     }
 
     #[test]
     fn unused_files_are_swept() {
         let folder = Folder::new("swept");
-        let file = ConnectionsFile::create(&folder.0).unwrap();
+        let file = ConnectionsFile::create(&folder.0, &NAME).unwrap();
         assert!(sweep(&folder.0, &folder.entry()) && folder.count() == 1, "its process lives");
         let index = file.add(&orphan(1)).unwrap();
         let descriptor = file.file.try_clone().unwrap();
@@ -317,7 +350,7 @@ mod tests {
     #[test]
     fn a_full_file_takes_no_more_records() {
         let folder = Folder::new("full");
-        let file = ConnectionsFile::create(&folder.0).unwrap();
+        let file = ConnectionsFile::create(&folder.0, &NAME).unwrap();
         file.indices.lock().unwrap().next = MOST_RECORDS - 1;
         let last = file.add(&orphan(1)).unwrap();
         assert_eq!(file.add(&orphan(2)).unwrap_err().kind(), io::ErrorKind::QuotaExceeded);

@@ -36,7 +36,7 @@ use std::path::{Path, PathBuf};
 
 use self::blocks::BlocksFile;
 pub(crate) use self::change::Change;
-pub(crate) use self::connections::{ConnectionsFile, take_orphans};
+pub(crate) use self::connections::{ConnectionsFile, Taking, processes_with_connections, take_orphans};
 pub(crate) use self::file::AddressFile;
 #[cfg(feature = "sim")]
 pub use self::fuzz::registry_file;
@@ -135,10 +135,10 @@ impl Registry {
         AddressFile::find(self.path_of(address)).ok()
     }
 
-    /// Creates the file of this process's connections.
-    pub(super) fn create_connections(&self) -> io::Result<ConnectionsFile> {
+    /// Creates the file of this process's connections, whose sockets have this name.
+    pub(super) fn create_connections(&self, name: &Name) -> io::Result<ConnectionsFile> {
         self.prepare()?;
-        ConnectionsFile::create(&self.folder)
+        ConnectionsFile::create(&self.folder, name)
     }
 
     /// Removes leftovers of dead processes: files of namespaces and addresses, and sockets. Entries that cannot be

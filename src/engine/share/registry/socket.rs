@@ -17,8 +17,12 @@ const NEW: &str = "new-";
 const LONGEST_NEW: Duration = Duration::from_secs(60);
 
 fn path(folder: &Path, kind: &str, name: &Name) -> PathBuf {
-    let hexadecimal: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-    folder.join(format!("{kind}{hexadecimal}"))
+    folder.join(format!("{kind}{}", digits_of(name)))
+}
+
+/// Returns a process's name in hexadecimal digits.
+pub(super) fn digits_of(name: &Name) -> String {
+    name.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Returns the path where a process receives messages.
@@ -66,7 +70,8 @@ pub(super) fn sweep(folder: &Path, entry: &str) -> bool {
     true
 }
 
-fn parse(digits: &str) -> Option<Name> {
+/// Returns the process's name in these digits.
+pub(super) fn parse(digits: &str) -> Option<Name> {
     let mut name = [0; NAME_BYTES];
     if digits.len() != 2 * NAME_BYTES || !digits.is_ascii() {
         return None;
