@@ -171,8 +171,7 @@ impl Connection {
         let is_half_open = matches!(self.state, S::RequestReceived | S::ReplySent);
         let rests = matches!(self.state, S::TimeWait | S::Refused);
         let is_alive = is_half_open || matches!(self.state, S::ReplyReceived | S::Established | S::DisconnectSent);
-        // The queue pair of an orphan is another process's, whose end it is: a new connection with the peer's is none of
-        // its business.
+        // An orphan has no queue pair, so it does not make another connection with the peer's queue pair stale.
         let has_queue_pair = self.passive.is_some() || self.active.is_some();
         let waits = self.passive.filter(|passive| self.state == S::RequestReceived && !passive.is_taken);
         Load {

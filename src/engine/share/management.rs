@@ -94,9 +94,9 @@ pub(super) fn request_key(packet: &[u8]) -> Option<RequestKey> {
     Some(RequestKey(guid, word(packet, FIRST_ID_OFFSET)?))
 }
 
-/// Returns whether a message whose shard is not known is for all shards of its address. A REJ that gives up a REQ has
+/// Returns whether a message whose shard is not known is for all shards of its address: a REJ that gives up a REQ has
 /// no id of the receiver, and a DREP may be for the process that ends the connection of a dead one. A process that does
-/// not know them drops them.
+/// not know the connection drops the message.
 pub(super) fn is_for_all(packet: &[u8]) -> bool {
     let attribute = word(packet, ATTRIBUTE_OFFSET).map(|word| Attribute((word >> 16) as u16));
     match attribute {
@@ -105,8 +105,8 @@ pub(super) fn is_for_all(packet: &[u8]) -> bool {
     }
 }
 
-/// The shards that forwarded requests went to: repetitions follow them, even if the listener is gone, and so does the message
-/// that gives a request up. The oldest are forgotten first.
+/// The shards that forwarded requests went to: repetitions follow them, even if the listener is gone, and so does the
+/// message that gives a request up. The oldest are forgotten first.
 #[derive(Default)]
 pub(super) struct RequestRoutes {
     blocks: BTreeMap<RequestKey, u16>,

@@ -172,8 +172,8 @@ impl Port {
         }
     }
 
-    /// Returns the state of the interface at the last refresh. If the system does not report changes, or the state could
-    /// not be read then, reads it.
+    /// Returns the state of the interface at the last refresh. Reads it if the system does not report changes, or if it
+    /// could not be read then.
     pub(super) fn state(&self) -> LinkState {
         let mut now = self.lock();
         if self.events.watch().is_none() || !now.is_read {
