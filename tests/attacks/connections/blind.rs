@@ -144,13 +144,19 @@ fn connect_and_look(victim: Ipv4Addr) -> (Client, ConnectRequest, ConnectReply) 
     (client, request.expect("a REQ"), reply.expect("a REP"))
 }
 
+/// Connects to the victim. Returns the REQ, and each end with its peer and the numbers that a forger of the peer needs.
+fn connect_ends(victim: Ipv4Addr) -> (Client, ConnectRequest, [(Ipv4Addr, Ipv4Addr, Numbers); 2]) {
+    let (client, request, reply) = connect_and_look(victim);
+    let ends = [
+        (victim, client.address, Numbers::of_passive_end(&request, &reply)),
+        (client.address, victim, Numbers::of_active_end(&request, &reply)),
+    ];
+    (client, request, ends)
+}
+
 fn to_a_connection() {
     let victim = Victim::start();
-    let (client, request, reply) = connect_and_look(victim.address);
-    let ends = [
-        (victim.address, client.address, Numbers::of_passive_end(&request, &reply)),
-        (client.address, victim.address, Numbers::of_active_end(&request, &reply)),
-    ];
+    let (client, request, ends) = connect_ends(victim.address);
     for (end, peer, numbers) in ends {
         let forger = Forger::new(end, new_address());
         let mut messages = numbers.blind();
@@ -259,11 +265,7 @@ fn remote_id(message: &Message) -> Option<CommunicationId> {
 /// connection stays, at either end; the peer gets few messages.
 fn of_a_connected_queue_pair() {
     let victim = Victim::start();
-    let (client, request, reply) = connect_and_look(victim.address);
-    let ends = [
-        (victim.address, client.address, Numbers::of_passive_end(&request, &reply)),
-        (client.address, victim.address, Numbers::of_active_end(&request, &reply)),
-    ];
+    let (client, _, ends) = connect_ends(victim.address);
     for (end, peer, numbers) in ends {
         let forger = Forger::new(end, new_address());
         let observer = Observer::of(end);
