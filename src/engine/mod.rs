@@ -79,7 +79,7 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Ends the threads. Each ends after at most one bounded pass.
+    /// Ends the threads, each after at most one bounded pass, and the captures.
     fn drop(&mut self) {
         if !self.generation.is_current() {
             // The threads belong to the parent process.
@@ -90,5 +90,7 @@ impl Drop for Engine {
         for (thread, is_signalled) in threads.into_iter().zip(signalled) {
             sys::end_thread(thread, is_signalled);
         }
+        // Not with the shards: the mailbox's thread may hold one for a moment longer than the program runs.
+        self.shards.iter().for_each(|shard| shard.remove_captures());
     }
 }

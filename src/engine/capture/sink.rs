@@ -75,6 +75,10 @@ impl CaptureSink {
         self.captures.retain(|present| !Arc::ptr_eq(present, capture));
     }
 
+    pub(crate) fn take(&mut self) -> Vec<Arc<Capture>> {
+        std::mem::take(&mut self.captures)
+    }
+
     /// Returns the time, if a capture runs.
     #[inline]
     pub(crate) fn time(&self) -> Option<Timestamp> {

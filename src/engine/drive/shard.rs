@@ -336,6 +336,13 @@ impl Shard {
         self.command(|core, _| core.link.remove_capture(capture));
     }
 
+    /// Stops recording packets, and drops the captures that nothing else holds.
+    pub(crate) fn remove_captures(&self) {
+        let mut captures = Vec::new();
+        self.command(|core, _| captures = core.link.take_captures());
+        // Dropped without the lock: the end of a capture waits until the file is written.
+    }
+
     /// Notes that completion queues of a channel were armed. Threads that sleep on packets get the next one first; for
     /// those that sleep on a descriptor, the shard's thread watches the sockets.
     pub(crate) fn channel_armed(&self, armed_for: ArmedFor, queues: u32) {

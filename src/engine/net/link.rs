@@ -174,6 +174,12 @@ impl Link {
         self.renew_reports();
     }
 
+    pub(crate) fn take_captures(&mut self) -> Vec<Arc<Capture>> {
+        let captures = self.sink.take();
+        self.renew_reports();
+        captures
+    }
+
     /// Passes waiting datagrams to `deliver`, until there are no more or there were `most`, merged ones counted once.
     ///
     /// After each system call `is_enough` decides whether to leave the rest to another batch. The receive call never

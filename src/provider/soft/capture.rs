@@ -72,7 +72,7 @@ pub(super) fn start_with_device(engine: &Engine, device: &str, options: &SoftOpt
     };
     let Some(wanted) = options.capture.as_ref().or(from_environment.as_ref()) else { return Ok(()) };
     match engine.start_capture(wanted, device) {
-        // The shards keep it alive.
+        // The engine keeps it until the device is closed.
         Ok(_) => Ok(()),
         Err(mut error) => {
             if from_environment.is_some() {
