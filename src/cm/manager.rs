@@ -337,7 +337,8 @@ impl Manager {
     }
 }
 
-/// Moves an entry of an index. An entry of another connection stays.
+/// Moves an entry of an index. Two connections never have the same key: a request or a reply with the key of another
+/// connection is refused as a repetition or as stale.
 fn shift_index<K: Ord + Copy>(
     index: &mut BTreeMap<K, ConnectionHandle>,
     handle: ConnectionHandle,
@@ -347,10 +348,12 @@ fn shift_index<K: Ord + Copy>(
     if before == after {
         return;
     }
-    if let Some(key) = before.filter(|key| index.get(key) == Some(&handle)) {
-        index.remove(&key);
+    if let Some(key) = before {
+        let removed = index.remove(&key);
+        debug_assert_eq!(removed, Some(handle), "each key is that of one connection");
     }
     if let Some(key) = after {
-        index.entry(key).or_insert(handle);
+        let other = index.insert(key, handle);
+        debug_assert_eq!(other, None, "each key is that of one connection");
     }
 }
