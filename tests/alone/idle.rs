@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,25 +37,27 @@ fn numbers(text: &str) -> Vec<u64> {
     text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
+/// Returns the activity of a thread from its folder; an error if the thread ends meanwhile.
+fn life(folder: &Path) -> io::Result<Life> {
+    let read = |file| fs::read_to_string(folder.join(file));
+    let status = read("status")?;
+    let switches = status.lines().filter(|line| line.contains("ctxt_switches"));
+    Ok(Life {
+        name: read("comm")?.trim().to_owned(),
+        switches: switches.flat_map(numbers).collect(),
+        // Time on a processor, time waiting for one, number of times scheduled; empty if the kernel does not count.
+        ran: numbers(&read("schedstat")?).into_iter().step_by(2).collect(),
+    })
+}
+
 /// Returns all threads but the caller's.
 fn others() -> BTreeMap<String, Life> {
     let own = fs::read_link("/proc/thread-self").unwrap();
     let threads = fs::read_dir("/proc/self/task").unwrap().map(|entry| entry.unwrap());
     let others = threads.filter(|thread| Some(thread.file_name().as_os_str()) != own.file_name());
     others
-        .map(|thread| {
-            let read = |file| fs::read_to_string(thread.path().join(file)).unwrap();
-            let status = read("status");
-            let switches = status.lines().filter(|line| line.contains("ctxt_switches"));
-            let life = Life {
-                name: read("comm").trim().to_owned(),
-                switches: switches.flat_map(numbers).collect(),
-                // Time on a processor, time waiting for one, number of times scheduled; empty if the kernel does not
-                // count.
-                ran: numbers(&read("schedstat")).into_iter().step_by(2).collect(),
-            };
-            (thread.file_name().into_string().unwrap(), life)
-        })
+        // A thread that was joined a moment ago may still be in the list.
+        .filter_map(|thread| Some((thread.file_name().into_string().unwrap(), life(&thread.path()).ok()?)))
         .collect()
 }
 
