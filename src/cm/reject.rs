@@ -11,7 +11,7 @@ use super::parameters::Rejection;
 use super::repetition::Repetition;
 use super::rest::REFUSED_REST;
 use crate::types::Time;
-use crate::wire::mad::{Attribute, CommunicationId, Message, Reject, RejectReason, RejectedMessage};
+use crate::wire::mad::{Attribute, CommunicationId, Mad, Message, Reject, RejectReason, RejectedMessage};
 
 /// The time from a REJ to the first DREQ that replaces it if it is lost.
 const ABANDON_PAUSE: Duration = Duration::from_millis(500);
@@ -42,12 +42,30 @@ impl Manager {
         let (route, transaction) = (connection.route, connection.transaction_id);
         let reject = reject_of(connection.local_id, connection.remote_id, rejection, rejected);
         let mad = Message::from(reject).to_mad(transaction);
+        self.send(route, &mad);
+        self.rest_with(now, handle, mad);
+    }
+
+    /// Lets a connection rest, and send this REJ in response to what arrives for it.
+    fn rest_with(&mut self, now: Time, handle: ConnectionHandle, refusal: Mad) {
         self.change(handle, |connection| {
             connection.kept = None;
-            connection.refusal = Some(Box::new(mad));
+            connection.refusal = Some(Box::new(refusal));
         });
-        self.send(route, &mad);
         self.begin_rest(now, handle, ConnectionState::Refused, REFUSED_REST);
+    }
+
+    /// The peer has rejected the REQ. Its REJ may have crossed a repetition of the REQ. Linux keeps nothing of a REQ
+    /// that it has rejected, and takes the repetition for another one. If its application accepts that one, the REP
+    /// gets a REJ here.
+    fn end_rejected(&mut self, now: Time, handle: ConnectionHandle) {
+        let Some(connection) = self.connections.get(&handle).filter(|connection| connection.repetition.has_repeated())
+        else {
+            return self.become_idle(now, handle);
+        };
+        let (id, transaction) = (connection.local_id, connection.transaction_id);
+        let reject = reject_of(id, None, self.gives_up(), RejectedMessage::Other);
+        self.rest_with(now, handle, Message::from(reject).to_mad(transaction));
     }
 
     /// Ends a connection whose REP is sent. The peer may be at any point: it has no REP yet, and a REJ ends it; or it
@@ -87,7 +105,7 @@ impl Manager {
                 self.report_reject(handle, reject);
                 match is_stale {
                     true => self.begin_time_wait(now, handle),
-                    false => self.become_idle(now, handle),
+                    false => self.end_rejected(now, handle),
                 }
             }
             Some(S::RequestReceived) => {

@@ -27,6 +27,7 @@ const MOST_RECEIPTS: u32 = 64;
 /// The repetitions of a message that waits for a response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Repetition {
+    sent: u32,
     /// Number of times that the message may still be sent.
     left: u32,
     interval: Duration,
@@ -58,17 +59,23 @@ impl Repetition {
     }
 
     fn new(left: u32, interval: Duration, longest: Duration) -> Self {
-        Self { left, interval, longest, receipts: MOST_RECEIPTS }
+        Self { sent: 0, left, interval, longest, receipts: MOST_RECEIPTS }
     }
 
     /// Counts a send. Returns the time until the next one, or `None` if there was none left. `random` spreads the
     /// repetitions of many messages that were sent at once: the time is up to an eighth longer.
     pub(super) fn send(&mut self, random: u32) -> Option<Duration> {
         self.left = self.left.checked_sub(1)?;
+        self.sent += 1;
         let spread = self.interval / 8 * (random & 0xfff) / 0x1000;
         let wait = self.interval + spread;
         self.interval = (2 * self.interval).min(self.longest);
         Some(wait)
+    }
+
+    /// Returns whether the message was sent more than once.
+    pub(super) fn has_repeated(&self) -> bool {
+        self.sent > 1
     }
 
     /// Notes the peer's receipt (MRA): it has the message and responds later. Returns the time until the next send.

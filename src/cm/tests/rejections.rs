@@ -3,8 +3,8 @@
 use super::super::{ConnectionHandle, ConnectionState, DisconnectCause, Event, Rejection};
 use super::script::*;
 use crate::wire::mad::{
-    AdditionalInformation, CommunicationId, ConnectReply, DisconnectRequest, Message, PrivateData, Reject,
-    RejectReason, RejectedMessage,
+    AdditionalInformation, CommunicationId, ConnectReply, ConnectRequest, DisconnectRequest, Message, PrivateData,
+    Reject, RejectReason, RejectedMessage,
 };
 
 fn rejected(end: &mut End, connection: ConnectionHandle) -> Reject {
@@ -36,6 +36,35 @@ fn the_application_rejects_a_request_with_reason_and_data() {
     assert_eq!(client.state(active), Some(ConnectionState::Idle));
     server.manager.disconnect(server.now, passive).unwrap();
     assert!(server.sent().is_empty() && server.events().is_empty());
+}
+
+/// The REJ crosses a repetition of the REQ. Linux takes the repetition for another request, and its application accepts
+/// that one.
+#[test]
+fn a_reply_after_a_rejection_is_rejected() {
+    let (mut client, active, ..) = requested();
+    let (_, repeated) = client.wait_for_message();
+    let request = repeated[0].0;
+    let Message::ConnectRequest(ConnectRequest { local_id: remote_id, .. }) = request else { panic!("{request:?}") };
+    client.take_message(Reject {
+        remote_id,
+        rejected: RejectedMessage::ConnectRequest,
+        reason: RejectReason::CONSUMER,
+        ..Default::default()
+    });
+    assert_eq!(rejected(&mut client, active).reason, RejectReason::CONSUMER);
+    let (mut server, _) = End::server();
+    server.take_message(request);
+    let second = server.requested();
+    server.accept(second);
+    for _ in 0..2 {
+        client.take_message(server.wait_for_message().1[0].0);
+        assert_eq!(client.events(), [], "the application knows that it is rejected");
+    }
+    server.take_message(client.sent()[0].0);
+    assert_eq!(rejected(&mut server, second).reason, RejectReason::TIMEOUT);
+    client.wait(seconds(61));
+    assert_eq!(client.state(active), Some(ConnectionState::Idle));
 }
 
 /// Linux would ask the application again.
