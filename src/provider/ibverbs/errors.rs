@@ -32,7 +32,9 @@ pub(super) fn kind(error: &io::Error) -> ErrorKind {
 pub(super) fn opening(name: &str, error: io::Error) -> Error {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
-            let message = format!("{name} cannot be opened; may this user read and write /dev/infiniband/uverbs*?");
+            let message = format!(
+                "{name} cannot be opened: this user needs permission to read and write its file /dev/infiniband/uverbs*"
+            );
             Error::from_io("open_device", message, error)
         }
         _ => from_errno("open_device", format!("{name} cannot be opened"), &error),

@@ -173,7 +173,11 @@ impl Connection for IbverbsConnection {
         attributes.apply(path)?;
         end.starting_psn = attributes.own_psn();
         match *self.phase() {
-            Phase::Requested(wanted) if wanted != path.path_mtu => {
+            // Without the option the wanted one is that of the port, from which the kernel's may differ: it takes that
+            // of the network interface.
+            Phase::Requested(wanted)
+                if wanted != path.path_mtu && wanted != self.device.port("query_port", 1)?.active_mtu =>
+            {
                 let message = format!(
                     "path_mtu is {} bytes; allowed is only that of the port, {} bytes, because librdmacm lets no \
                      program choose: leave the option out, or change the MTU of the network interface",

@@ -107,7 +107,10 @@ fn now(connection: &dyn Connection) -> Result<Option<ConnectionEvent>, Error> {
 }
 
 fn requested(world: &World) -> Arc<dyn Connection> {
-    let connection = connecting(world, None);
+    request_is_sent(world, connecting(world, None))
+}
+
+fn request_is_sent(world: &World, connection: Arc<dyn Connection>) -> Arc<dyn Connection> {
     world.fake.connection_event(0, &event(ADDR_RESOLVED));
     world.fake.connection_event(0, &event(ROUTE_RESOLVED));
     assert_eq!(now(&*connection).unwrap(), None);
@@ -194,6 +197,18 @@ fn a_path_mtu_that_librdmacm_does_not_request_is_refused() {
     refused(connection.settle(&mut path(), &mut end()), ErrorKind::InvalidArgument, &parts);
     world.fake.set_connection_attributes(QpAttr { path_mtu: 77, ..attributes() });
     refused(connection.settle(&mut path(), &mut end()), ErrorKind::Protocol, &["77"]);
+}
+
+#[test]
+fn the_kernels_path_mtu_counts_if_the_program_has_chosen_none() {
+    let world = world();
+    let active_mtu = ConnectionPath { path_mtu: Mtu::Mtu4096, ..path() };
+    let init = ConnectInit { path: &active_mtu, end: &end(), ack_timeout: 14, timeout: None };
+    let connection = request_is_sent(&world, manager(&world).connect(&init).unwrap());
+    world.fake.set_connection_attributes(QpAttr { path_mtu: 2, ..attributes() });
+    let mut path = active_mtu;
+    connection.settle(&mut path, &mut end()).unwrap();
+    assert_eq!(path.path_mtu, Mtu::Mtu512);
 }
 
 #[test]
