@@ -1,6 +1,6 @@
-//! The other ends of rdma-core's programs for `librdmacm`: ucmatose, udaddy, cmtime, rdma_server and rdma_client. Each
-//! speaks the program's protocol, and checks the bytes where the program carries any. `tests/interop/run` starts both
-//! ends.
+//! The other ends of rdma-core's programs for `librdmacm`: ucmatose, udaddy, mckey, cmtime, rdma_server, rdma_client.
+//! Each speaks the program's protocol, and checks the bytes where the program carries any. `tests/interop/run` starts
+//! both ends.
 
 #[allow(dead_code, reason = "other programs use the rest")]
 mod guest;
@@ -11,10 +11,12 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use guest::pattern;
-use rdma_verbs::verbs::cm::{Connection, ConnectionOptions, DEFAULT_QKEY, Listener, ListenerOptions, Route};
+use rdma_verbs::verbs::cm::{
+    Connection, ConnectionOptions, DEFAULT_QKEY, Listener, ListenerOptions, MulticastGroup, Route,
+};
 use rdma_verbs::verbs::{
-    self, AccessFlags, AddressVector, CompletionOpcode, CompletionQueue, Context, MemoryRegion, ProtectionDomain, Qkey,
-    Qpn, QueuePair, QueuePairOptions, QueuePairType, ReceiveRequest, SendRequest,
+    self, AccessFlags, AddressVector, CompletionOpcode, CompletionQueue, Context, Gid, GlobalRouteHeader, MemoryRegion,
+    ProtectionDomain, Qkey, Qpn, QueuePair, QueuePairOptions, QueuePairType, ReceiveRequest, SendRequest,
 };
 
 type Error = Box<dyn std::error::Error>;
@@ -34,6 +36,8 @@ const STEPS: [u8; 3] = [0, 12, 14];
 enum Program {
     Ucmatose,
     Udaddy,
+    /// Its server receives
+    Mckey,
     Cmtime,
     /// rdma_server or rdma_client
     Rdma,
@@ -66,6 +70,9 @@ struct Arguments {
     /// Length of messages
     #[arg(short = 'S', long, default_value_t = 100)]
     size: usize,
+    /// Multicast group of mckey
+    #[arg(long)]
+    group: Option<IpAddr>,
     /// The ends of cmtime wait for each other over TCP between its steps
     #[arg(long)]
     in_steps: bool,
@@ -144,6 +151,9 @@ impl End {
             let done = self.cq.wait(PATIENCE)?.result()?;
             if done.opcode == CompletionOpcode::Receive {
                 ensure(done.byte_len as usize == self.header + self.size, "a message has another length")?;
+                // Where there is any, it names the sender's queue pair.
+                let names_sender = done.immediate.is_none_or(|number| number == done.source_qpn.value());
+                ensure(names_sender, "the immediate data is not the sender's queue pair")?;
                 immediate = done.immediate.or(immediate);
             }
         }
@@ -275,6 +285,46 @@ fn udaddy(home: &Home) -> Outcome {
     Ok(())
 }
 
+fn multicast_group(arguments: &Arguments) -> Result<MulticastGroup, Error> {
+    Ok(MulticastGroup::via(arguments.local, arguments.group.ok_or("mckey needs --group")?)?)
+}
+
+/// Both ends join the group, and the client sends messages to it, with its queue pair's number. They have the bytes of
+/// memory that mckey does not initialize, the same in all of them.
+fn mckey(home: &Home) -> Outcome {
+    let Arguments { messages, size, role, local, remote, .. } = home.arguments;
+    let group = multicast_group(&home.arguments)?;
+    let end = End::new(home, QueuePairType::UnreliableDatagram, messages, size)?;
+    let membership = group.join(&end.qp)?;
+    println!("listening on {}", group.group_addr());
+    let is_sender = role == Role::Server;
+    let source = if is_sender {
+        end.send_to(messages, &group.address(), group.qpn(), group.qkey())?;
+        local
+    } else {
+        remote
+    };
+    // A sender that is a member receives its own messages.
+    let number = end.complete(if is_sender { 2 * messages } else { messages })?;
+    ensure(number.is_some(), "a message has no immediate data")?;
+    for index in 0..messages {
+        let header = end.mr.to_vec(end.place(index)..end.place(index) + GRH)?;
+        let header = header.first_chunk().and_then(GlobalRouteHeader::from_bytes).ok_or("no route header")?;
+        let addresses = (Gid::from(header.source), Gid::from(header.destination));
+        let expected = (Gid::from(source), Gid::from(group.group_addr()));
+        ensure(addresses == expected, &format!("message {index} is from {addresses:?} instead of {expected:?}"))?;
+    }
+    if is_sender {
+        end.expect(messages, 0, &pattern(SEED, size))?;
+    } else {
+        let first = end.mr.to_vec(end.place(0) + GRH..end.place(0) + GRH + size)?;
+        ensure(first != [UNTOUCHED].repeat(size), "the first message has no bytes")?;
+        end.expect(messages, 0, &first)?;
+    }
+    membership.leave()?;
+    Ok(())
+}
+
 /// The client connects many times at once, and disconnects.
 fn cmtime(home: &Home) -> Outcome {
     let Arguments { connections, role, in_steps, .. } = home.arguments;
@@ -338,12 +388,16 @@ fn rdma(home: &Home) -> Outcome {
 }
 
 fn run(arguments: Arguments) -> Outcome {
-    let context = verbs::open(&format!("soft:{}", arguments.local))?;
+    let context = match arguments.program {
+        Program::Mckey => multicast_group(&arguments)?.context().clone(),
+        _ => verbs::open(&format!("soft:{}", arguments.local))?,
+    };
     let pd = context.alloc_pd()?;
     let home = Home { arguments, context, pd };
     match home.arguments.program {
         Program::Ucmatose => ucmatose(&home),
         Program::Udaddy => udaddy(&home),
+        Program::Mckey => mckey(&home),
         Program::Cmtime => cmtime(&home),
         Program::Rdma => rdma(&home),
     }
