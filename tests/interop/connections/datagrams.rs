@@ -124,7 +124,9 @@ fn guest_resolves(home: &mut Home) -> Outcome {
         if port == PORT {
             listener.accept_within(PATIENCE)?.ok_or("no request")?.reject(b"busy")?;
         }
-        home.event(slot, "unreachable", status)?;
+        let data: &[u8] = if port == PORT { b"busy" } else { &[] };
+        let event = home.event(slot, "unreachable", status)?;
+        event.expect(&[("length", "136"), ("data", &hex(&padded(data, 136)))])?;
     }
     Ok(())
 }
