@@ -43,8 +43,15 @@ pub(crate) fn resolves(home: &mut Home) -> Outcome {
     } else {
         we_resolve(home)?
     }
-    let statuses: Vec<u8> = home.wire.of(SIDR_REP, guest_is_client)?.iter().map(|mad| mad.body[4]).collect();
-    expect("statuses", statuses, vec![0, 2, 1])?;
+    let replies = home.wire.of(SIDR_REP, guest_is_client)?;
+    // A slow machine repeats a request, whose response is the same.
+    let mut statuses: Vec<(u32, u8)> = Vec::new();
+    for found in replies.iter().map(|mad| (mad.u32_at(0), mad.body[4])) {
+        if !statuses.contains(&found) {
+            statuses.push(found);
+        }
+    }
+    expect("statuses", statuses.iter().map(|(_, status)| *status).collect(), vec![0, 2, 1])?;
     let (request, reply) = (home.wire.first(SIDR_REQ, !guest_is_client)?, home.wire.first(SIDR_REP, guest_is_client)?);
     expect("transaction id", reply.transaction, request.transaction)?;
     expect("request id", reply.u32_at(0), request.u32_at(0))

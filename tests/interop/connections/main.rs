@@ -112,7 +112,7 @@ fn run(arguments: &Arguments) -> Outcome {
             continue;
         }
         let start = Instant::now();
-        home.wire.forget()?;
+        home.wire.start_check()?;
         check(&mut home).map_err(|error| format!("{name}: {error}\n{}", home.wire.listing()))?;
         println!("ok: {name} ({:.1} s)", start.elapsed().as_secs_f32());
     }

@@ -1,5 +1,6 @@
 //! The wire between both ends: every RoCE packet that passes, seen by a packet socket.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::{self, Read};
 use std::net::{IpAddr, UdpSocket};
@@ -98,6 +99,9 @@ pub(crate) struct Wire {
 #[derive(Default)]
 struct Seen {
     packets: Vec<Packet>,
+    /// The transaction ids of the datagrams that were noted in this check, and in earlier ones.
+    transactions: HashSet<u64>,
+    earlier: HashSet<u64>,
     /// The number of packets beyond the most.
     omitted: usize,
     /// The number of the latest marker.
@@ -160,6 +164,16 @@ impl Wire {
         }
     }
 
+    /// Forgets all packets that have passed, and the transactions: a slow machine repeats requests whose responses come
+    /// when the next check has begun.
+    pub(crate) fn start_check(&self) -> Outcome {
+        self.forget()?;
+        let mut seen = self.seen();
+        let ended = std::mem::take(&mut seen.transactions);
+        seen.earlier.extend(ended);
+        Ok(())
+    }
+
     /// Forgets all packets that have passed.
     pub(crate) fn forget(&self) -> Outcome {
         let mut seen = self.catch_up()?;
@@ -177,9 +191,12 @@ impl Wire {
         Ok(seen.packets.clone())
     }
 
-    /// Returns the datagrams of the connection manager, in order.
+    /// Returns the datagrams of the connection manager, in order, without those of transactions of earlier checks.
     pub(crate) fn mads(&self) -> Result<Vec<Mad>, Error> {
-        Ok(self.packets()?.iter().filter_map(Mad::of).collect())
+        let packets = self.packets()?;
+        let seen = self.seen();
+        let mads = packets.iter().filter_map(Mad::of);
+        Ok(mads.filter(|mad| !seen.earlier.contains(&mad.transaction)).collect())
     }
 
     /// Returns those with this attribute from one end.
@@ -254,6 +271,11 @@ fn note(seen: &mut Seen, bytes: &[u8], local: IpAddr) {
         ROCE_PORT if seen.packets.len() == MOST_PACKETS => seen.omitted += 1,
         ROCE_PORT => {
             let packet = Packet { at: Instant::now(), is_ours: source == local, class, payload: payload.to_vec() };
+            if let Some(mad) = Mad::of(&packet)
+                && !seen.earlier.contains(&mad.transaction)
+            {
+                seen.transactions.insert(mad.transaction);
+            }
             seen.packets.push(packet);
         }
         MARKER_PORT => {
