@@ -11,10 +11,12 @@ mod data;
 mod datagrams;
 mod endings;
 mod filter;
+mod forger;
 mod handshake;
 mod home;
 mod load;
 mod loss;
+mod mistakes;
 mod refusals;
 mod stale;
 mod wire;
@@ -91,6 +93,10 @@ fn checks(arguments: &Arguments) -> Vec<(&'static str, Check)> {
         ("datagram queue pairs", datagrams::resolves),
         ("the guest's process is killed", endings::guests_process_is_killed),
     ];
+    checks.push(match arguments.role {
+        Role::Client => ("reasons of a REJ", mistakes::reasons_reach_the_guest),
+        Role::Server => ("requests with mistakes", mistakes::have_the_same_response),
+    });
     if arguments.full || arguments.local.is_ipv4() {
         checks.push(("lost messages", loss::loses));
         checks.push(("many at once", load::connects_many));
