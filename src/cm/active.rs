@@ -38,11 +38,12 @@ impl Manager {
         let mut request = request_of(self.guid, parameters)?;
         let local_id = self.draw_id()?;
         request.alternate_path = self.draw_offer(parameters.native);
-        let active = Active { request: Box::new(request), stale_retries: 0, deadline: parameters.deadline };
+        let active = Active { request: Box::new(request), stale_retries: 0 };
         let (route, repetition) = (Route::along(&request.primary_path), Repetition::of_request());
         let handle = self.insert(Connection {
             local_qpn: request.local_qpn,
             ack_timeout: request.primary_path.local_ack_timeout,
+            deadline: parameters.deadline,
             active: Some(active),
             ..Connection::new(now, ConnectionState::RequestSent, local_id, route, repetition)
         });
@@ -76,7 +77,7 @@ impl Manager {
     pub(super) fn repeat(&mut self, now: Time, handle: ConnectionHandle) -> bool {
         let random = self.draw();
         let Some(connection) = self.connections.get_mut(&handle) else { return false };
-        if connection.active.as_ref().is_some_and(|active| active.is_over(now, connection.state)) {
+        if connection.is_over(now) {
             return false;
         }
         let (Some(kept), Some(wait)) = (connection.kept.clone(), connection.repetition.send(random)) else {
@@ -88,12 +89,10 @@ impl Manager {
         true
     }
 
-    /// Sets the deadline of the next send, not after the application's deadline for the REQ.
+    /// Sets the deadline of the next send, not after the application's deadline for the REQ or REP.
     pub(super) fn schedule_send(&mut self, now: Time, handle: ConnectionHandle, wait: Duration) {
         let Some(connection) = self.connections.get(&handle) else { return };
-        let is_request = matches!(connection.state, ConnectionState::RequestSent | ConnectionState::StalePause);
-        let limit = connection.active.as_ref().and_then(|active| active.deadline).filter(|_| is_request);
-        let at = (now + wait).min(limit.unwrap_or(Time::NEVER));
+        let at = (now + wait).min(connection.present_deadline().unwrap_or(Time::NEVER));
         self.deadlines.set(Owner::Connection(handle), Some(at));
     }
 
@@ -128,8 +127,7 @@ impl Manager {
 
     /// The pause after a stale connection is over: the REQ is sent with a fresh id, because the peer knows the old one.
     fn end_pause(&mut self, now: Time, handle: ConnectionHandle) {
-        let is_over = |active: &Active| active.is_over(now, ConnectionState::StalePause);
-        if self.connections.get(&handle).and_then(|found| found.active.as_ref()).is_none_or(is_over) {
+        if self.connections.get(&handle).is_none_or(|connection| connection.is_over(now)) {
             self.report(handle, Event::Unreachable { connection: handle, unanswered: Unanswered::ConnectRequest });
             return self.enter(now, handle, ConnectionState::Idle);
         }
@@ -285,14 +283,6 @@ impl Manager {
         let reason = RejectReason::STALE_CONNECTION;
         let reject = Reject { local_id, remote_id, rejected, reason, ..Default::default() };
         self.respond(Route::back(arrival), &Message::from(reject).to_mad(transaction));
-    }
-}
-
-impl Active {
-    /// Returns whether the application's deadline has passed, in a state before the REP.
-    fn is_over(&self, now: Time, state: ConnectionState) -> bool {
-        let waits = matches!(state, ConnectionState::RequestSent | ConnectionState::StalePause);
-        waits && self.deadline.is_some_and(|deadline| deadline <= now)
     }
 }
 

@@ -86,7 +86,6 @@ pub(super) struct Active {
     /// The REQ, for another one with a new number.
     pub(super) request: Box<ConnectRequest>,
     pub(super) stale_retries: u32,
-    pub(super) deadline: Option<Time>,
 }
 
 /// A connection.
@@ -116,6 +115,8 @@ pub(super) struct Connection {
     pub(super) refusal: Option<Kept>,
     /// When the present state began.
     pub(super) since: Time,
+    /// When the application gives up, until the peer responds to the REQ or REP.
+    pub(super) deadline: Option<Time>,
     pub(super) passive: Option<Passive>,
     pub(super) active: Option<Active>,
 }
@@ -160,6 +161,7 @@ impl Connection {
             kept: None,
             refusal: None,
             since: now,
+            deadline: None,
             passive: None,
             active: None,
         }
@@ -192,6 +194,17 @@ impl Connection {
         use ConnectionState as S;
         let is_known = matches!(self.state, S::ReplyReceived | S::ReplySent | S::Established | S::DisconnectSent);
         is_known && self.remote_id.is_some()
+    }
+
+    /// Returns the application's deadline, if it applies in the present state.
+    pub(super) fn present_deadline(&self) -> Option<Time> {
+        use ConnectionState as S;
+        self.deadline.filter(|_| matches!(self.state, S::RequestSent | S::StalePause | S::ReplySent))
+    }
+
+    /// Returns whether the application's deadline has passed while this end waits for the peer.
+    pub(super) fn is_over(&self, now: Time) -> bool {
+        self.present_deadline().is_some_and(|deadline| deadline <= now)
     }
 
     /// Returns whether this end waits for the DREP of a peer that may have lost its end, and keeps the DREQ for it.

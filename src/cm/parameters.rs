@@ -121,6 +121,8 @@ pub struct AcceptParameters {
     pub native: Option<PeerCapabilities>,
     /// Data of the application.
     pub private_data: PrivateData<196>,
+    /// When this end gives up, if that is before its repetitions end.
+    pub deadline: Option<Time>,
 }
 
 /// A rejection by the application.

@@ -213,6 +213,7 @@ impl Manager {
         let mad = Message::from(reply).to_mad(connection.transaction_id);
         self.change(handle, |connection| {
             connection.local_qpn = parameters.local_qpn;
+            connection.deadline = parameters.deadline;
         });
         self.enter(now, handle, ConnectionState::ReplySent);
         self.note_reply(now, handle);
@@ -258,7 +259,8 @@ impl Manager {
         self.report(handle, Event::Established { connection: handle });
     }
 
-    /// The peer does not respond to the REP (IBTA 12.9.8.3.2, state "REP sent").
+    /// The peer does not respond to the REP, or not before the application's deadline (IBTA 12.9.8.3.2, state "REP
+    /// sent").
     pub(super) fn give_up_reply(&mut self, now: Time, handle: ConnectionHandle) {
         self.report(handle, Event::Unreachable { connection: handle, unanswered: Unanswered::ConnectReply });
         self.abandon(now, handle, self.gives_up());

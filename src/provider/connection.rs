@@ -263,8 +263,9 @@ pub trait Connection: Send + Sync {
     }
 
     /// Accepts a peer's request. The queue pair must be in RTS, because the peer may send at once. The next event is
-    /// [`ConnectionEvent::Established`], or the end of the connection.
-    fn accept(&self, end: &ConnectionEnd) -> Result<()>;
+    /// [`ConnectionEvent::Established`], or the end of the connection: [`ConnectionEvent::Unreachable`] when the
+    /// repetitions of the reply end, or after `timeout` if that is before.
+    fn accept(&self, end: &ConnectionEnd, timeout: Option<Duration>) -> Result<()>;
 
     /// Confirms the peer's reply. The queue pair must be in RTS.
     fn ready(&self) -> Result<()>;

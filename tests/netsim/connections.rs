@@ -370,7 +370,10 @@ impl World {
             Act::Take => manager.take(connection),
             Act::Accept => {
                 let native = confirmed(end.attempt);
-                let parameters = AcceptParameters { local_qpn: qpn, native, ..AcceptParameters::default() };
+                let limit = self.random.chance(200).then(|| Duration::from_millis(self.random.below(5_000)));
+                self.disturbed.extend(limit.map(|_| end.attempt));
+                let deadline = limit.map(|limit| self.now + limit);
+                let parameters = AcceptParameters { local_qpn: qpn, native, deadline, ..AcceptParameters::default() };
                 manager.accept(self.now, connection, &parameters)
             }
             Act::Reject => manager.reject(self.now, connection, &Default::default()),

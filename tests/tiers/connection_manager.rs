@@ -1,5 +1,7 @@
 //! Connections by address and port with the queue pairs of the tiers that own their buffers.
 
+use std::time::Instant;
+
 use rdma_verbs::owned::{BufferPool, CompletionQueue, Finished, QueuePair, Request};
 use rdma_verbs::verbs::cm::{ConnectError, ConnectionOptions, Listener, Route};
 use rdma_verbs::verbs::{CompletionStatus, Context, ErrorKind, QueuePairState};
@@ -168,5 +170,23 @@ mod asynchronous {
         let accepting = async { request.start_accept(&peer, &ConnectionOptions::new())?.await };
         let accepted = tokio::time::timeout(PATIENCE, accepting).await.expect("the peer learns it");
         assert!(accepted.is_err(), "{accepted:?}");
+    }
+
+    /// The active end does not take the reply, so it sends no RTU.
+    #[tokio::test]
+    async fn an_awaited_passive_end_keeps_its_deadline() {
+        let listener = Listener::bind("127.46.3.9:7471").unwrap();
+        let route = Route::to("127.46.3.9:7471").unwrap().from("127.46.3.10").unwrap();
+        let (qp, _pool) = end(route.context());
+        let _silent = route.start_connect(&qp, &ConnectionOptions::new()).unwrap();
+        let request = listener.accept_async().await.unwrap();
+        let (peer, _pool) = end(request.context());
+        let options = ConnectionOptions::new().deadline(Duration::from_millis(200));
+        let start = Instant::now();
+        let accepted = tokio::time::timeout(PATIENCE, request.start_accept(&peer, &options).unwrap()).await;
+        assert!(matches!(accepted, Ok(Err(ConnectError::TimedOut))), "{accepted:?}");
+        // Without a deadline the repetitions of the REP end after 16 s.
+        assert!((200..8_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+        assert_eq!(peer.state().unwrap(), QueuePairState::Error);
     }
 }

@@ -333,6 +333,64 @@ fn the_request_chooses_the_repetitions_of_the_reply_within_bounds() {
 }
 
 #[test]
+fn the_application_limits_the_time_of_a_reply() {
+    let (_, _, mut server, passive) = requested();
+    let deadline = Some(server.now + millis(1_500));
+    let parameters = AcceptParameters { local_qpn: SERVER_QPN, deadline, ..AcceptParameters::default() };
+    server.manager.accept(server.now, passive, &parameters).unwrap();
+    let Message::ConnectReply(reply) = server.sent_one().0 else { panic!() };
+    server.wait(millis(1_499));
+    assert_eq!((server.sent().len(), server.events()), (1, vec![]), "the peer asks for an interval of 1024 ms");
+    server.wait(millis(1));
+    assert_eq!(reason_of(server.sent_one().0), (RejectReason::TIMEOUT, RejectedMessage::Other));
+    let unanswered = Unanswered::ConnectReply;
+    assert_eq!(server.event(), Event::Unreachable { connection: passive, unanswered });
+    // If the peer is ready, a DREQ ends its connection. Its repetitions have no deadline.
+    let (waited, sent) = server.wait_for_message();
+    assert!(waited == millis(500) && matches!(sent[0].0, Message::DisconnectRequest(_)), "{sent:?}");
+    server.wait(seconds(1));
+    assert_eq!(server.sent().len(), 2);
+    let ready = ReadyToUse { local_id: reply.remote_id, remote_id: reply.local_id, ..Default::default() };
+    server.take_message(ready);
+    assert_eq!((server.events(), server.state(passive)), (vec![], Some(ConnectionState::DisconnectSent)));
+}
+
+/// The deadline is that of the REP.
+#[test]
+fn the_deadline_of_a_reply_does_not_end_a_connection() {
+    let (mut client, active, mut server, passive) = requested();
+    let deadline = Some(server.now + seconds(1));
+    let parameters = AcceptParameters { local_qpn: SERVER_QPN, deadline, ..AcceptParameters::default() };
+    server.manager.accept(server.now, passive, &parameters).unwrap();
+    deliver([&mut client, &mut server]);
+    client.event();
+    client.manager.ready(client.now, active).unwrap();
+    deliver([&mut client, &mut server]);
+    assert_eq!(server.event(), Event::Established { connection: passive });
+    server.wait(seconds(2));
+    assert_eq!((server.sent(), server.events()), (vec![], vec![]));
+    server.manager.disconnect(server.now, passive).unwrap();
+    server.wait(seconds(1));
+    assert_eq!((server.sent().len(), server.events()), (3, vec![]), "the DREQ is repeated");
+}
+
+#[test]
+fn a_receipt_does_not_prolong_the_deadline_of_a_reply() {
+    let (mut client, active, mut server, passive) = requested();
+    let deadline = Some(server.now + seconds(2));
+    let parameters = AcceptParameters { local_qpn: SERVER_QPN, deadline, ..AcceptParameters::default() };
+    server.manager.accept(server.now, passive, &parameters).unwrap();
+    deliver([&mut client, &mut server]);
+    // The application of the active end is slow: the repeated REP gets an MRA.
+    server.wait(millis(1_100));
+    deliver([&mut client, &mut server]);
+    assert_eq!(client.state(active), Some(ConnectionState::ReplyReceived));
+    server.wait(millis(900));
+    let unanswered = Unanswered::ConnectReply;
+    assert_eq!(server.event(), Event::Unreachable { connection: passive, unanswered });
+}
+
+#[test]
 fn a_request_that_is_not_answered_ends_when_its_initiator_is_silent() {
     let (mut server, _) = End::server();
     server.take_message(request());

@@ -124,9 +124,9 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
         let timeout = options.own_timeout().unwrap_or(path.ack_timeout.max(1));
         let atomics = (local.responder_resources, local.initiator_depth);
         let bring_up = BringUp { path: &path, local: &local, remote, options, atomics, timeout };
-        let accepted = bring_up.apply(verbs).and_then(|()| request.connection.accept(&local));
-        accepted.inspect_err(|_| drop(bring_up::fail(verbs)))?;
         let deadline = options.deadline_time();
+        let accepted = bring_up.apply(verbs).and_then(|()| request.connection.accept(&local, options.deadline));
+        accepted.inspect_err(|_| drop(bring_up::fail(verbs)))?;
         Ok(Self {
             inner: Arc::clone(&request.connection),
             qp,
@@ -254,8 +254,7 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
 impl<Q: ConnectionQueuePair> Future for PendingConnection<'_, Q> {
     type Output = Result<Connection, ConnectError>;
 
-    /// The connection manager ends the attempt: at the deadline of an active end; for a passive end, when the
-    /// repetitions of its reply end, whatever the deadline of its options.
+    /// The connection manager ends the attempt at the deadline of the options.
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         loop {
             match self.inner.next_event(EventWait::Waker(cx.waker())) {

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::device::Device;
 use super::super::sys;
@@ -25,8 +25,10 @@ pub(super) enum Phase {
     Resolving(Box<Wanted>),
     /// The request has left; the path MTU was proposed by this end.
     Requested(Mtu),
-    /// The peer has requested it, and waits for this end's reply, or for its confirmation.
+    /// The peer has requested it, and waits for this end's reply.
     Answering,
+    /// The reply has left.
+    Accepted,
     /// It is set up.
     SetUp,
     /// It has ended, or the attempt has.
@@ -42,12 +44,16 @@ pub(super) struct Wanted {
     pub(super) path_mtu: Mtu,
 }
 
+/// How far a connection is, and when the attempt to set it up is over.
+struct Attempt {
+    phase: Phase,
+    deadline: Option<Instant>,
+}
+
 /// A connection.
 pub(super) struct IbverbsConnection {
     id: sys::cm::Id,
-    phase: Mutex<Phase>,
-    /// When the attempt of an active end is over.
-    deadline: Option<Instant>,
+    attempt: Mutex<Attempt>,
     local: SocketAddr,
     device: Arc<Device>,
 }
@@ -55,25 +61,26 @@ pub(super) struct IbverbsConnection {
 impl IbverbsConnection {
     pub(super) fn new(device: &Arc<Device>, id: sys::cm::Id, phase: Phase, deadline: Option<Instant>) -> Self {
         let local = id.local_addr().unwrap_or_else(|| SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
-        Self { id, phase: Mutex::new(phase), deadline, local, device: Arc::clone(device) }
+        Self { id, attempt: Mutex::new(Attempt { phase, deadline }), local, device: Arc::clone(device) }
     }
 
-    fn phase(&self) -> MutexGuard<'_, Phase> {
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    fn attempt(&self) -> MutexGuard<'_, Attempt> {
+        self.attempt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes an event that waits, or the one that the time is over.
     fn take(&self) -> Result<Option<ConnectionEvent>> {
         let verb = "get_cm_event";
-        let mut phase = self.phase();
+        let mut attempt = self.attempt();
+        let Attempt { phase, deadline } = &mut *attempt;
         // Each turn takes an event, of which a connection has a handful.
         while let Some(event) = self.id.channel().next_event().map_err(|error| from_call(verb, NO_EVENT, error))? {
-            if let Some(event) = self.handle(&mut phase, &event)? {
+            if let Some(event) = self.handle(phase, &event)? {
                 return Ok(Some(event));
             }
         }
-        let is_attempt = matches!(*phase, Phase::Resolving(_) | Phase::Requested(_));
-        if is_attempt && self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+        let waits = matches!(phase, Phase::Resolving(_) | Phase::Requested(_) | Phase::Accepted);
+        if waits && deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             *phase = Phase::Ended;
             return Ok(Some(ConnectionEvent::Unreachable));
         }
@@ -159,7 +166,8 @@ impl Connection for IbverbsConnection {
     }
 
     fn next_event(&self, wait: EventWait<'_>) -> Result<Option<ConnectionEvent>> {
-        next("get_cm_event", &self.device, self.id.channel(), self.deadline, wait, || self.take())
+        let deadline = self.attempt().deadline;
+        next("get_cm_event", &self.device, self.id.channel(), deadline, wait, || self.take())
     }
 
     fn as_fd(&self) -> Result<BorrowedFd<'_>> {
@@ -172,7 +180,7 @@ impl Connection for IbverbsConnection {
         let attributes = Attributes::of("init_qp_attr", &self.id)?;
         attributes.apply(path)?;
         end.starting_psn = attributes.own_psn();
-        match *self.phase() {
+        match self.attempt().phase {
             // Without the option the wanted one is that of the port, from which the kernel's may differ: it takes that
             // of the network interface.
             Phase::Requested(wanted)
@@ -190,15 +198,22 @@ impl Connection for IbverbsConnection {
         }
     }
 
-    fn accept(&self, end: &ConnectionEnd) -> Result<()> {
+    fn accept(&self, end: &ConnectionEnd, timeout: Option<Duration>) -> Result<()> {
         check_private_data("accept", &end.private_data, REPLY_BYTES)?;
         let parameters = convert::parameters(end, 0);
-        self.call("accept", |id| id.accept(parameters, &end.private_data))
+        // Held meanwhile: the next event is taken in the new phase.
+        let mut attempt = self.attempt();
+        self.call("accept", |id| id.accept(parameters, &end.private_data))?;
+        if matches!(attempt.phase, Phase::Answering) {
+            let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+            *attempt = Attempt { phase: Phase::Accepted, deadline };
+        }
+        Ok(())
     }
 
     fn ready(&self) -> Result<()> {
         self.call("connect", sys::cm::Id::establish)?;
-        *self.phase() = Phase::SetUp;
+        self.attempt().phase = Phase::SetUp;
         Ok(())
     }
 

@@ -258,13 +258,24 @@ fn a_connection_that_is_set_up_stays_when_the_neighbor_changes() {
 }
 
 #[test]
-fn an_attempt_ends_at_its_deadline() {
-    let world = world();
-    let connection = connecting(&world, Some(Duration::from_millis(20)));
+fn attempts_end_at_their_deadlines_unless_they_are_set_up() {
+    let (world, timeout) = (world(), Some(Duration::from_millis(20)));
+    let connection = connecting(&world, timeout);
     assert_eq!(now(&*connection).unwrap(), None);
     assert_eq!(connection.next_event(patiently()).unwrap(), Some(ConnectionEvent::Unreachable));
     assert_eq!(now(&*connection).unwrap(), None);
     assert!(world.fake.log().contains(&"rdma_resolve_addr 20 ms".to_owned()));
+    let listener = listening(&world, "192.0.2.1:7471", PortSpace::Tcp);
+    let [over, set_up] = [(); 2].map(|()| {
+        world.fake.connection_request(1, &event(CONNECT_REQUEST));
+        let ConnectionRequest { connection, .. } = request(&*listener).unwrap();
+        connection.accept(&end(), timeout).unwrap();
+        connection
+    });
+    world.fake.connection_event(3, &event(ESTABLISHED));
+    assert_eq!(over.next_event(patiently()).unwrap(), Some(ConnectionEvent::Unreachable));
+    assert_eq!(now(&*set_up).unwrap(), Some(ConnectionEvent::Established));
+    assert_eq!(now(&*set_up).unwrap(), None);
 }
 
 /// Events may be taken for the last time right before the deadline.
@@ -398,12 +409,12 @@ fn a_request_has_a_channel_of_its_own() {
     world.fake.connection_event(1, &event(ESTABLISHED));
     assert_eq!(now(&*connection).unwrap(), Some(ConnectionEvent::Established));
     world.fake.log();
-    connection.accept(&end()).unwrap();
+    connection.accept(&end(), None).unwrap();
     connection.communication_established().unwrap();
     connection.reject(RejectReason::CONSUMER, b"no").unwrap();
     assert_eq!(world.fake.log(), ["rdma_accept qp 17 resources 3 5 retry 0 2 hi", "rdma_notify 4", "rdma_reject no"]);
     world.fake.fail("rdma_accept", libc::EINVAL);
-    refused(connection.accept(&end()), ErrorKind::InvalidState, &["given up"]);
+    refused(connection.accept(&end(), None), ErrorKind::InvalidState, &["given up"]);
     drop(connection);
     world.end();
 }

@@ -68,6 +68,7 @@ pub(super) fn connect_parameters(init: &ConnectInit<'_>, local: SocketAddr, now:
     })
 }
 
+/// Returns the parameters of a reply, without a deadline.
 pub(super) fn accept_parameters(end: &ConnectionEnd) -> Result<AcceptParameters> {
     Ok(AcceptParameters {
         local_qpn: end.qpn,
@@ -81,6 +82,7 @@ pub(super) fn accept_parameters(end: &ConnectionEnd) -> Result<AcceptParameters>
         vendor_options: VendorOptions::default(),
         native: native(end),
         private_data: private_data("accept", &end.private_data)?,
+        deadline: None,
     })
 }
 

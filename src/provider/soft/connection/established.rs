@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use super::super::errors;
 use super::{Seat, convert};
-use crate::cm::{CallError, ConnectionHandle, DisconnectCause, Event, Manager, Rejection};
+use crate::cm::{AcceptParameters, CallError, ConnectionHandle, DisconnectCause, Event, Manager, Rejection};
 use crate::engine::Port;
 use crate::provider::{Connection, ConnectionEnd, ConnectionEvent, EventWait, RejectReason, Result};
 use crate::types::Time;
@@ -49,9 +50,12 @@ impl Connection for SoftConnection {
         self.seat.descriptor("get_cm_event")
     }
 
-    fn accept(&self, end: &ConnectionEnd) -> Result<()> {
+    fn accept(&self, end: &ConnectionEnd, timeout: Option<Duration>) -> Result<()> {
         let parameters = convert::accept_parameters(end)?;
-        self.call("accept", |manager, now| manager.accept(now, self.handle, &parameters))
+        self.call("accept", |manager, now| {
+            let deadline = timeout.map(|timeout| now + timeout);
+            manager.accept(now, self.handle, &AcceptParameters { deadline, ..parameters })
+        })
     }
 
     fn ready(&self) -> Result<()> {
