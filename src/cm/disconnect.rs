@@ -55,15 +55,20 @@ impl Manager {
 
     /// Sends the first DREQ.
     pub(super) fn start_disconnect(&mut self, now: Time, handle: ConnectionHandle) {
-        let remote_qpn = self.connections.get(&handle).map(|connection| connection.remote_qpn).unwrap_or_default();
-        let mad = self.disconnect_request_of(handle, remote_qpn);
+        let mad = self.disconnect_request(handle);
         self.change(handle, |connection| connection.repetition = Repetition::of_disconnect());
         self.enter(now, handle, ConnectionState::DisconnectSent);
         self.start_repeating(now, handle, &mad);
     }
 
-    /// Returns a DREQ of a connection for this queue pair of the peer, with a transaction id of its own.
-    pub(super) fn disconnect_request_of(&mut self, handle: ConnectionHandle, remote_qpn: Qpn) -> Mad {
+    /// Returns the DREQ of a connection, with a transaction id of its own.
+    pub(super) fn disconnect_request(&mut self, handle: ConnectionHandle) -> Mad {
+        let remote_qpn = self.connections.get(&handle).map_or_else(Qpn::default, |connection| connection.remote_qpn);
+        self.disconnect_request_of(handle, remote_qpn)
+    }
+
+    /// Returns a DREQ of a connection for this queue pair of the peer.
+    fn disconnect_request_of(&mut self, handle: ConnectionHandle, remote_qpn: Qpn) -> Mad {
         let transaction = self.draw_transaction_id();
         let request = self.connections.get(&handle).map_or_else(Default::default, |connection| DisconnectRequest {
             local_id: connection.local_id,

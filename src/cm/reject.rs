@@ -71,9 +71,7 @@ impl Manager {
     /// Ends a connection whose REP is sent. The peer may be at any point: it has no REP yet, and a REJ ends it; or it
     /// is ready, and knows of no fault. So a DREQ follows the REJ, in the background.
     pub(super) fn abandon(&mut self, now: Time, handle: ConnectionHandle, rejection: Rejection) {
-        let Some(connection) = self.connections.get(&handle) else { return };
-        let remote_qpn = connection.remote_qpn;
-        let disconnect = self.disconnect_request_of(handle, remote_qpn);
+        let disconnect = self.disconnect_request(handle);
         let Some(connection) = self.connections.get(&handle) else { return };
         let (route, transaction) = (connection.route, connection.transaction_id);
         let reject = |rejected| {
