@@ -92,6 +92,20 @@ impl Manager {
         }
     }
 
+    /// Returns the connections of this process whose DREQ, sent or soon to be sent, has no DREP.
+    pub fn unconfirmed(&self) -> Vec<ConnectionHandle> {
+        let is_unconfirmed = |found: &Connection| found.state == ConnectionState::DisconnectSent && !found.is_orphan();
+        self.connections.iter().filter(|(_, found)| is_unconfirmed(found)).map(|(handle, _)| *handle).collect()
+    }
+
+    /// Sends the DREQ of an unconfirmed connection at once.
+    pub fn hasten_disconnect(&mut self, handle: ConnectionHandle) {
+        let found = self.connections.get(&handle).filter(|found| found.state == ConnectionState::DisconnectSent);
+        if let Some((route, kept)) = found.and_then(|found| Some((found.route, found.kept.clone()?))) {
+            self.send_again(route, &kept);
+        }
+    }
+
     /// Reports the end of a connection, once.
     fn report_disconnect(&mut self, handle: ConnectionHandle, cause: DisconnectCause) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };

@@ -79,12 +79,13 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Ends the threads, each after at most one bounded pass, and the captures.
+    /// Ends the connections, the threads, each after at most one bounded pass, and the captures.
     fn drop(&mut self) {
         if !self.generation.is_current() {
             // The threads belong to the parent process.
             return std::mem::forget(std::mem::take(&mut self.threads));
         }
+        self.shards.iter().for_each(|shard| shard.finish_disconnects());
         let signalled: Vec<bool> = self.shards.iter().map(|shard| drive::end_thread(shard)).collect();
         let threads = std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
         for (thread, is_signalled) in threads.into_iter().zip(signalled) {

@@ -57,6 +57,7 @@ pub(crate) const PARTS: &[(&str, &[&str])] = &[
             "shard",
             "held_acks",
             "driver",
+            "disconnects",
             "idle",
             "channel",
             "thread",

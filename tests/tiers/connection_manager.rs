@@ -85,6 +85,25 @@ fn a_rejected_queue_pair_of_the_owned_tier_connects_after_a_reset() {
     server.join().unwrap();
 }
 
+/// The peer's application does not confirm the end of the connection.
+#[test]
+fn the_end_of_a_device_waits_for_peers_within_a_bound() {
+    let listener = Listener::bind("127.46.3.11:7471").unwrap();
+    let route = Route::to("127.46.3.11:7471").unwrap().from("127.46.3.12").unwrap();
+    let (own, options) = (end(route.context()), ConnectionOptions::new());
+    let attempt = route.start_connect(&own.0, &options).unwrap();
+    let request = listener.accept().unwrap();
+    let peer = end(request.context());
+    let accepted = request.start_accept(&peer.0, &options).unwrap();
+    let (connection, other) = (attempt.wait().unwrap(), accepted.wait().unwrap());
+    connection.disconnect(&own.0).unwrap();
+    drop((connection, own));
+    let start = Instant::now();
+    drop(route);
+    assert!((40..5_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    assert!(other.wait_disconnected(PATIENCE).unwrap());
+}
+
 #[cfg(all(feature = "tokio", not(loom)))]
 mod asynchronous {
     use std::time::Duration;

@@ -316,3 +316,33 @@ fn the_peer_of_an_orphan_disconnects_as_well() {
     other.wait(seconds(5));
     assert_eq!((other.manager.connection_count(), other.events(), other.sent()), (0, vec![], vec![]));
 }
+
+#[test]
+fn an_unconfirmed_end_is_announced_at_once_on_request() {
+    let (mut client, active, mut server, passive) = connected();
+    client.manager.hasten_disconnect(active);
+    assert_eq!((client.sent(), client.manager.unconfirmed()), (vec![], vec![]), "it has not ended");
+    let orphan = client.manager.orphan(active).unwrap();
+    let mut other = End::new(CLIENT, CLIENT_GUID ^ 1);
+    other.manager.end_orphan(other.now, &orphan).unwrap();
+    assert_eq!(other.manager.unconfirmed(), [], "the end of a dead process's connection");
+
+    client.manager.destroy(client.now, active).unwrap();
+    let lost = client.sent_one();
+    assert_eq!(client.manager.unconfirmed(), [active]);
+    client.manager.hasten_disconnect(active);
+    let repeated = client.sent_one();
+    assert_eq!(repeated, lost);
+    server.receive(CLIENT, &repeated.0.to_mad(repeated.1).write());
+    server.manager.disconnect(server.now, passive).unwrap();
+    deliver([&mut client, &mut server]);
+    client.manager.hasten_disconnect(active);
+    assert_eq!((client.sent(), client.manager.unconfirmed()), (vec![], vec![]), "it is confirmed");
+
+    // The DREQ of an accepted request need not wait for its REJ to have an effect.
+    let (_, _, mut server, passive) = accepted();
+    server.manager.destroy(server.now, passive).unwrap();
+    server.sent_one();
+    server.manager.hasten_disconnect(passive);
+    assert!(matches!(server.sent_one().0, Message::DisconnectRequest(_)));
+}

@@ -129,6 +129,23 @@ impl Connections {
         self.manager.as_mut()?.poll_output()
     }
 
+    /// Returns whether a peer has not confirmed the end of a connection.
+    pub(super) fn awaits_disconnects(&self) -> bool {
+        self.manager.as_ref().is_some_and(|manager| !manager.unconfirmed().is_empty())
+    }
+
+    /// Sends the DREQs of all connections whose end is not confirmed at once.
+    pub(super) fn hasten_disconnects(&mut self) {
+        let Some(manager) = &mut self.manager else { return };
+        manager.unconfirmed().into_iter().for_each(|connection| manager.hasten_disconnect(connection));
+    }
+
+    /// Leaves the connections whose end is not confirmed to other processes, as if this one had died.
+    pub(super) fn leave_unconfirmed(&mut self) {
+        let Self { manager: Some(manager), records, .. } = self else { return };
+        manager.unconfirmed().into_iter().for_each(|connection| records.leave(connection));
+    }
+
     /// Returns whether datagrams wait to be sent.
     #[inline]
     pub(super) fn has_outputs(&self) -> bool {

@@ -182,6 +182,15 @@ impl Shard {
         }
     }
 
+    /// Makes a pass for a thread that waits for a datagram of the connection manager.
+    pub(super) fn receive_once(&self) {
+        let outcome = self.lock.drive(MORE_PASSES, |core, _| {
+            let progress = self.pass(core, SERVING, self.clock.now(), |_, _| false);
+            self.leave(&progress);
+        });
+        self.finish(outcome);
+    }
+
     /// Makes a pass for the shard's thread. Afterwards `rest` gets the time and whether there was work, and chooses
     /// whether the thread sleeps. If it sleeps, this is published while the shard is held, so that no other thread
     /// relies on it being awake.

@@ -7,6 +7,7 @@
 mod channel;
 mod connections;
 mod core;
+mod disconnects;
 mod doorbell;
 mod driver;
 mod event_queue;

@@ -314,8 +314,9 @@ impl Connection {
     }
 
     /// Ends the connection: moves the queue pair to the error state, so that its requests complete with a flush error,
-    /// and tells the peer. Does not wait for the peer; [`Connection::wait_disconnected`] does. A program that ends
-    /// right afterwards calls it first, because the message may be lost and the program no longer repeats it.
+    /// and tells the peer. Does not wait for the peer; [`Connection::wait_disconnected`] does. The message is repeated
+    /// in the background. A program that drops its last object of the device right afterwards waits there up to 40 ms
+    /// until the peer confirms the end; to wait longer, it calls [`Connection::wait_disconnected`] first.
     ///
     /// # Errors
     /// Any provider error.

@@ -106,10 +106,11 @@
 //! # Before the program ends
 //!
 //! [`Connection::disconnect`] and dropping a [`Connection`] do not wait for the peer: the device repeats the message in
-//! the background, and stops when the program ends. If the message is lost, the peer learns of the end only from the
-//! retries of its queue pair. A program that ends right after [`Connection::disconnect`] calls
+//! the background, and stops when the program drops its last object of the device. That drop waits for the peer's
+//! confirmation, up to 40 ms, and repeats the message meanwhile. Over a path that takes longer or loses all of these
+//! messages, the peer may learn of the end only from the retries of its queue pair. A program that has such paths calls
 //! [`Connection::wait_disconnected`] first, which returns as soon as the peer confirms, and gives up after 5 s without
-//! a response.
+//! a response; so does one that ends without dropping its objects.
 
 mod bring_up;
 mod connection;
