@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use rdma_verbs::verbs::cm::{ConnectionOptions, Listener, Route};
 use rdma_verbs::verbs::{self, AsyncEvent, Context, ErrorKind, Gid, PortState};
 use support::PATIENCE;
 use support::process::{ignored_test, in_namespace, ip, namespace_allows};
@@ -35,6 +36,7 @@ fn inside() {
     addresses_come_and_go();
     the_link_goes_down_and_up();
     an_address_is_a_device();
+    a_listener_on_all_addresses_takes_later_ones();
     println!("all has come");
 }
 
@@ -124,4 +126,40 @@ fn an_address_is_a_device() {
     assert_eq!(context.query_gid(1, 0).unwrap().gid.to_ip(), IpAddr::from([10, 9, 8, 7]));
     qp.reset().unwrap();
     qp.connect(&own).unwrap();
+}
+
+/// Connects to a listener from another address, and returns whether it takes the request.
+fn is_served(listener: &Listener, address: &str) -> bool {
+    let route = Route::to((address, listener.local_addr().port())).unwrap().from("10.9.8.10").unwrap();
+    let (pd, cq) = (route.context().alloc_pd().unwrap(), route.context().create_cq(8).unwrap());
+    let qp = pd.create_qp(&cq, &cq).unwrap();
+    let options = ConnectionOptions::new().deadline(Duration::from_secs(5));
+    let attempt = route.start_connect(&qp, &options).unwrap();
+    let Some(request) = listener.accept_within(Duration::from_secs(5)).unwrap() else { return false };
+    assert_eq!(request.local_addr().ip().to_string(), address);
+    let (pd, cq) = (request.context().alloc_pd().unwrap(), request.context().create_cq(8).unwrap());
+    let qp = pd.create_qp(&cq, &cq).unwrap();
+    let accepted = request.start_accept(&qp, &options).unwrap();
+    attempt.wait().unwrap();
+    accepted.wait().unwrap();
+    true
+}
+
+fn a_listener_on_all_addresses_takes_later_ones() {
+    ip("addr add 10.9.8.10/32 dev lo");
+    let on_all = Listener::bind("0.0.0.0:7471").unwrap();
+    let on_one = Listener::bind("127.0.0.1:7472").unwrap();
+    assert!(is_served(&on_all, "127.0.0.1") && is_served(&on_one, "127.0.0.1"));
+    for address in ["10.9.8.11", "10.9.8.12"] {
+        ip(&format!("addr add {address}/32 dev lo"));
+        assert!(is_served(&on_all, address), "{address}");
+    }
+    // The address is lost for a moment.
+    ip("addr del 10.9.8.11/32 dev lo");
+    ip("addr add 10.9.8.11/32 dev lo");
+    assert!(is_served(&on_all, "10.9.8.11") && !is_served(&on_one, "10.9.8.11"));
+    drop(on_all);
+    let later = Listener::bind("0.0.0.0:7471").unwrap();
+    ip("addr add 10.9.8.13/32 dev lo");
+    assert!(is_served(&later, "10.9.8.13"), "the port and the thread end with the listener");
 }

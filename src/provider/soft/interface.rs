@@ -54,6 +54,11 @@ impl Interface {
         self.name.as_deref().and_then(link_megabits)
     }
 
+    /// Returns whether the device has all addresses of the interface, also those that come later.
+    pub(super) fn is_whole(&self) -> bool {
+        self.reach == Reach::Whole
+    }
+
     /// Returns the device's current addresses, in no particular order.
     pub(super) fn addresses_now(&self) -> io::Result<Vec<LocalAddress>> {
         let all = match self.reach {

@@ -240,7 +240,9 @@ impl fmt::Debug for Listener {
 
 impl Listener {
     /// Listens on an address and port, with the default options. Port 0 takes a free port. `0.0.0.0` and `::` listen on
-    /// all devices; `::` takes IPv4 as well. A listener on a loopback address is not reachable from the network.
+    /// all devices that there are now, at most 16: a warning names those that are left out. They take requests to
+    /// addresses that software devices get later, too. `::` takes IPv4 as well. A listener on a loopback address is not
+    /// reachable from the network.
     ///
     /// The ports are those of `rdma_cm`: all processes of this user share them, and they are separate from TCP and UDP.
     ///

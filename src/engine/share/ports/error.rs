@@ -52,7 +52,10 @@ pub(crate) enum PortError {
     )]
     Permission { requested: Requested, first_unprivileged: u16 },
     /// Too many owners share the port.
-    #[error("{requested} has {limit} owners, which is the limit: choose another port")]
+    #[error(
+        "{requested} has {limit} owners, which is the limit; a listener on all addresses is one for each device: \
+             choose another port, or listen on fewer devices"
+    )]
     TooManyOwners { requested: Requested, limit: usize },
     /// All ports of the system's range are bound.
     #[error("{requested}: all ports from {} to {} are bound: choose a port, or widen net.ipv4.ip_local_port_range",

@@ -9,9 +9,10 @@ use super::super::device::Device;
 use super::super::errors;
 use super::datagram::SoftInquiry;
 use super::established::SoftConnection;
+use super::later_addresses::{AddressWatch, Versions};
 use super::{Seat, convert, local_address, port_error};
 use crate::cm::{Event, ListenParameters, ListenerHandle, Owner};
-use crate::engine::{Delivery, Port, PortError, PortRequest, steer_requests};
+use crate::engine::{Delivery, LinkListener, Port, PortError, PortRequest, steer_requests};
 use crate::provider::{
     ConnectionListener, ConnectionRequest, DatagramRequest, Error, ErrorKind, EventWait, ListenInit, ListenerEvent,
     PortSpace, Result,
@@ -21,6 +22,8 @@ use crate::wire::mad::ServiceId;
 
 /// A listener.
 pub(super) struct SoftListener {
+    /// The thread that serves later addresses, for a listener on all of them.
+    _later: Option<LinkListener>,
     seat: Seat,
     handle: ListenerHandle,
     local: SocketAddr,
@@ -29,6 +32,8 @@ pub(super) struct SoftListener {
 
 impl SoftListener {
     pub(super) fn new(device: &Arc<Device>, init: &ListenInit<'_>) -> Result<Self> {
+        let is_wildcard = init.address.ip().is_unspecified();
+        let watch = is_wildcard.then(|| AddressWatch::open(&device.interface)).flatten();
         let addresses = addresses_of(device, init)?;
         let seat = Seat::open("listen", device, &addresses)?;
         let port = lease_port(&seat, init)?;
@@ -46,8 +51,10 @@ impl SoftListener {
         for address in &addresses {
             steer_requests(address.ip, seat.shard.id_block(), parameters.service_id);
         }
+        let service = parameters.service_id;
+        let later = watch.and_then(|watch| watch.serve(&seat, Versions::of(init), service, &addresses));
         let local = SocketAddr::new(init.address.ip(), port.number());
-        Ok(Self { seat, handle, local, port })
+        Ok(Self { _later: later, seat, handle, local, port })
     }
 
     /// Returns the request of an event; `None` if the peer has given up meanwhile.
@@ -124,9 +131,9 @@ fn addresses_of(device: &Device, init: &ListenInit<'_>) -> Result<Vec<LocalAddre
     if !address.is_unspecified() {
         return Ok(vec![local_address("listen", device, address)?]);
     }
-    let takes_both = address.is_ipv6() && init.only_v6 != Some(true);
+    let versions = Versions::of(init);
     let own = device.addresses().into_iter().map(|(_, local)| local);
-    let found: Vec<_> = own.filter(|local| takes_both || local.ip.is_ipv4() == address.is_ipv4()).collect();
+    let found: Vec<_> = own.filter(|local| versions.include(local.ip)).collect();
     if found.is_empty() {
         let device = &device.interface.device_name;
         let message = format!("the device {device} has no address of the IP version of {address}");

@@ -4,6 +4,7 @@ mod active;
 mod convert;
 mod datagram;
 mod established;
+mod later_addresses;
 mod listener;
 
 use std::net::{IpAddr, SocketAddr};
