@@ -2,6 +2,7 @@
 
 mod connections;
 mod lifecycle;
+mod listeners;
 mod memory;
 mod ports;
 mod posting;
