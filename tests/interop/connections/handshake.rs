@@ -258,7 +258,14 @@ pub(crate) fn carries_type_of_service(home: &mut Home) -> Outcome {
     let class = pair.end.attributes()?.ah_attr.map(|address| address.traffic_class);
     expect("our traffic class", class, Some(TYPE_OF_SERVICE))?;
     home.end_pair(&pair)?;
-    let packets = home.wire.packets()?;
+    let mut packets = home.wire.packets()?;
+    // A slow machine repeats the DREQ. The kernel makes a DREP for a connection that has ended from the datagram alone,
+    // without the type of service over IPv4.
+    let mut confirmations = 0;
+    packets.retain(|packet| {
+        confirmations += usize::from(packet.attribute() == Some(DREP));
+        packet.attribute() != Some(DREP) || confirmations == 1
+    });
     for (name, is_ours, is_mad, least) in [
         ("our MADs", true, true, 2),
         ("the guest's MADs", false, true, 2),

@@ -1,5 +1,7 @@
 //! Many connections at once.
 
+use std::time::Duration;
+
 use rdma_verbs::verbs::QueuePair;
 use rdma_verbs::verbs::cm::ConnectionOptions;
 
@@ -10,6 +12,9 @@ use crate::home::{Error, Home, LISTENER, Outcome, PATIENCE, PORT, ensure};
 const COUNTS: (usize, usize) = (600, 100);
 /// The first of the guest's slots for them; the others are behind it.
 const FIRST_SLOT: u32 = 400;
+
+/// The guest prepares all its queue pairs before its first request: on a busy machine, 600 take longer than a reply.
+const GUEST_PREPARES: Duration = Duration::from_secs(100);
 
 /// All requests leave at once. In the end each connection was set up and ended at both ends, once.
 pub(crate) fn connects_many(home: &mut Home) -> Outcome {
@@ -52,7 +57,10 @@ fn connect_all(home: &Home, ends: &[QueuePair]) -> Outcome {
 
 fn accept_all(home: &Home, ends: &[QueuePair]) -> Outcome {
     let options = ConnectionOptions::new();
-    let accept = |qp| -> Result<_, Error> { Ok(home.take()?.start_accept(qp, &options)?) };
+    let accept = |qp| -> Result<_, Error> {
+        let request = home.listener.accept_within(GUEST_PREPARES)?.ok_or("no request arrives")?;
+        Ok(request.start_accept(qp, &options)?)
+    };
     let pending = ends.iter().map(accept).collect::<Result<Vec<_>, _>>()?;
     for (pending, qp) in pending.into_iter().zip(ends) {
         let connection = pending.wait()?;

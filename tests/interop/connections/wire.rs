@@ -49,6 +49,11 @@ impl Packet {
     pub(crate) fn is_mad(&self) -> bool {
         self.payload.first() == Some(&UD_SEND_ONLY) && self.payload.get(5..8) == Some(&[0, 0, 1])
     }
+
+    /// Returns the attribute of a datagram for queue pair 1.
+    pub(crate) fn attribute(&self) -> Option<u16> {
+        Mad::of(self).map(|mad| mad.attribute)
+    }
 }
 
 /// A datagram of the connection manager.
