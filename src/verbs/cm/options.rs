@@ -134,7 +134,8 @@ impl ConnectionOptions {
         self
     }
 
-    /// Sets the path MTU of both ends; by default the largest one that this end's port carries.
+    /// Sets the path MTU of both ends; by default the largest one that this end's port carries. On adapters the kernel
+    /// chooses it, from the network interface, and a program that sets another one is refused.
     pub const fn path_mtu(mut self, path_mtu: Mtu) -> Self {
         self.path_mtu = Some(path_mtu);
         self

@@ -187,7 +187,7 @@ impl Connection for IbverbsConnection {
                 if wanted != path.path_mtu && wanted != self.device.port("query_port", 1)?.active_mtu =>
             {
                 let message = format!(
-                    "path_mtu is {} bytes; allowed is only that of the port, {} bytes, because librdmacm lets no \
+                    "path_mtu is {} bytes; the kernel has chosen {} bytes, because librdmacm lets no \
                      program choose: leave the option out, or change the MTU of the network interface",
                     wanted.bytes(),
                     path.path_mtu.bytes()

@@ -193,7 +193,7 @@ fn a_path_mtu_that_librdmacm_does_not_request_is_refused() {
     let world = world();
     let connection = requested(&world);
     world.fake.set_connection_attributes(QpAttr { path_mtu: 5, ..attributes() });
-    let parts = ["path_mtu is 1024", "only that of the port, 4096", "leave the option out"];
+    let parts = ["path_mtu is 1024", "the kernel has chosen 4096", "leave the option out"];
     refused(connection.settle(&mut path(), &mut end()), ErrorKind::InvalidArgument, &parts);
     world.fake.set_connection_attributes(QpAttr { path_mtu: 77, ..attributes() });
     refused(connection.settle(&mut path(), &mut end()), ErrorKind::Protocol, &["77"]);
