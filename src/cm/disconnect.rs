@@ -92,9 +92,9 @@ impl Manager {
         }
     }
 
-    /// Returns the connections of this process whose DREQ, sent or soon to be sent, has no DREP.
+    /// Returns the connections whose DREQ, sent or soon to be sent, has no DREP, also those of processes that have died.
     pub fn unconfirmed(&self) -> Vec<ConnectionHandle> {
-        let is_unconfirmed = |found: &Connection| found.state == ConnectionState::DisconnectSent && !found.is_orphan();
+        let is_unconfirmed = |found: &Connection| found.state == ConnectionState::DisconnectSent;
         self.connections.iter().filter(|(_, found)| is_unconfirmed(found)).map(|(handle, _)| *handle).collect()
     }
 

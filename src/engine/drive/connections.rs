@@ -140,12 +140,6 @@ impl Connections {
         manager.unconfirmed().into_iter().for_each(|connection| manager.hasten_disconnect(connection));
     }
 
-    /// Leaves the connections whose end is not confirmed to other processes, as if this one had died.
-    pub(super) fn leave_unconfirmed(&mut self) {
-        let Self { manager: Some(manager), records, .. } = self else { return };
-        manager.unconfirmed().into_iter().for_each(|connection| records.leave(connection));
-    }
-
     /// Returns whether datagrams wait to be sent.
     #[inline]
     pub(super) fn has_outputs(&self) -> bool {

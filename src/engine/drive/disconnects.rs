@@ -16,8 +16,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 impl Shard {
     /// Repeats the DREQs whose DREP has not arrived, because nothing repeats them after the end of the device: a peer
-    /// without traffic whose DREQ is lost keeps its connection. Returns as soon as all are confirmed, after 40 ms at
-    /// the latest. Other processes on the address then repeat those that are left, as if this process had died.
+    /// without traffic whose DREQ is lost keeps its connection. Sends the other messages of the connection manager,
+    /// too. Returns as soon as all have left and all ends are confirmed, after 40 ms at the latest.
     pub(crate) fn finish_disconnects(&self) {
         for _ in 0..REPETITIONS {
             if self.are_disconnects_confirmed(INTERVAL) {
@@ -25,17 +25,19 @@ impl Shard {
             }
             self.command(|core, _| core.connections.hasten_disconnects());
         }
-        if !self.are_disconnects_confirmed(INTERVAL) {
-            self.command(|core, _| core.connections.leave_unconfirmed());
-        }
+        self.are_disconnects_confirmed(INTERVAL);
     }
 
-    /// Waits until the ends of all connections are confirmed. Returns false if they are not within this time.
+    /// Waits until the ends of all connections are confirmed, and messages without a confirmation, such as REJs, have
+    /// left. Returns false if that is not so within this time.
     fn are_disconnects_confirmed(&self, time: Duration) -> bool {
         let end = self.clock.now() + time;
         loop {
             let mut awaits = false;
-            self.command(|core, _| awaits = core.connections.awaits_disconnects());
+            self.command(|core, _| {
+                let connections = &core.connections;
+                awaits = connections.awaits_disconnects() || connections.has_outputs() || core.has_unsent();
+            });
             let left = end.saturating_since(self.clock.now());
             if !awaits || left.is_zero() {
                 return !awaits;

@@ -11,7 +11,7 @@ use crate::sys::PerGeneration;
 /// The file of all shards of this process.
 static FILE: PerGeneration<Mutex<Weak<ConnectionsFile>>> = PerGeneration::new();
 
-/// The records of a shard's connections. Dropping it removes them, but for those that are left to other processes.
+/// The records of a shard's connections. Dropping it removes them.
 #[derive(Default)]
 pub(crate) struct ConnectionRecords {
     file: Option<Arc<ConnectionsFile>>,
@@ -37,11 +37,6 @@ impl ConnectionRecords {
                 tracing::warn!(%error, "connections cannot be recorded: {reason}");
             }
         }
-    }
-
-    /// Leaves the record of a connection: once the file is closed, another process takes it.
-    pub(crate) fn leave(&mut self, handle: ConnectionHandle) {
-        self.indices.remove(&handle);
     }
 
     /// Returns the file; `None` if this process shares no addresses.

@@ -110,7 +110,7 @@
 //! confirmation, up to 40 ms, and repeats the message meanwhile. Over a path that takes longer or loses all of these
 //! messages, the peer may learn of the end only from the retries of its queue pair. A program that has such paths calls
 //! [`Connection::wait_disconnected`] first, which returns as soon as the peer confirms, and gives up after 5 s without
-//! a response; so does one that ends without dropping its objects.
+//! a response. A program that ends without dropping its objects calls it, too.
 
 mod bring_up;
 mod connection;

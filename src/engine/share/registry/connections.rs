@@ -32,8 +32,7 @@ const TAKING_OFFSET: u64 = LIFE_OFFSET + 1;
 /// Time after which the records of a process that was found dead are void: its addresses do not return.
 const LONGEST_KEPT: Duration = Duration::from_secs(600);
 
-/// The file of this process's connections. Dropping it removes the file, unless it has records: it then stays as that
-/// of a process that has died.
+/// The file of this process's connections. Dropping it removes the file.
 pub(crate) struct ConnectionsFile {
     _not_inherited: NotInherited,
     file: File,
@@ -101,9 +100,7 @@ impl ConnectionsFile {
 
 impl Drop for ConnectionsFile {
     fn drop(&mut self) {
-        let Indices { free, next } = self.indices.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let has_records = free.len() < *next as usize;
-        if self.generation.is_current() && !has_records {
+        if self.generation.is_current() {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -333,20 +330,6 @@ mod tests {
     fn a_process_that_ends_leaves_no_file() {
         let folder = Folder::new("ends");
         drop(ConnectionsFile::create(&folder.0, &NAME).unwrap());
-        assert_eq!(folder.count(), 0);
-    }
-
-    /// Those whose end the peer has not confirmed.
-    #[test]
-    fn a_process_that_ends_leaves_its_records() {
-        let folder = Folder::new("left");
-        let file = ConnectionsFile::create(&folder.0, &NAME).unwrap();
-        let removed = file.add(&orphan(1)).unwrap();
-        file.add(&orphan(2)).unwrap();
-        file.remove(removed);
-        assert_eq!(take(&folder, "127.77.9.9"), (Taking::Alive, vec![]));
-        drop(file);
-        assert_eq!(take(&folder, "127.77.9.9"), (Taking::Done, vec![orphan(2)]));
         assert_eq!(folder.count(), 0);
     }
 
