@@ -284,9 +284,7 @@ impl Drop for Mailbox {
         remove_sockets(&self.shared.folder, &self.shared.name);
         self.shared.stop.store(true, Ordering::Release);
         let is_signalled = self.shared.wake.signal();
-        if thread.thread().id() != std::thread::current().id() {
-            crate::sys::end_thread(thread, is_signalled);
-        }
+        crate::sys::end_thread(thread, is_signalled);
     }
 }
 
