@@ -29,7 +29,11 @@ impl LinkWatch {
 
     /// Returns whether anything changed since the last call. If there are very many messages, the descriptor stays
     /// readable.
-    pub(crate) fn has_changed(&self) -> bool {
+    ///
+    /// # Errors
+    /// If the socket reports nothing any more, for example because the program has closed its descriptor, as daemons do
+    /// with all open ones.
+    pub(crate) fn has_changed(&self) -> io::Result<bool> {
         // Longer messages are cut, which does not matter.
         let mut message = [MaybeUninit::uninit(); 64];
         let mut has_changed = false;
@@ -38,10 +42,11 @@ impl LinkWatch {
                 Ok(_) => has_changed = true,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 // Messages were lost: something has changed.
-                Err(_) => return true,
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(true),
+                Err(error) => return Err(error),
             }
         }
-        has_changed
+        Ok(has_changed)
     }
 }
 
@@ -78,6 +83,14 @@ mod tests {
     fn quiet_machine_has_no_news() {
         let watch = LinkWatch::open().unwrap();
         // Other programs may cause changes at any time, but not without end.
-        assert!((0..100).any(|_| !watch.has_changed()));
+        assert!((0..100).any(|_| !watch.has_changed().unwrap()));
+    }
+
+    #[test]
+    fn socket_without_messages_is_an_error() {
+        // As with a closed descriptor whose number the program has used again.
+        let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking().cloexec(), None).unwrap();
+        let watch = LinkWatch { _not_inherited: NotInherited::new(socket.as_fd()), socket };
+        assert_eq!(watch.has_changed().unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
     }
 }

@@ -1,9 +1,9 @@
 //! Added and removed interfaces and addresses raise asynchronous events, and the GID table follows. The test runs in
 //! its own network namespace, in which links can be changed.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::cm::{ConnectionOptions, Listener, Route};
 use rdma_verbs::verbs::{self, AsyncEvent, Context, ErrorKind, Gid, PortState};
@@ -37,6 +37,7 @@ fn inside() {
     the_link_goes_down_and_up();
     an_address_is_a_device();
     a_listener_on_all_addresses_takes_later_ones();
+    an_address_that_cannot_be_used_yet_is_served_later();
     println!("all has come");
 }
 
@@ -130,7 +131,11 @@ fn an_address_is_a_device() {
 
 /// Connects to a listener from another address, and returns whether it takes the request.
 fn is_served(listener: &Listener, address: &str) -> bool {
-    let route = Route::to((address, listener.local_addr().port())).unwrap().from("10.9.8.10").unwrap();
+    is_served_from("10.9.8.10", listener, address)
+}
+
+fn is_served_from(source: &str, listener: &Listener, address: &str) -> bool {
+    let route = Route::to((address, listener.local_addr().port())).unwrap().from(source).unwrap();
     let (pd, cq) = (route.context().alloc_pd().unwrap(), route.context().create_cq(8).unwrap());
     let qp = pd.create_qp(&cq, &cq).unwrap();
     let options = ConnectionOptions::new().deadline(Duration::from_secs(5));
@@ -158,8 +163,50 @@ fn a_listener_on_all_addresses_takes_later_ones() {
     ip("addr del 10.9.8.11/32 dev lo");
     ip("addr add 10.9.8.11/32 dev lo");
     assert!(is_served(&on_all, "10.9.8.11") && !is_served(&on_one, "10.9.8.11"));
+    let beside = Listener::bind("0.0.0.0:7473").unwrap();
+    ip("addr add 10.9.8.14/32 dev lo");
     drop(on_all);
-    let later = Listener::bind("0.0.0.0:7471").unwrap();
+    let later = Listener::bind("0.0.0.0:7471").expect("the port is free at once");
     ip("addr add 10.9.8.13/32 dev lo");
-    assert!(is_served(&later, "10.9.8.13"), "the port and the thread end with the listener");
+    for address in ["10.9.8.13", "10.9.8.14"] {
+        assert!(is_served(&later, address) && is_served(&beside, address), "{address}");
+    }
+    assert_eq!(threads("rdma-link-lo"), 1, "one for the device");
+}
+
+/// Returns the number of this process's threads that have this name.
+fn threads(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|own| own.trim_end() == name).count()
+}
+
+/// An IPv6 address is tentative, and listed, while the system asks whether another host has it.
+fn an_address_that_cannot_be_used_yet_is_served_later() {
+    if !namespace_allows("link add v0 type veth peer name v1") {
+        return println!("skipped: no pair of interfaces can be made here");
+    }
+    ip("link add v0 type veth peer name v1");
+    ip("link set v0 up");
+    ip("link set v1 up");
+    ip("addr add 10.9.9.1/24 dev v0");
+    ip("addr add 2001:db8::2/64 dev v0 nodad");
+    let is_usable = || UdpSocket::bind(("2001:db8::1", 0)).is_ok();
+    let end = Instant::now() + PATIENCE;
+    // The check lasts a second or two. On a machine that pauses for as long, it is repeated.
+    let listener = loop {
+        ip("addr add 2001:db8::1/64 dev v0");
+        let listener = Listener::bind("[::]:7474").unwrap();
+        if !is_usable() {
+            break listener;
+        }
+        assert!(Instant::now() < end, "the address is never tentative");
+        ip("addr del 2001:db8::1/64 dev v0");
+    };
+    assert!(is_served_from("10.9.9.1", &listener, "10.9.8.10"));
+    while !is_usable() {
+        assert!(Instant::now() < end, "the address stays tentative");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(is_served_from("2001:db8::2", &listener, "2001:db8::1"));
 }

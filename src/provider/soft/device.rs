@@ -10,6 +10,7 @@ use once_cell::race::OnceBox;
 use super::capture;
 use super::errors;
 use super::interface::Interface;
+use super::later_addresses::{LaterAddresses, WildcardListener, WildcardListeners};
 use super::limit::{Limit, check_range};
 use super::link_speed::width_and_speed;
 use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
@@ -62,6 +63,10 @@ const HEADERS_BYTES: u32 = 12 + 4 + 16 + 4 + 4;
 
 /// An open device.
 pub(super) struct Device {
+    /// Thread that watches for interface changes, started with the edge-exact descriptor or the first listener on all
+    /// addresses. It ends before the engine, for which it opens sockets.
+    listener: OnceLock<LinkListener>,
+    wildcards: Arc<WildcardListeners>,
     pub(super) interface: Interface,
     pub(super) engine: Engine,
     /// Fork generation in which the device was opened.
@@ -70,8 +75,6 @@ pub(super) struct Device {
     pub(super) device_memory: DeviceMemoryPool,
     pub(super) events: Arc<Events>,
     port: Arc<Port>,
-    /// Thread that watches for interface changes, started with the edge-exact descriptor.
-    listener: OnceLock<LinkListener>,
     pub(super) attributes: DeviceAttributes,
     pub(super) domains: Limit,
     pub(super) completion_queues: Limit,
@@ -138,6 +141,7 @@ impl Device {
             attributes: attributes(&interface, options),
             port: Arc::new(Port::new(&interface, &events)),
             listener: OnceLock::new(),
+            wildcards: Arc::default(),
             interface,
             memory,
             device_memory: DeviceMemoryPool::new(MAX_DM_SIZE),
@@ -197,7 +201,12 @@ impl Device {
 
     /// Reads the interface again if the system reports a change.
     pub(super) fn refresh_port(&self) {
-        self.port.refresh();
+        // The thread does not see the changes that are read here. It finds an error of the socket itself.
+        if self.port.refresh().unwrap_or(false)
+            && let Some(listener) = self.listener.get()
+        {
+            listener.wake();
+        }
     }
 
     /// Handles interface changes when they occur, not only when a verb reads them.
@@ -205,13 +214,42 @@ impl Device {
         let Some(watch) = self.events.watch() else { return Ok(()) };
         if self.listener.get().is_none() {
             let (port, name) = (Arc::clone(&self.port), self.interface.name.as_deref().unwrap_or("soft"));
-            let started = LinkListener::start(name, Arc::clone(watch), move || port.refresh());
-            let started = started
+            let mut later = LaterAddresses::new(&self.wildcards);
+            let on_change = move || {
+                port.refresh()?;
+                let now: Vec<_> = port.gids().into_iter().map(|(_, address)| address).collect();
+                later.serve(&now);
+                Ok(())
+            };
+            let started = LinkListener::start(name, Arc::clone(watch), on_change)
                 .map_err(|error| Error::from_io("open_device", "the system cannot start another thread", error))?;
             // If two threads race, the second one's listener is dropped, which ends its thread.
             let _ = self.listener.set(started);
         }
         Ok(())
+    }
+
+    /// Has a listener on all addresses take requests to those that the device gets later, until it is forgotten.
+    pub(super) fn serve_later_addresses(&self, wildcard: &Arc<WildcardListener>) {
+        if !self.interface.is_whole() {
+            return;
+        }
+        let started = self.listen_to_system();
+        if let (Ok(()), Some(listener)) = (&started, self.listener.get()) {
+            self.wildcards.add(Arc::clone(wildcard));
+            // Addresses may have come since the listener read them.
+            return listener.wake();
+        }
+        let error = started.err().map(|error| error.to_string());
+        let reason = error.as_deref().unwrap_or("the system does not report changes of interfaces");
+        tracing::warn!(reason, "a listener on all addresses does not take requests to those that come later");
+    }
+
+    /// Does not wait for the thread that opens sockets. In a process that inherited the device, nothing happens.
+    pub(super) fn forget_wildcard(&self, wildcard: &Arc<WildcardListener>) {
+        if !self.is_inherited() {
+            self.wildcards.remove(wildcard);
+        }
     }
 
     /// Returns the address of a GID table entry. Errors name `verb` and `attribute`.

@@ -43,6 +43,7 @@ mod context;
 mod device;
 mod errors;
 mod interface;
+mod later_addresses;
 mod limit;
 mod link_speed;
 mod memory_region;

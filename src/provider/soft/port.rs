@@ -5,8 +5,9 @@
 //! done until the application queries, and a query never returns the state before an announced change.
 //!
 //! An edge-exact descriptor is readable only while an event is pending, so it cannot contain the socket. An application
-//! that requests it gets a thread that reads the socket on its behalf.
+//! that requests it gets a thread that reads the socket on its behalf. Listeners on all addresses use the same thread.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -83,7 +84,7 @@ impl Notify for Waiting {
 }
 
 impl Events {
-    pub(super) fn new() -> std::io::Result<Self> {
+    pub(super) fn new() -> io::Result<Self> {
         let (set, event) = (Epoll::new()?, EventFd::for_programs()?);
         set.add(event.as_fd(), Interest::Readable)?;
         let watch = LinkWatch::open().and_then(|watch| {
@@ -111,8 +112,8 @@ impl Events {
     }
 
     /// Returns whether an interface or address of the machine may have changed since the last call.
-    fn has_changed(&self) -> bool {
-        self.watch.as_ref().is_some_and(|watch| watch.has_changed())
+    fn has_changed(&self) -> io::Result<bool> {
+        self.watch.as_ref().map_or(Ok(false), |watch| watch.has_changed())
     }
 
     /// Takes an event with `take`.
@@ -157,19 +158,25 @@ impl Port {
         Self { now: Mutex::new(now), interface: interface.clone(), events: Arc::clone(events) }
     }
 
-    /// Reads the interface again if changes are pending, and reports them as events.
-    pub(super) fn refresh(&self) {
+    /// Reads the interface again if changes are pending, and reports them as events. Returns whether there were any.
+    ///
+    /// # Errors
+    /// If changes are not announced any more. The interface has been read nevertheless.
+    pub(super) fn refresh(&self) -> io::Result<bool> {
         // Locked before the check, so that a concurrent caller does not return before the changes found here are
         // applied.
         let mut now = self.lock();
         // A read may miss a change announced during it. An edge-triggered waiter is not woken for announcements that
         // are left in the socket.
-        for _ in 0..MAX_REREADS {
-            if !self.events.has_changed() {
-                return;
+        for reads in 0..MAX_REREADS {
+            let has_changed = self.events.has_changed();
+            if matches!(has_changed, Ok(false)) {
+                return Ok(reads > 0);
             }
             now.reread(&self.interface, &self.events);
+            has_changed?;
         }
+        Ok(true)
     }
 
     /// Returns the state of the interface at the last refresh. Reads it if the system does not report changes, or if it

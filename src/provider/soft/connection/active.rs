@@ -13,7 +13,7 @@ use crate::wire::mad::PortSpace;
 /// Requests a connection.
 pub(super) fn connect(device: &Arc<Device>, init: &ConnectInit<'_>) -> Result<SoftConnection> {
     super::check_versions("connect", init.path.local, init.path.remote)?;
-    let seat = Seat::open("connect", device, &[local_address("connect", device, init.path.local.ip())?])?;
+    let (seat, _) = Seat::open("connect", device, &[local_address("connect", device, init.path.local.ip())?])?;
     let port = bind("connect", &seat, PortSpace::Tcp, init.path.local)?;
     let local = SocketAddr::new(init.path.local.ip(), port.number());
     let handle = seat.call("connect", |connections, now| {

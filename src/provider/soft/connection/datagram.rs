@@ -26,7 +26,7 @@ impl SoftResolution {
         let verb = "resolve";
         let path = init.path;
         super::check_versions(verb, path.local, path.remote)?;
-        let seat = Seat::open(verb, device, &[local_address(verb, device, path.local.ip())?])?;
+        let (seat, _) = Seat::open(verb, device, &[local_address(verb, device, path.local.ip())?])?;
         let port = bind(verb, &seat, PortSpace::Udp, path.local)?;
         let local = SocketAddr::new(path.local.ip(), port.number());
         let (header, private_data) =

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use super::super::device::Device;
 use super::super::errors;
+use super::super::later_addresses::{Versions, WildcardListener};
 use super::datagram::SoftInquiry;
 use super::established::SoftConnection;
-use super::later_addresses::{AddressWatch, Versions};
 use super::{Seat, convert, local_address, port_error};
 use crate::cm::{Event, ListenParameters, ListenerHandle, Owner};
-use crate::engine::{Delivery, LinkListener, Port, PortError, PortRequest, steer_requests};
+use crate::engine::{Delivery, Port, PortError, PortRequest, steer_requests};
 use crate::provider::{
     ConnectionListener, ConnectionRequest, DatagramRequest, Error, ErrorKind, EventWait, ListenInit, ListenerEvent,
     PortSpace, Result,
@@ -22,9 +22,9 @@ use crate::wire::mad::ServiceId;
 
 /// A listener.
 pub(super) struct SoftListener {
-    /// The thread that serves later addresses, for a listener on all of them.
-    _later: Option<LinkListener>,
     seat: Seat,
+    /// The entry among the listeners that the device opens later addresses for.
+    wildcard: Option<Arc<WildcardListener>>,
     handle: ListenerHandle,
     local: SocketAddr,
     port: Arc<Port>,
@@ -32,10 +32,7 @@ pub(super) struct SoftListener {
 
 impl SoftListener {
     pub(super) fn new(device: &Arc<Device>, init: &ListenInit<'_>) -> Result<Self> {
-        let is_wildcard = init.address.ip().is_unspecified();
-        let watch = is_wildcard.then(|| AddressWatch::open(&device.interface)).flatten();
-        let addresses = addresses_of(device, init)?;
-        let seat = Seat::open("listen", device, &addresses)?;
+        let (seat, opened) = Seat::open("listen", device, &addresses_of(device, init)?)?;
         let port = lease_port(&seat, init)?;
         let parameters = ListenParameters {
             service_id: ServiceId::of_port(init.space, port.number()),
@@ -48,13 +45,16 @@ impl SoftListener {
         };
         let handle = seat
             .call("listen", |connections, _| connections.create(&seat.queue, |manager| manager.listen(parameters)))?;
-        for address in &addresses {
+        for address in &opened {
             steer_requests(address.ip, seat.shard.id_block(), parameters.service_id);
         }
-        let service = parameters.service_id;
-        let later = watch.and_then(|watch| watch.serve(&seat, Versions::of(init), service, &addresses));
+        let wildcard = init.address.ip().is_unspecified().then(|| {
+            let listener = WildcardListener::new(&seat.shard, Versions::of(init), parameters.service_id, opened);
+            device.serve_later_addresses(&listener);
+            listener
+        });
         let local = SocketAddr::new(init.address.ip(), port.number());
-        Ok(Self { _later: later, seat, handle, local, port })
+        Ok(Self { seat, wildcard, handle, local, port })
     }
 
     /// Returns the request of an event; `None` if the peer has given up meanwhile.
@@ -114,6 +114,9 @@ impl ConnectionListener for SoftListener {
 
 impl Drop for SoftListener {
     fn drop(&mut self) {
+        if let Some(listener) = &self.wildcard {
+            self.seat.device.forget_wildcard(listener);
+        }
         self.seat.leave(|connections, now| {
             let _ = connections.manager().destroy_listener(now, self.handle);
             connections.forget(Owner::Listener(self.handle));

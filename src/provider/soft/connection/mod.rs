@@ -4,7 +4,6 @@ mod active;
 mod convert;
 mod datagram;
 mod established;
-mod later_addresses;
 mod listener;
 
 use std::net::{IpAddr, SocketAddr};
@@ -49,14 +48,14 @@ struct Seat {
 
 impl Seat {
     /// Opens the sockets of these addresses, and starts the device's threads, which serve the connection manager while
-    /// the application does something else. Of several addresses, those whose sockets cannot be opened are left out,
-    /// with a warning.
-    fn open(verb: &'static str, device: &Arc<Device>, addresses: &[LocalAddress]) -> Result<Self> {
+    /// the application does something else. Also returns the addresses whose sockets are open: of several, those whose
+    /// sockets cannot be opened are left out, with a warning.
+    fn open(verb: &'static str, device: &Arc<Device>, addresses: &[LocalAddress]) -> Result<(Self, Vec<LocalAddress>)> {
         let Some(shard) = device.engine.shards().first().cloned() else { return Err(errors::engine_failed(verb)) };
-        let (mut failure, mut opened) = (None, 0);
+        let (mut failure, mut opened) = (None, Vec::new());
         for address in addresses {
             match shard.open_management(*address) {
-                Ok(()) => opened += 1,
+                Ok(()) => opened.push(*address),
                 Err(error) => {
                     let (address, message, source) = (address.ip, &error.message, &error.source);
                     tracing::warn!(%address, message, error = %source, verb, "no connections at this address");
@@ -64,11 +63,11 @@ impl Seat {
                 }
             }
         }
-        if let Some(error) = failure.filter(|_| opened == 0) {
+        if let Some(error) = failure.filter(|_| opened.is_empty()) {
             return Err(errors::from_open(verb, error));
         }
         device.engine.start().map_err(|error| Error::from_io(verb, "the system cannot start another thread", error))?;
-        Ok(Self { device: Arc::clone(device), shard, queue: Arc::default() })
+        Ok((Self { device: Arc::clone(device), shard, queue: Arc::default() }, opened))
     }
 
     /// Returns the seat of another object at the same shard.
