@@ -92,7 +92,7 @@ impl Manager {
         }
     }
 
-    /// Returns the connections whose DREQ, sent or soon to be sent, has no DREP, also those of processes that have died.
+    /// Returns the connections whose DREQ, sent or soon to be sent, has no DREP; also those of dead processes.
     pub fn unconfirmed(&self) -> Vec<ConnectionHandle> {
         let is_unconfirmed = |found: &Connection| found.state == ConnectionState::DisconnectSent;
         self.connections.iter().filter(|(_, found)| is_unconfirmed(found)).map(|(handle, _)| *handle).collect()

@@ -272,9 +272,9 @@ impl<Q: ConnectionQueuePair> Future for PendingConnection<'_, Q> {
 
 /// A connection that is set up. Dropping it ends it in the background.
 ///
-/// The drop of a device's last object, which may be this one or the queue pair, waits up to 40 ms for the peer to confirm
-/// the end. Asynchronous programs keep the [`Context`](crate::verbs::Context) meanwhile, or drop it where waiting does no
-/// harm.
+/// The drop of a device's last object, which may be this one or the queue pair, waits up to 40 ms for the peer to
+/// confirm the end. Asynchronous programs keep the [`Context`](crate::verbs::Context) meanwhile, or drop it where
+/// waiting does no harm.
 ///
 /// The queue pair stays the application's. When the connection ends, requests of the peer are still answered until the
 /// queue pair is moved to the error state, which [`Connection::disconnect`] does.
