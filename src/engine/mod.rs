@@ -40,13 +40,21 @@ pub(crate) struct Engine {
     threads: Mutex<Vec<JoinHandle<()>>>,
     name: String,
     generation: Generation,
+    /// Those that end with the engine, after the shards' sockets: writing a file may take any time.
+    captures: Vec<Arc<Capture>>,
 }
 
 impl Engine {
     /// Creates an engine without running threads; `name` names its threads.
     pub(crate) fn new(name: &str, shards: Vec<Shard>) -> Self {
         let shards = shards.into_iter().map(Arc::new).collect();
-        Self { shards, threads: Mutex::default(), name: name.to_owned(), generation: Generation::now() }
+        Self {
+            shards,
+            threads: Mutex::default(),
+            name: name.to_owned(),
+            generation: Generation::now(),
+            captures: Vec::new(),
+        }
     }
 
     /// Returns the shards.
@@ -91,7 +99,7 @@ impl Drop for Engine {
         for (thread, is_signalled) in threads.into_iter().zip(signalled) {
             sys::end_thread(thread, is_signalled);
         }
-        // Not with the shards: the mailbox's thread may hold one for a moment longer than the program runs.
-        self.shards.iter().for_each(|shard| shard.remove_captures());
+        // They do not end with the shards: the mailbox's thread may hold one for a moment longer than the program runs.
+        self.captures = self.shards.iter().flat_map(|shard| shard.take_captures()).collect();
     }
 }

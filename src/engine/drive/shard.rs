@@ -336,11 +336,12 @@ impl Shard {
         self.command(|core, _| core.link.remove_capture(capture));
     }
 
-    /// Stops recording packets, and drops the captures that nothing else holds.
-    pub(crate) fn remove_captures(&self) {
+    /// Stops recording packets, and returns the captures. Dropping the last reference to one waits until its file is
+    /// written.
+    pub(crate) fn take_captures(&self) -> Vec<Arc<Capture>> {
         let mut captures = Vec::new();
         self.command(|core, _| captures = core.link.take_captures());
-        // Dropped without the lock: the end of a capture waits until the file is written.
+        captures
     }
 
     /// Notes that completion queues of a channel were armed. Threads that sleep on packets get the next one first; for
