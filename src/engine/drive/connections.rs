@@ -134,9 +134,9 @@ impl Connections {
         self.manager.as_ref().is_some_and(|manager| !manager.unconfirmed().is_empty())
     }
 
-    /// Sends the DREQs of all connections whose end is not confirmed at once.
+    /// Sends the DREQs of all connections whose end is not confirmed at once, unless some of the last round still wait.
     pub(super) fn hasten_disconnects(&mut self) {
-        let Some(manager) = &mut self.manager else { return };
+        let Some(manager) = self.manager.as_mut().filter(|manager| !manager.has_outputs()) else { return };
         manager.unconfirmed().into_iter().for_each(|connection| manager.hasten_disconnect(connection));
     }
 
