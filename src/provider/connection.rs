@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::Result;
+use super::{Error, ErrorKind, Result};
 use crate::types::{Gid, Mtu, PeerCapabilities, PeerKey, Psn, Qkey, Qpn};
-pub use crate::wire::mad::{PortSpace, RejectReason, ServiceIdStatus};
+pub use crate::wire::mad::{PortSpace, RejectReason, ServiceIdStatus, VendorId, VendorOptions};
 
 /// One end of a connection, as its request or its reply describes it to the other end.
 #[derive(Clone, PartialEq, Eq, Default)]
@@ -37,6 +37,9 @@ pub struct ConnectionEnd {
     /// Capabilities beyond the standard. An end that has some is native: if the device describes the other end with a
     /// key, the queue pair of this end uses it, with the other end's capabilities. A device without keys ignores them.
     pub capabilities: PeerCapabilities,
+    /// Options of a vendor that both ends agree on (ECE). A reply may have those of the request's vendor only.
+    /// [`Unsupported`](super::ErrorKind::Unsupported) for adapters if it names one.
+    pub vendor_options: VendorOptions,
     /// The key of the connection, in the device's description of a native peer; `None` in that of this end.
     pub key: Option<PeerKey>,
     /// Data of the application. A request carries 56 bytes, a reply 196; the receiver gets all of them, with zeros
@@ -81,6 +84,61 @@ pub struct ConnectionPath {
     pub ack_timeout: u8,
 }
 
+impl ConnectionPath {
+    /// Returns the code of the transport timeout of the active end's queue pair: the time for a packet is that of the
+    /// request, and the reply has the peer's delay.
+    ///
+    /// ```
+    /// use rdma_verbs::provider::{ConnectionPath, combined_ack_timeout};
+    /// use rdma_verbs::types::{Gid, Mtu};
+    ///
+    /// let (local, remote) = ("192.0.2.1:0".parse()?, "192.0.2.2:7471".parse()?);
+    /// let path = ConnectionPath {
+    ///     local,
+    ///     remote,
+    ///     remote_gid: Gid::default(),
+    ///     local_gid: Gid::default(),
+    ///     traffic_class: 0,
+    ///     flow_label: 0,
+    ///     hop_limit: 64,
+    ///     path_mtu: Mtu::Mtu1024,
+    ///     retry_count: 7,
+    ///     ack_timeout: combined_ack_timeout(15, 16),
+    /// };
+    /// assert_eq!([path.active_timeout(15, 15), path.active_timeout(15, 20)], [17, 20]);
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    pub fn active_timeout(&self, own_ack_delay: u8, peer_ack_delay: u8) -> u8 {
+        let fits = |lifetime: &u8| combined_ack_timeout(own_ack_delay, *lifetime) <= self.ack_timeout;
+        combined_ack_timeout(peer_ack_delay, (1..=31).rev().find(fits).unwrap_or(1))
+    }
+}
+
+/// Returns the code of the time for a packet, its processing and its acknowledgement: the sum of twice the lifetime of
+/// a packet and the peer's delay, rounded up (IBTA 12.7.34; `cm.c`, `cm_ack_timeout`).
+pub const fn combined_ack_timeout(ack_delay: u8, lifetime: u8) -> u8 {
+    let both_ways = lifetime.saturating_add(1);
+    let code = if both_ways >= ack_delay {
+        both_ways.saturating_add((ack_delay.saturating_add(1) >= both_ways) as u8)
+    } else {
+        ack_delay.saturating_add((both_ways.saturating_add(1) >= ack_delay) as u8)
+    };
+    if code < 31 { code } else { 31 }
+}
+
+/// A port to be bound before its use is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BindInit {
+    /// Address and port. Port 0: a free one. The unspecified address: all of the device.
+    pub address: SocketAddr,
+    /// The port space.
+    pub space: PortSpace,
+    /// The port may have several owners while none of them listens (`RDMA_OPTION_ID_REUSEADDR`).
+    pub reuse_address: bool,
+    /// A port of `::` stays free for IPv4 (`RDMA_OPTION_ID_AFONLY`); `None`: as the system's `bindv6only`.
+    pub only_v6: Option<bool>,
+}
+
 /// Options of a listener.
 #[derive(Clone, Copy)]
 pub struct ListenInit<'a> {
@@ -96,6 +154,8 @@ pub struct ListenInit<'a> {
     pub only_v6: Option<bool>,
     /// The same port on another device of this provider.
     pub shares_port_of: Option<&'a dyn ConnectionListener>,
+    /// A port that is bound already, with the address, the port space and the options of this listener.
+    pub port: Option<&'a dyn BoundPort>,
 }
 
 /// A connection that this end requests.
@@ -109,6 +169,9 @@ pub struct ConnectInit<'a> {
     pub ack_timeout: u8,
     /// When this end gives up, if that is before its repetitions end after 52 s.
     pub timeout: Option<Duration>,
+    /// The local port, if it is bound already. The request is for the peer's port in its port space; without it, in
+    /// that of connections.
+    pub port: Option<&'a dyn BoundPort>,
 }
 
 /// A request for the datagram queue pair of a peer's service.
@@ -120,6 +183,8 @@ pub struct ResolveInit<'a> {
     pub private_data: &'a [u8],
     /// When this end gives up, if that is before its repetitions end after 52 s.
     pub timeout: Option<Duration>,
+    /// The local port, if it is bound already.
+    pub port: Option<&'a dyn BoundPort>,
 }
 
 /// How a call waits for an event.
@@ -218,6 +283,26 @@ pub enum ResolutionEvent {
 
 /// The connection manager of a device.
 pub trait ConnectionManager: Send + Sync {
+    /// Binds a port: no other process gets it, though nothing listens yet.
+    /// [`Unsupported`](super::ErrorKind::Unsupported) for adapters, where listening and connecting bind the port.
+    ///
+    /// ```
+    /// use rdma_verbs::provider::{BindInit, Context, PortSpace, Provider, soft::SoftProvider};
+    ///
+    /// let context = SoftProvider::new().open("soft:127.46.1.20")?;
+    /// let manager = context.connection_manager().expect("software devices have one");
+    /// let address = "127.46.1.20:7471".parse()?;
+    /// let init = BindInit { address, space: PortSpace::Tcp, reuse_address: false, only_v6: None };
+    /// let port = manager.bind(&init)?;
+    /// assert_eq!(port.local_addr(), address);
+    /// assert!(manager.bind(&init).is_err(), "the port is in use");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn bind(&self, init: &BindInit) -> Result<Arc<dyn BoundPort>> {
+        let message = format!("{} cannot be bound alone on this kind of device: listen or connect", init.address);
+        Err(Error::new("bind_addr", ErrorKind::Unsupported, message))
+    }
+
     /// Listens on an address and port.
     fn listen(&self, init: &ListenInit<'_>) -> Result<Arc<dyn ConnectionListener>>;
 
@@ -226,6 +311,15 @@ pub trait ConnectionManager: Send + Sync {
 
     /// Requests the datagram queue pair of a service.
     fn resolve(&self, init: &ResolveInit<'_>) -> Result<Box<dyn Resolution>>;
+}
+
+/// A bound port, which is released when it and all its users are dropped.
+pub trait BoundPort: Send + Sync {
+    /// Returns the address and the port.
+    fn local_addr(&self) -> SocketAddr;
+
+    /// Returns the object for downcasting by the provider that created it.
+    fn as_any(&self) -> &dyn Any;
 }
 
 /// A listener. Dropping it rejects the requests that were not taken; the port is free then.
@@ -293,4 +387,18 @@ pub trait Inquiry: Send + Sync {
 
     /// Refuses, with at most 136 bytes of data.
     fn reject(&self, private_data: &[u8]) -> Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_combined_as_by_linux() {
+        // Seen on the wire: 6.12, 6.1, and the option ACK_TIMEOUT 14.
+        let combined = combined_ack_timeout;
+        assert_eq!([combined(15, 16), combined(15, 18), combined(15, 13)], [17, 19, 16]);
+        assert_eq!([combined(8, 13), combined(0, 0), combined(31, 31), combined(31, 0)], [14, 2, 31, 31]);
+        assert_eq!([combined(255, 255), combined(0, 255), combined(255, 0)], [31; 3]);
+    }
 }

@@ -30,9 +30,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use connection::{
-    ConnectInit, Connection, ConnectionEnd, ConnectionEvent, ConnectionListener, ConnectionManager, ConnectionPath,
-    ConnectionRequest, DatagramEnd, DatagramRequest, EventWait, Inquiry, ListenInit, ListenerEvent, PortSpace,
-    RejectReason, Resolution, ResolutionEvent, ResolveInit, ServiceIdStatus,
+    BindInit, BoundPort, ConnectInit, Connection, ConnectionEnd, ConnectionEvent, ConnectionListener,
+    ConnectionManager, ConnectionPath, ConnectionRequest, DatagramEnd, DatagramRequest, EventWait, Inquiry, ListenInit,
+    ListenerEvent, PortSpace, RejectReason, Resolution, ResolutionEvent, ResolveInit, ServiceIdStatus, VendorId,
+    VendorOptions, combined_ack_timeout,
 };
 pub use error::{Error, ErrorKind, RefusedBacking, RefusedChange, Result};
 pub use invalid_attribute::{AttributeFault, InvalidAttribute};

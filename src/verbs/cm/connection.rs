@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::bring_up::{self, BringUp};
 use super::error::{ConnectError, Reason, Rejected, Unreachable};
-use super::options::{ConnectionOptions, combined};
+use super::options::ConnectionOptions;
 use super::{Route, connection_manager, contexts};
 use crate::provider::{self, ConnectInit, ConnectionEnd, ConnectionEvent, ConnectionPath, EventWait, RejectReason};
 use crate::verbs::{Error, QueuePair, Result};
@@ -104,7 +104,7 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
         let deadline = options.deadline_time();
         bring_up::initialize("connect", verbs)?;
         let (ack_timeout, timeout) = (options.ack_timeout(), options.deadline);
-        let init = ConnectInit { path: &path, end: &local, ack_timeout, timeout };
+        let init = ConnectInit { path: &path, end: &local, ack_timeout, timeout, port: None };
         let inner = connection_manager("connect", route.context())?.connect(&init);
         let inner = inner.map_err(|error| contexts::explained(route.context(), path.local.ip(), error))?;
         Ok(Self { inner, qp, path, local, requester: None, options: options.clone(), deadline })
@@ -220,13 +220,8 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
     fn finish(&self, remote: ConnectionEnd) -> Result<Connection, ConnectError> {
         let qp = self.qp.inner().0;
         let device = qp.context().query_device();
-        // The time for a packet is that of the request; the reply has the peer's delay.
         let chosen = self.options.own_timeout();
-        let timeout = chosen.unwrap_or_else(|| {
-            let own = device.local_ca_ack_delay;
-            let lifetime = (1..=31_u8).rev().find(|lifetime| combined(own, *lifetime) <= self.path.ack_timeout);
-            combined(remote.ack_delay, lifetime.unwrap_or(1))
-        });
+        let timeout = chosen.unwrap_or_else(|| self.path.active_timeout(device.local_ca_ack_delay, remote.ack_delay));
         // A peer may have more outstanding than it was offered, as far as the device allows.
         let served = remote.initiator_depth.min(device.max_qp_rd_atom);
         let atomics = (served, remote.responder_resources.min(self.local.initiator_depth));

@@ -55,7 +55,7 @@ impl Route {
     /// As for [`Route::resolve_datagram`], if they occur at once.
     pub fn start_resolve_datagram(&self, options: &ConnectionOptions) -> Result<PendingDatagram, ConnectError> {
         let path = options.path(self)?;
-        let init = ResolveInit { path: &path, private_data: options.data(), timeout: options.deadline };
+        let init = ResolveInit { path: &path, private_data: options.data(), timeout: options.deadline, port: None };
         let inner = connection_manager("resolve", self.context())?.resolve(&init);
         let inner = inner.map_err(|error| contexts::explained(self.context(), path.local.ip(), error))?;
         let address = AddressVector {

@@ -115,6 +115,7 @@ impl ListenerOptions {
                 reuse_address: self.reuse_address,
                 only_v6: self.only_v6,
                 shares_port_of: first.map(|part| &*part.inner),
+                port: None,
             };
             let listening = connection_manager("listen", &context).and_then(|manager| manager.listen(&init));
             match listening.map_err(|error| contexts::explained(&context, address.ip(), error)) {

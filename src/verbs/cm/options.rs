@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::provider::{ConnectionEnd, ConnectionPath};
+use crate::provider::{ConnectionEnd, ConnectionPath, combined_ack_timeout};
 use crate::types::{DeviceAttributes, Mtu};
 use crate::verbs::{Context, Error, QueuePair, Result};
 
@@ -265,21 +265,9 @@ impl ConnectionOptions {
             hop_limit: self.hop_limit,
             path_mtu: self.path_mtu.map_or_else(|| context.query_port(1).map(|port| port.active_mtu), Ok)?,
             retry_count: self.retry_count,
-            ack_timeout: combined(ack_delay, timeout.saturating_sub(1)),
+            ack_timeout: combined_ack_timeout(ack_delay, timeout.saturating_sub(1)),
         })
     }
-}
-
-/// Returns the code of the time for a packet, its processing and its acknowledgement: the sum of twice the lifetime of
-/// a packet and the peer's delay, rounded up (IBTA 12.7.34; `cm.c`, `cm_ack_timeout`).
-pub(super) fn combined(ack_delay: u8, lifetime: u8) -> u8 {
-    let both_ways = lifetime + 1;
-    let code = if both_ways >= ack_delay {
-        both_ways + u8::from(ack_delay + 1 >= both_ways)
-    } else {
-        ack_delay + u8::from(both_ways + 1 >= ack_delay)
-    };
-    code.min(31)
 }
 
 /// The limits of a device.
@@ -317,16 +305,4 @@ fn check_length(verb: &'static str, data: &[u8], most: usize) -> Result<()> {
     }
     let message = format!("private_data has {} bytes; allowed are at most {most}", data.len());
     Err(Error::out_of_range(verb, "private_data", data.len() as u64, 0..=most as u64, message))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn timeouts_are_combined_as_by_linux() {
-        // Seen on the wire: 6.12, 6.1, and the option ACK_TIMEOUT 14.
-        assert_eq!([combined(15, 16), combined(15, 18), combined(15, 13)], [17, 19, 16]);
-        assert_eq!([combined(8, 13), combined(0, 0), combined(31, 31), combined(31, 0)], [14, 2, 31, 31]);
-    }
 }

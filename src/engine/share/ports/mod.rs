@@ -109,7 +109,7 @@ impl Port {
     }
 
     /// Makes the port listen. The reuse flag ends, and the port must have no other owner of the same address.
-    pub(crate) fn listen(&mut self) -> Result<(), PortError> {
+    pub(crate) fn listen(&self) -> Result<(), PortError> {
         self.check_process()?;
         let Requested { space, port, .. } = self.request;
         self.table.listen((space, port), self.id).map_err(|refusal| error_of(self.request, refusal))

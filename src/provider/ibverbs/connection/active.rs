@@ -6,7 +6,10 @@ use std::time::Instant;
 use super::super::device::Device;
 use super::super::sys;
 use super::established::{IbverbsConnection, Phase, Wanted};
-use super::{bind, channel, check_address, check_private_data, check_roce, convert, from_call, resolve_milliseconds};
+use super::{
+    bind, channel, check_address, check_no_port, check_private_data, check_roce, check_vendor_options, convert,
+    from_call, resolve_milliseconds,
+};
 use crate::provider::{ConnectInit, ConnectionPath, Error, PortSpace, Result};
 
 /// Maximum length of the private data of a request.
@@ -15,7 +18,9 @@ const REQUEST_BYTES: usize = 56;
 /// Requests a connection.
 pub(super) fn connect(device: &Arc<Device>, init: &ConnectInit<'_>) -> Result<IbverbsConnection> {
     let verb = "connect";
-    let ConnectInit { path, end, ack_timeout, timeout } = *init;
+    let ConnectInit { path, end, ack_timeout, timeout, port } = *init;
+    check_no_port(verb, port)?;
+    check_vendor_options(verb, end)?;
     check_private_data(verb, &end.private_data, REQUEST_BYTES)?;
     let id = resolving(verb, device, PortSpace::Tcp, path, resolve_milliseconds(timeout))?;
     if let Err(error) = id.set(sys::cm::ConnectionOption::AckTimeout(ack_timeout)) {

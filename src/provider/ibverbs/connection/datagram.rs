@@ -7,7 +7,9 @@ use super::super::device::Device;
 use super::super::sys;
 use super::active::resolving;
 use super::convert::padded;
-use super::{NO_EVENT, check_private_data, failed, from_call, from_state, next, resolve_milliseconds, watcher};
+use super::{
+    NO_EVENT, check_no_port, check_private_data, failed, from_call, from_state, next, resolve_milliseconds, watcher,
+};
 use crate::provider::{
     DatagramEnd, Error, EventWait, Inquiry, PortSpace, Resolution, ResolutionEvent, ResolveInit, Result,
     ServiceIdStatus,
@@ -34,6 +36,7 @@ impl IbverbsResolution {
     pub(super) fn new(device: &Arc<Device>, init: &ResolveInit<'_>) -> Result<Self> {
         let verb = "resolve";
         check_private_data(verb, init.private_data, REQUEST_BYTES)?;
+        check_no_port(verb, init.port)?;
         let milliseconds = resolve_milliseconds(init.timeout);
         Ok(Self {
             id: resolving(verb, device, PortSpace::Udp, init.path, milliseconds)?,

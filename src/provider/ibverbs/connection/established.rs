@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::super::device::Device;
 use super::super::sys;
 use super::convert::{self, Attributes, padded};
-use super::{NO_EVENT, check_private_data, failed, from_call, from_state, next, watcher};
+use super::{NO_EVENT, check_private_data, check_vendor_options, failed, from_call, from_state, next, watcher};
 use crate::provider::{
     Connection, ConnectionEnd, ConnectionEvent, ConnectionPath, Error, ErrorKind, EventWait, RejectReason, Result,
 };
@@ -200,6 +200,7 @@ impl Connection for IbverbsConnection {
 
     fn accept(&self, end: &ConnectionEnd, timeout: Option<Duration>) -> Result<()> {
         check_private_data("accept", &end.private_data, REPLY_BYTES)?;
+        check_vendor_options("accept", end)?;
         let parameters = convert::parameters(end, 0);
         // Held meanwhile: the next event is taken in the new phase.
         let mut attempt = self.attempt();

@@ -10,7 +10,9 @@ use super::super::sys;
 use super::convert::{self, Attributes, padded};
 use super::datagram::IbverbsInquiry;
 use super::established::{IbverbsConnection, Phase};
-use super::{NO_EVENT, PORT, addresses, bind, channel, check_address, check_roce, from_call, next, watcher};
+use super::{
+    NO_EVENT, PORT, addresses, bind, channel, check_address, check_no_port, check_roce, from_call, next, watcher,
+};
 use crate::provider::{
     ConnectionListener, ConnectionPath, ConnectionRequest, DatagramRequest, Error, ErrorKind, EventWait, ListenInit,
     ListenerEvent, Result,
@@ -41,6 +43,7 @@ pub(super) struct IbverbsListener {
 impl IbverbsListener {
     pub(super) fn new(device: &Arc<Device>, init: &ListenInit<'_>) -> Result<Self> {
         check_roce("listen", device)?;
+        check_no_port("listen", init.port)?;
         let channel = channel("listen", device)?;
         let addresses = addresses_of(device, init)?;
         let ids = bind_all(&channel, &addresses, init)?;

@@ -17,8 +17,8 @@ use super::context::IbverbsContext;
 use super::device::Device;
 use super::{errors, sys};
 use crate::provider::{
-    ConnectInit, Connection, ConnectionListener, ConnectionManager, Error, ErrorKind, EventWait, ListenInit,
-    Resolution, ResolveInit, Result,
+    BoundPort, ConnectInit, Connection, ConnectionEnd, ConnectionListener, ConnectionManager, Error, ErrorKind,
+    EventWait, ListenInit, Resolution, ResolveInit, Result, VendorOptions,
 };
 use crate::sys::wait_readable;
 use crate::types::{GidEntry, GidType, LinkLayer, Transport};
@@ -179,6 +179,22 @@ fn bind(
     }
     id.bind(address).map_err(|error| from_call(verb, format!("{address} cannot be bound"), error))?;
     Ok(id)
+}
+
+/// Fails if a caller has bound the port already: on an adapter only the identifier that uses a port binds it.
+fn check_no_port(verb: &'static str, port: Option<&dyn BoundPort>) -> Result<()> {
+    let Some(port) = port else { return Ok(()) };
+    let message = format!("port {} is bound already; on an adapter {verb} binds it", port.local_addr());
+    Err(Error::new(verb, ErrorKind::Unsupported, message))
+}
+
+/// Fails if an end has options of a vendor, which librdmacm takes from the queue pair that it does not have.
+fn check_vendor_options(verb: &'static str, end: &ConnectionEnd) -> Result<()> {
+    if end.vendor_options == VendorOptions::default() {
+        return Ok(());
+    }
+    let message = "vendor_options are set; connections of adapters have none here: leave them out";
+    Err(Error::new(verb, ErrorKind::Unsupported, message))
 }
 
 /// Fails if private data is longer than the message allows.

@@ -93,7 +93,7 @@ fn manager(world: &World) -> &dyn ConnectionManager {
 }
 
 fn connecting(world: &World, timeout: Option<Duration>) -> Arc<dyn Connection> {
-    manager(world).connect(&ConnectInit { path: &path(), end: &end(), ack_timeout: 14, timeout }).unwrap()
+    manager(world).connect(&ConnectInit { path: &path(), end: &end(), ack_timeout: 14, timeout, port: None }).unwrap()
 }
 
 /// Waits longer than any test takes.
@@ -126,6 +126,7 @@ pub(super) fn listening(world: &World, text: &str, space: PortSpace) -> Arc<dyn 
         reuse_address: false,
         only_v6: None,
         shares_port_of: None,
+        port: None,
     };
     manager(world).listen(&init).unwrap()
 }
@@ -319,7 +320,7 @@ fn calls_that_fail_say_why() {
         let world = world();
         world.fake.fail(verb, errno);
         let (path, end) = (path(), end());
-        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None };
+        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None, port: None };
         refused(manager(&world).connect(&init).map(drop), kind, &[part]);
         world.end();
     }
@@ -339,7 +340,7 @@ fn calls_that_fail_say_why() {
 fn arguments_are_checked_before_a_call() {
     let world = world();
     let connect = |path: ConnectionPath, end: ConnectionEnd| {
-        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None };
+        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None, port: None };
         manager(&world).connect(&init).map(drop)
     };
     let long = ConnectionEnd { private_data: vec![0; 57], ..end() };
@@ -363,10 +364,10 @@ fn adapters_without_roce_have_no_connections() {
         // The GIDs of such ports are not IP addresses.
         let world = World::new(Machine { gids: Vec::new(), ..machine });
         let (path, end) = (path(), end());
-        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None };
+        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None, port: None };
         let parts = [network, "connections by address and port are only for RoCE"];
         refused(manager(&world).connect(&init).map(drop), ErrorKind::Unsupported, &parts);
-        let init = ResolveInit { path: &path, private_data: b"", timeout: None };
+        let init = ResolveInit { path: &path, private_data: b"", timeout: None, port: None };
         refused(manager(&world).resolve(&init).map(drop), ErrorKind::Unsupported, &parts);
         let init = ListenInit {
             address: address("192.0.2.1:7471"),
@@ -375,6 +376,7 @@ fn adapters_without_roce_have_no_connections() {
             reuse_address: false,
             only_v6: None,
             shares_port_of: None,
+            port: None,
         };
         refused(manager(&world).listen(&init).map(drop), ErrorKind::Unsupported, &parts);
     }
@@ -466,7 +468,7 @@ fn tasks_are_woken_by_events_and_deadlines() {
 fn datagram_queue_pairs_are_resolved_and_refused() {
     let world = world();
     let resolve = || {
-        let init = ResolveInit { path: &path(), private_data: b"who", timeout: None };
+        let init = ResolveInit { path: &path(), private_data: b"who", timeout: None, port: None };
         manager(&world).resolve(&init).unwrap()
     };
     let reply =

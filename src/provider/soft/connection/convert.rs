@@ -7,7 +7,6 @@ use crate::provider::{ConnectInit, ConnectionEnd, ConnectionPath, Error, ErrorKi
 use crate::types::{PeerCapabilities, PeerKey, Time};
 use crate::wire::mad::{
     ConnectReply, ConnectRequest, FlowLabel, IpHeader, PortSpace, PrivateData, RetryCount, ServiceId, TimeoutCode,
-    VendorOptions,
 };
 
 /// Returns the error of a call that the connection manager refuses.
@@ -46,10 +45,15 @@ pub(super) fn path_parameters(path: &ConnectionPath) -> PathParameters {
     }
 }
 
-pub(super) fn connect_parameters(init: &ConnectInit<'_>, local: SocketAddr, now: Time) -> Result<ConnectParameters> {
+pub(super) fn connect_parameters(
+    init: &ConnectInit<'_>,
+    space: PortSpace,
+    local: SocketAddr,
+    now: Time,
+) -> Result<ConnectParameters> {
     let ConnectInit { path, end, timeout, .. } = *init;
     Ok(ConnectParameters {
-        service_id: ServiceId::of_port(PortSpace::Tcp, path.remote.port()),
+        service_id: ServiceId::of_port(space, path.remote.port()),
         header: header("connect", local, path.remote)?,
         path: path_parameters(path),
         local_qpn: end.qpn,
@@ -61,7 +65,7 @@ pub(super) fn connect_parameters(init: &ConnectInit<'_>, local: SocketAddr, now:
         rnr_retry_count: RetryCount::saturating(end.rnr_retry_count),
         path_mtu: path.path_mtu,
         has_srq: end.has_srq,
-        vendor_options: VendorOptions::default(),
+        vendor_options: end.vendor_options,
         native: native(end),
         private_data: private_data("connect", &end.private_data)?,
         deadline: timeout.map(|timeout| now + timeout),
@@ -79,7 +83,7 @@ pub(super) fn accept_parameters(end: &ConnectionEnd) -> Result<AcceptParameters>
         end_to_end_flow_control: end.flow_control,
         rnr_retry_count: RetryCount::saturating(end.rnr_retry_count),
         has_srq: end.has_srq,
-        vendor_options: VendorOptions::default(),
+        vendor_options: end.vendor_options,
         native: native(end),
         private_data: private_data("accept", &end.private_data)?,
         deadline: None,
@@ -128,6 +132,7 @@ pub(super) fn of_request(
         rnr_retry_count: request.rnr_retry_count.value(),
         has_srq: request.has_srq,
         ack_delay: 0,
+        vendor_options: request.vendor_options,
         capabilities,
         key,
         private_data: data.as_bytes().to_vec(),
@@ -147,6 +152,7 @@ pub(super) fn of_reply(reply: &ConnectReply, native: Option<NativePeer>) -> Conn
         rnr_retry_count: reply.rnr_retry_count.value(),
         has_srq: reply.has_srq,
         ack_delay: reply.target_ack_delay.value(),
+        vendor_options: reply.vendor_options,
         capabilities,
         key,
         private_data: reply.private_data.as_bytes().to_vec(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::device::Device;
 use super::super::errors;
-use super::active::bind;
+use super::bound::requesting;
 use super::{Seat, convert, local_address};
 use crate::cm::{DatagramQueuePair, Event, InquiryHandle, ResolutionHandle, ResolveParameters};
 use crate::engine::Port;
@@ -18,7 +18,7 @@ use crate::wire::mad::{PortSpace, ServiceId, ServiceIdReply};
 pub(super) struct SoftResolution {
     seat: Seat,
     handle: ResolutionHandle,
-    _port: Port,
+    _port: Arc<Port>,
 }
 
 impl SoftResolution {
@@ -27,7 +27,7 @@ impl SoftResolution {
         let path = init.path;
         super::check_versions(verb, path.local, path.remote)?;
         let (seat, _) = Seat::open(verb, device, &[local_address(verb, device, path.local.ip())?])?;
-        let port = bind(verb, &seat, PortSpace::Udp, path.local)?;
+        let (port, _) = requesting(verb, init.port, PortSpace::Udp, path.local, seat.shard.id_block())?;
         let local = SocketAddr::new(path.local.ip(), port.number());
         let (header, private_data) =
             (convert::header(verb, local, path.remote)?, convert::private_data(verb, init.private_data)?);

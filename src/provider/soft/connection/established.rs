@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::errors;
@@ -18,11 +19,11 @@ pub(super) struct SoftConnection {
     handle: ConnectionHandle,
     local: SocketAddr,
     /// The port of an active end; that of a passive one belongs to its listener.
-    _port: Option<Port>,
+    _port: Option<Arc<Port>>,
 }
 
 impl SoftConnection {
-    pub(super) fn new(seat: Seat, handle: ConnectionHandle, local: SocketAddr, port: Option<Port>) -> Self {
+    pub(super) fn new(seat: Seat, handle: ConnectionHandle, local: SocketAddr, port: Option<Arc<Port>>) -> Self {
         Self { seat, handle, local, _port: port }
     }
 

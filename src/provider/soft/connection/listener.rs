@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::super::device::Device;
 use super::super::errors;
 use super::super::later_addresses::{Versions, WildcardListener};
+use super::bound::SoftPort;
 use super::datagram::SoftInquiry;
 use super::established::SoftConnection;
 use super::{Seat, convert, local_address, port_error};
@@ -40,7 +41,7 @@ impl SoftListener {
                 IpAddr::V6(address) if address.is_unspecified() && !port.is_only_v6() => None,
                 address => Some(address),
             },
-            is_datagram: init.space != PortSpace::Tcp,
+            is_datagram: matches!(init.space, PortSpace::Udp | PortSpace::Ipoib),
             backlog: init.backlog as usize,
         };
         let handle = seat
@@ -155,9 +156,12 @@ fn lease_port(seat: &Seat, init: &ListenInit<'_>) -> Result<Arc<Port>> {
         port.add_block(block).map_err(fail)?;
         return Ok(port);
     }
+    if let Some(port) = init.port {
+        return SoftPort::of("listen", port)?.for_listener(block);
+    }
     let ListenInit { address, space, reuse_address, only_v6, .. } = *init;
     let request = PortRequest { space, address: address.ip(), port: address.port(), reuse_address, only_v6, block };
-    let mut port = Port::bind(&request).map_err(fail)?;
+    let port = Port::bind(&request).map_err(fail)?;
     port.listen().map_err(fail)?;
     Ok(Arc::new(port))
 }

@@ -1,6 +1,7 @@
 //! The connection manager of a software device: the machine of [`crate::cm`] in the device's first shard.
 
 mod active;
+mod bound;
 mod convert;
 mod datagram;
 mod established;
@@ -16,13 +17,18 @@ use super::errors;
 use crate::cm::CallError;
 use crate::engine::{Awaited, Connections, Delivery, EventQueue, PortError, Shard};
 use crate::provider::{
-    ConnectInit, Connection, ConnectionListener, ConnectionManager, Error, ErrorKind, EventWait, ListenInit,
-    Resolution, ResolveInit, Result,
+    BindInit, BoundPort, ConnectInit, Connection, ConnectionListener, ConnectionManager, Error, ErrorKind, EventWait,
+    ListenInit, Resolution, ResolveInit, Result,
 };
 use crate::sys::LocalAddress;
 use crate::types::Time;
 
 impl ConnectionManager for SoftContext {
+    fn bind(&self, init: &BindInit) -> Result<Arc<dyn BoundPort>> {
+        self.device().check_process("bind_addr")?;
+        Ok(Arc::new(bound::SoftPort::new(self.device(), init)?))
+    }
+
     fn listen(&self, init: &ListenInit<'_>) -> Result<Arc<dyn ConnectionListener>> {
         self.device().check_process("listen")?;
         Ok(Arc::new(listener::SoftListener::new(self.device(), init)?))

@@ -91,12 +91,12 @@ impl Case {
 
 fn run(case: &Case, first: &Arc<Table>, second: &Arc<Table>) {
     let Case { first: one, second: other, .. } = case;
-    let mut owner = Port::bind_in(first, one).unwrap();
+    let owner = Port::bind_in(first, one).unwrap();
     if case.first_listens {
         owner.listen().unwrap();
     }
-    let mut bound = errno(Port::bind_in(second, other));
-    let listened = bound.as_mut().map_or(Ok(()), |port| errno(port.listen()));
+    let bound = errno(Port::bind_in(second, other));
+    let listened = bound.as_ref().map_or(Ok(()), |port| errno(port.listen()));
     let result = [bound.as_ref().err().copied().unwrap_or(0), listened.err().unwrap_or(0)];
     assert_eq!(result, case.result, "{one:?} then {other:?}");
     for table in [first, second] {
@@ -104,7 +104,7 @@ fn run(case: &Case, first: &Arc<Table>, second: &Arc<Table>) {
         assert_eq!(found, case.expected_listener(), "{one:?} then {other:?}");
     }
     drop(owner);
-    if let Ok(port) = &mut bound {
+    if let Ok(port) = &bound {
         port.listen().unwrap();
     }
     drop(bound);
@@ -138,7 +138,7 @@ fn reuse_ends_with_listening() {
     let folder = Folder::new("flags");
     let (first, second) = (folder.table(), folder.table());
     let other = reusable("10.0.0.1", 5_002);
-    let mut owner = Port::bind_in(&first, &other).unwrap();
+    let owner = Port::bind_in(&first, &other).unwrap();
     drop(Port::bind_in(&second, &other).unwrap());
     owner.listen().unwrap();
     assert_eq!(errno(Port::bind_in(&second, &other)).err(), Some(EADDRINUSE), "it listens");

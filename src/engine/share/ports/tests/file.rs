@@ -71,7 +71,7 @@ fn a_port_has_a_limited_number_of_owners() {
         assert!(matches!(error, PortError::TooManyOwners { .. }), "{error}");
         assert_eq!(error.errno(), EADDRNOTAVAIL);
     }
-    ports.iter_mut().for_each(|port| port.listen().unwrap());
+    ports.iter().for_each(|port| port.listen().unwrap());
     ports.remove(7);
     let _port = listen(&other, &at(RECORDS));
     assert_eq!(listener_in(&table, 5_012, "10.0.1.16"), Some(0x123));
@@ -115,7 +115,7 @@ fn without_a_file_ports_are_arbitrated_within_the_process() {
     let table = folder.table();
     // No file can be opened there.
     std::fs::create_dir_all(folder.file()).unwrap();
-    let mut owner = Port::bind_in(&table, &request("10.0.0.1", 5_017)).unwrap();
+    let owner = Port::bind_in(&table, &request("10.0.0.1", 5_017)).unwrap();
     assert_eq!(errno(Port::bind_in(&table, &request("10.0.0.1", 5_017))).err(), Some(EADDRINUSE));
     owner.listen().unwrap();
     assert_eq!(listener_in(&table, 5_017, "10.0.0.1"), Some(0x123));
@@ -187,7 +187,7 @@ proptest! {
             let found = listener_in(&table, port, "10.0.0.1");
             prop_assert!(found.is_none_or(|block| block == 0x123));
             let bound = Port::bind_in(&table, &request("10.0.0.2", port));
-            if let Ok(mut port) = bound {
+            if let Ok(port) = bound {
                 port.listen().unwrap();
                 prop_assert_eq!(listener_in(&owner, port.number(), "10.0.0.2"), Some(0x123));
             }

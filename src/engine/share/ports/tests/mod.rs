@@ -45,7 +45,7 @@ pub(super) fn reusable(address: &str, port: u16) -> PortRequest {
 
 /// Binds and listens.
 pub(super) fn listen(table: &Arc<Table>, request: &PortRequest) -> Port {
-    let mut port = Port::bind_in(table, request).unwrap();
+    let port = Port::bind_in(table, request).unwrap();
     port.listen().unwrap();
     port
 }
