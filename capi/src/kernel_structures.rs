@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 
+use rdma_verbs::provider::abi::cm::PathRecord;
 use rdma_verbs::provider::abi::{AhAttr, Gid, QpAttr, QpCap};
 
 use crate::version::exported;
@@ -78,31 +79,8 @@ struct KernelPathRecord {
     preference: u8,
 }
 
-#[repr(C)]
-struct PathRecord {
-    dgid: Gid,
-    sgid: Gid,
-    dlid: u16,
-    slid: u16,
-    raw_traffic: c_int,
-    flow_label: u32,
-    hop_limit: u8,
-    traffic_class: u8,
-    reversible: c_int,
-    numb_path: u8,
-    pkey: u16,
-    sl: u8,
-    mtu_selector: u8,
-    mtu: u8,
-    rate_selector: u8,
-    rate: u8,
-    packet_life_time_selector: u8,
-    packet_life_time: u8,
-    preference: u8,
-}
-
 const _: () = assert!(size_of::<KernelAhAttr>() == 32 && size_of::<KernelQpAttr>() == 144);
-const _: () = assert!(size_of::<KernelPathRecord>() == 64 && size_of::<PathRecord>() == 64);
+const _: () = assert!(size_of::<KernelPathRecord>() == 64);
 
 fn address(from: &KernelAhAttr) -> AhAttr {
     AhAttr {

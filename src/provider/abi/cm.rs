@@ -1,7 +1,7 @@
-//! The public structures of `rdma/rdma_cma.h`, as far as the provider over libibverbs uses them. They are the same in
-//! all versions of rdma-core from 34 on; newer ones add members to the last union of [`Event`] only.
+//! The public structures of `rdma/rdma_cma.h`: the provider over libibverbs reads them, and `capi` creates them. They
+//! are the same in all versions of rdma-core from 34 on; newer ones add members to the last union of [`Event`] only.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 use super::{AhAttr, CompChannel, Context, Cq, Gid, Pd, Qp, Srq};
 
@@ -32,7 +32,7 @@ pub struct Id {
 #[repr(C)]
 pub struct Route {
     pub addr: Addr,
-    pub path_rec: *mut c_void,
+    pub path_rec: *mut PathRecord,
     pub num_paths: c_int,
 }
 
@@ -90,4 +90,64 @@ pub struct Event {
     pub event: u32,
     pub status: c_int,
     pub param: Param,
+}
+
+/// `ibv_sa_path_rec` of `infiniband/sa.h`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct PathRecord {
+    pub dgid: Gid,
+    pub sgid: Gid,
+    pub dlid: u16,
+    pub slid: u16,
+    pub raw_traffic: c_int,
+    pub flow_label: u32,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
+    pub reversible: c_int,
+    pub numb_path: u8,
+    pub pkey: u16,
+    pub sl: u8,
+    pub mtu_selector: u8,
+    pub mtu: u8,
+    pub rate_selector: u8,
+    pub rate: u8,
+    pub packet_life_time_selector: u8,
+    pub packet_life_time: u8,
+    pub preference: u8,
+}
+
+#[repr(C)]
+pub struct AddrInfo {
+    pub ai_flags: c_int,
+    pub ai_family: c_int,
+    pub ai_qp_type: c_int,
+    pub ai_port_space: c_int,
+    pub ai_src_len: u32,
+    pub ai_dst_len: u32,
+    pub ai_src_addr: *mut libc::sockaddr,
+    pub ai_dst_addr: *mut libc::sockaddr,
+    pub ai_src_canonname: *mut c_char,
+    pub ai_dst_canonname: *mut c_char,
+    pub ai_route_len: usize,
+    pub ai_route: *mut c_void,
+    pub ai_connect_len: usize,
+    pub ai_connect: *mut c_void,
+    pub ai_next: *mut AddrInfo,
+}
+
+#[repr(C)]
+pub struct JoinMcAttrEx {
+    pub comp_mask: u32,
+    pub join_flags: u32,
+    pub addr: *mut libc::sockaddr,
+}
+
+/// `ibv_ece` of `infiniband/verbs.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Ece {
+    pub vendor_id: u32,
+    pub options: u32,
+    pub comp_mask: u32,
 }

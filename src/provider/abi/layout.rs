@@ -40,6 +40,18 @@ mod connections {
         }
         UdParam = 56 { private_data 0, private_data_len 8, ah_attr 16, qp_num 48, qkey 52 }
         Event = 80 { id 0, listen_id 8, event 16, status 20, param 24 }
+        PathRecord = 64 {
+            dgid 0, sgid 16, dlid 32, slid 34, raw_traffic 36, flow_label 40, hop_limit 44, traffic_class 45,
+            reversible 48, numb_path 52, pkey 54, sl 56, mtu_selector 57, mtu 58, rate_selector 59, rate 60,
+            packet_life_time_selector 61, packet_life_time 62, preference 63,
+        }
+        AddrInfo = 96 {
+            ai_flags 0, ai_family 4, ai_qp_type 8, ai_port_space 12, ai_src_len 16, ai_dst_len 20, ai_src_addr 24,
+            ai_dst_addr 32, ai_src_canonname 40, ai_dst_canonname 48, ai_route_len 56, ai_route 64, ai_connect_len 72,
+            ai_connect 80, ai_next 88,
+        }
+        JoinMcAttrEx = 16 { comp_mask 0, join_flags 4, addr 8 }
+        Ece = 12 { vendor_id 0, options 4, comp_mask 8 }
     }
 }
 

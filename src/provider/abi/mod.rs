@@ -408,6 +408,7 @@ pub struct QpCap {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct QpInitAttr {
     pub qp_context: *mut c_void,
     pub send_cq: *mut Cq,
@@ -419,6 +420,7 @@ pub struct QpInitAttr {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct QpInitAttrEx {
     pub qp_context: *mut c_void,
     pub send_cq: *mut Cq,
