@@ -88,7 +88,8 @@ impl ChannelEvents {
     }
 }
 
-fn create(shared: &Arc<Shared>, context: *mut abi::Context) -> Result<*mut abi::CompChannel> {
+/// Creates a channel.
+pub(crate) fn create(shared: &Arc<Shared>, context: *mut abi::Context) -> Result<*mut abi::CompChannel> {
     // Edge-exact, because programs poll the descriptor and then block in `ibv_get_cq_event` until an event: there must
     // be one if the descriptor is readable.
     let inner = match shared.device.software() {
@@ -107,13 +108,24 @@ unsafe extern "C" fn ibv_create_comp_channel(context: *mut abi::Context) -> *mut
     pointer(create(unsafe { shared_of(context) }, context))
 }
 
+/// Destroys a channel.
+///
+/// # Safety
+/// `channel` is the program's, which gives it up.
+pub(crate) unsafe fn destroy(channel: *mut abi::CompChannel) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let Channel { users, shared, .. } = unsafe { own(channel) };
+    shared.check_process("destroy_comp_channel")?;
+    users.check_none()?;
+    // SAFETY: the caller's promise, and nothing uses it.
+    drop(unsafe { take(channel) });
+    Ok(())
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut abi::CompChannel) -> c_int {
-    // SAFETY: the program's channel.
-    let Channel { users, shared, .. } = unsafe { own(channel) };
-    let free = shared.check_process("destroy_comp_channel").and_then(|()| users.check_none());
-    // SAFETY: the program gives it up, and nothing uses it.
-    number(free.map(|()| drop(unsafe { take(channel) })))
+    // SAFETY: the program gives it up.
+    number(unsafe { destroy(channel) })
 }
 
 /// Polls for an event once, without waiting. Does not unwind.

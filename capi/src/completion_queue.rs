@@ -157,24 +157,30 @@ unsafe extern "C" fn ibv_create_cq(
     pointer(init().and_then(|init| unsafe { create(context, abi::CqEx::zeroed(), init) })).cast()
 }
 
+/// Destroys a queue.
+///
+/// # Safety
+/// `cq` is the program's, which gives it up.
+pub(crate) unsafe fn destroy(cq: *mut abi::Cq) -> Result<()> {
+    let cq: *mut abi::CqEx = cq.cast();
+    // SAFETY: the caller's promise.
+    let queue = unsafe { own(cq) };
+    queue.shared.check_process("destroy_cq")?;
+    queue.users.check_none()?;
+    if let Some((channel, number)) = &queue.channel {
+        let reported = channel.remove(*number);
+        queue.acknowledgements.wait(reported);
+    }
+    queue.shared.end_events(EventObject::CompletionQueue(queue.inner.number()))?;
+    // SAFETY: the caller's promise, and nothing uses it.
+    drop(unsafe { take(cq) });
+    Ok(())
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_cq(cq: *mut abi::Cq) -> c_int {
-    let cq: *mut abi::CqEx = cq.cast();
-    let end = || {
-        // SAFETY: the program's completion queue.
-        let queue = unsafe { own(cq) };
-        queue.shared.check_process("destroy_cq")?;
-        queue.users.check_none()?;
-        if let Some((channel, number)) = &queue.channel {
-            let reported = channel.remove(*number);
-            queue.acknowledgements.wait(reported);
-        }
-        queue.shared.end_events(EventObject::CompletionQueue(queue.inner.number()))?;
-        // SAFETY: the program gives it up, and nothing uses it.
-        drop(unsafe { take(cq) });
-        Ok(())
-    };
-    number(end())
+    // SAFETY: the program gives it up.
+    number(unsafe { destroy(cq) })
 }
 
 #[unsafe(no_mangle)]

@@ -45,7 +45,8 @@ fn identity(fd: OwnedFd) -> Result<(u64, u64)> {
     Ok((about.dev(), about.ino()))
 }
 
-fn open(device: *mut abi::Device) -> Result<*mut abi::Context> {
+/// Opens a device.
+pub(crate) fn open(device: *mut abi::Device) -> Result<*mut abi::Context> {
     // SAFETY: the program passes a device of this library, which is never freed.
     let Device { provider_name, guid } = unsafe { own(device) };
     settings().prepare_process();

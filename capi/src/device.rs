@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Read;
+use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -34,24 +35,40 @@ struct Known(*mut abi::Device);
 // SAFETY: a device does not change, and any thread may read it.
 unsafe impl Send for Known {}
 
+/// The device that is listed last.
+const LAST: &str = "soft_lo";
+
 /// Every device by its name, whether it still exists or not: one entry for each name that was ever listed.
 static KNOWN: Mutex<Option<HashMap<String, Known>>> = Mutex::new(None);
+
+/// Returns the name in C of the device of one address.
+fn name_of(address: IpAddr) -> String {
+    format!("soft_{}", address.to_string().replace(':', "-"))
+}
 
 /// Returns each device's name in C and its name for the provider. Names have no colon, because programs separate the
 /// port with one.
 fn names() -> Result<Vec<(String, String)>> {
     let settings = settings();
     if !settings.addresses.is_empty() {
-        let name = |address: &std::net::IpAddr| {
-            (format!("soft_{}", address.to_string().replace(':', "-")), format!("soft:{address}"))
-        };
-        return Ok(settings.addresses.iter().map(name).collect());
+        return Ok(settings.addresses.iter().map(|address| (name_of(*address), format!("soft:{address}"))).collect());
     }
     let mut names = SoftProvider::new().device_names()?;
     // Programs that name no device use the first one. With the loopback last, the first one is reachable from other
     // hosts, if there is such an interface, and from this one.
-    names.sort_by_key(|name| name == "soft_lo");
+    names.sort_by_key(|name| name == LAST);
     Ok(names.into_iter().map(|name| (name.clone(), name)).collect())
+}
+
+/// Returns the provider names of the listed devices, in their order, and their addresses.
+pub(crate) fn addresses() -> Result<Vec<(String, Vec<IpAddr>)>> {
+    let configured = &settings().addresses;
+    if !configured.is_empty() {
+        return Ok(configured.iter().map(|address| (format!("soft:{address}"), vec![*address])).collect());
+    }
+    let mut devices = SoftProvider::new().connectable_devices()?;
+    devices.sort_by_key(|(name, _)| name == LAST);
+    Ok(devices)
 }
 
 /// Returns bytes that identify this machine. In containers the machine's ID may be missing or empty: then the ID of the
@@ -99,7 +116,7 @@ fn new_device(name: &str, provider_name: String) -> Known {
 }
 
 /// Returns the current devices, and a null pointer at the end.
-fn list() -> Result<Vec<*mut abi::Device>> {
+pub(crate) fn list() -> Result<Vec<*mut abi::Device>> {
     let names = names()?;
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_default();
@@ -119,6 +136,14 @@ pub(crate) fn device_called(provider_name: &str) -> Result<*mut abi::Device> {
     // SAFETY: devices are created by this library and never freed.
     let found = devices.find(|device| unsafe { own(device.0) }.provider_name == provider_name);
     found.map(|device| device.0).ok_or(Errno(libc::ENODEV))
+}
+
+/// Returns the device of one address, which need not be listed.
+pub(crate) fn device_of_address(address: IpAddr) -> *mut abi::Device {
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_default();
+    let (name, provider_name) = (name_of(address), format!("soft:{address}"));
+    known.entry(name).or_insert_with_key(|name| new_device(name, provider_name)).0
 }
 
 #[unsafe(no_mangle)]

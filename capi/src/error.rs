@@ -57,6 +57,11 @@ impl From<RefusedChange> for Errno {
     }
 }
 
+/// Returns `errno` of this thread, after a function of C has failed.
+pub(crate) fn last_errno() -> Errno {
+    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
 /// Sets `errno` of this thread.
 pub(crate) fn set_errno(error: Errno) {
     // SAFETY: the C library's location of this thread's `errno`.

@@ -32,6 +32,7 @@ mod async_event;
 mod completion_channel;
 mod completion_queue;
 mod completion_queue_ex;
+mod connection;
 mod context;
 mod cursor;
 mod device;

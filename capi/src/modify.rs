@@ -80,7 +80,7 @@ fn known_peer(queue_pair: &QueuePair, given: &QueuePairAttributes) -> Option<Pee
 ///
 /// # Safety
 /// The queue pair is the program's.
-unsafe fn store_state(qp: *mut abi::Qp, state: u32) {
+pub(crate) unsafe fn store_state(qp: *mut abi::Qp, state: u32) {
     // SAFETY: the caller's promise; this library accesses the field only here once the queue pair is created.
     unsafe { atomic_field(&raw mut (*qp).state) }.store(state, Ordering::Relaxed);
 }
@@ -129,12 +129,22 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut abi::Qp, attributes: *mut abi::QpAtt
     number(unsafe { modify(qp, &*attributes, bits) })
 }
 
-/// Converts the attributes to their C form; those never set are zero.
-fn c_attributes(status: &QueuePairStatus, path: &Path) -> abi::QpAttr {
-    let (from, mut to) = (&status.attributes, abi::QpAttr::zeroed());
+/// Converts the status to its C form.
+fn c_status(status: &QueuePairStatus, path: &Path) -> abi::QpAttr {
+    let mut to = c_attributes(&status.attributes);
     (to.qp_state, to.cur_qp_state) = (status.qp_state as u32, status.qp_state as u32);
     to.sq_draining = status.sq_draining.into();
     to.cap = cap(status.cap);
+    if status.attributes.ah_attr.is_some() {
+        to.ah_attr.static_rate = path.static_rate.load(Ordering::Relaxed);
+        to.ah_attr.src_path_bits = path.src_path_bits.load(Ordering::Relaxed);
+    }
+    to
+}
+
+/// Converts attributes to their C form; those never set are zero.
+pub(crate) fn c_attributes(from: &QueuePairAttributes) -> abi::QpAttr {
+    let mut to = abi::QpAttr::zeroed();
     to.path_mtu = from.path_mtu.map_or(0, |mtu| mtu as u32);
     to.qkey = from.qkey.map_or(0, |key| key.0);
     to.rq_psn = from.rq_psn.map_or(0, Psn::value);
@@ -143,8 +153,6 @@ fn c_attributes(status: &QueuePairStatus, path: &Path) -> abi::QpAttr {
     to.qp_access_flags = from.qp_access_flags.map_or(0, |flags| flags.bits());
     if let Some(vector) = &from.ah_attr {
         to.ah_attr = address_attributes(vector);
-        to.ah_attr.static_rate = path.static_rate.load(Ordering::Relaxed);
-        to.ah_attr.src_path_bits = path.src_path_bits.load(Ordering::Relaxed);
     }
     to.pkey_index = from.pkey_index.unwrap_or(0);
     to.en_sqd_async_notify = from.en_sqd_async_notify.unwrap_or(false).into();
@@ -164,7 +172,7 @@ unsafe fn query(qp: *mut abi::Qp, attributes: *mut abi::QpAttr, init: *mut abi::
     // SAFETY: the caller's promise.
     let queue_pair = unsafe { queue_pair_of(qp) };
     let status = queue_pair.inner.query()?;
-    let found = c_attributes(&status, &queue_pair.path);
+    let found = c_status(&status, &queue_pair.path);
     // SAFETY: the caller's promise; the fields that are read never change.
     unsafe {
         store_state(qp, found.qp_state);

@@ -69,17 +69,18 @@ pub(crate) unsafe trait Zeroed: Sized {
 }
 
 macro_rules! zeroed {
-    ($($name:ident)*) => {
+    ($($($name:ident)::+)*) => {
         $(
             // SAFETY: its fields are numbers, pointers, arrays and structures of them, and function pointers in
             // `Option`, for all of which zero is valid.
-            unsafe impl Zeroed for abi::$name {}
+            unsafe impl Zeroed for abi::$($name)::+ {}
         )*
     };
 }
 
 zeroed! {
     Device VerbsContext DeviceAttrEx Pd Mr Mw Dm Ah CompChannel CqEx QpEx QpExWithFlush Srq AsyncEvent QpAttr
+    QpInitAttrEx SrqInitAttrEx cm::Id cm::Event cm::AddrInfo cm::PathRecord
 }
 
 /// The visible part of every queue pair.

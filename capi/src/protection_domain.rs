@@ -86,7 +86,8 @@ pub(crate) fn parent_of(pd: &ProtectionDomain, context: *mut abi::Context, mut u
     )
 }
 
-fn alloc(shared: &Arc<Shared>, context: *mut abi::Context) -> Result<*mut abi::Pd> {
+/// Allocates a domain.
+pub(crate) fn alloc(shared: &Arc<Shared>, context: *mut abi::Context) -> Result<*mut abi::Pd> {
     let domain = Arc::new(Domain { inner: shared.device.alloc_pd()? });
     let handle = shared.next_handle();
     let offered: std::sync::Weak<Domain> = Arc::downgrade(&domain);

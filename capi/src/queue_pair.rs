@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU8;
 use rdma_verbs::provider::{self, abi};
 use rdma_verbs::types::{EventObject, Gid, QueuePairType};
 
-use crate::error::{Errno, UNSUPPORTED, number, pointer};
+use crate::error::{Errno, Result, UNSUPPORTED, number, pointer};
 use crate::object::{Object, QueuePairShell, own, take};
 use crate::shared::Shared;
 use crate::stage::Stage;
@@ -54,19 +54,25 @@ pub(crate) unsafe fn queue_pair_of<'a>(qp: *mut abi::Qp) -> &'a QueuePair {
     unsafe { own(qp.cast::<QueuePairShell>()) }
 }
 
+/// Destroys a queue pair.
+///
+/// # Safety
+/// `qp` is the program's, which gives it up.
+pub(crate) unsafe fn destroy(qp: *mut abi::Qp) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let queue_pair = unsafe { queue_pair_of(qp) };
+    queue_pair.shared.check_process("destroy_qp")?;
+    queue_pair.shared.end_events(EventObject::QueuePair(queue_pair.inner.qpn()))?;
+    queue_pair.inner.destroy()?;
+    // SAFETY: the caller's promise.
+    drop(unsafe { take(qp.cast::<QueuePairShell>()) });
+    Ok(())
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_qp(qp: *mut abi::Qp) -> c_int {
-    let end = || {
-        // SAFETY: the program's queue pair.
-        let queue_pair = unsafe { queue_pair_of(qp) };
-        queue_pair.shared.check_process("destroy_qp")?;
-        queue_pair.shared.end_events(EventObject::QueuePair(queue_pair.inner.qpn()))?;
-        queue_pair.inner.destroy()?;
-        // SAFETY: the program gives it up.
-        drop(unsafe { take(qp.cast::<QueuePairShell>()) });
-        Ok(())
-    };
-    number(end())
+    // SAFETY: the program gives it up.
+    number(unsafe { destroy(qp) })
 }
 
 /// Returns the extended form of a queue pair, if it was created with operations for it.

@@ -210,9 +210,11 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut abi::Pd, init: *mut abi::QpInitAttr)
     pointer(create())
 }
 
+/// Creates a queue pair, with all options.
+///
 /// # Safety
 /// The context, the structure and all objects that it refers to are the program's.
-unsafe fn create_extended(context: *mut abi::Context, init: &mut abi::QpInitAttrEx) -> Result<*mut abi::Qp> {
+pub(crate) unsafe fn create_extended(context: *mut abi::Context, init: &mut abi::QpInitAttrEx) -> Result<*mut abi::Qp> {
     let has = |bit| init.comp_mask & bit != 0;
     // Only fields whose bit is in the mask have a value. The creation flags may be in the mask and be zero.
     let known = create::PD | create::XRCD | create::SEND_OPS_FLAGS | CREATE_FLAGS;

@@ -107,9 +107,11 @@ unsafe extern "C" fn ibv_create_srq(pd: *mut abi::Pd, init: *mut abi::SrqInitAtt
     pointer(unsafe { create(pd, (*init).srq_context, &mut (*init).attr, None) })
 }
 
+/// Creates a queue, with all options.
+///
 /// # Safety
 /// All pointers are the program's.
-unsafe fn create_extended(init: &mut abi::SrqInitAttrEx) -> Result<*mut abi::Srq> {
+pub(crate) unsafe fn create_extended(init: &mut abi::SrqInitAttrEx) -> Result<*mut abi::Srq> {
     let has = |bit| init.comp_mask & bit != 0;
     if init.comp_mask & !init::KNOWN != 0 {
         return Err(UNSUPPORTED);
@@ -148,20 +150,26 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut abi::Srq, to: *mut u32) ->
     0
 }
 
+/// Destroys a queue.
+///
+/// # Safety
+/// `srq` is the program's, which gives it up.
+pub(crate) unsafe fn destroy(srq: *mut abi::Srq) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let queue = unsafe { own(srq) };
+    queue.shared.check_process("destroy_srq")?;
+    queue.users.check_none()?;
+    queue.shared.end_events(EventObject::SharedReceiveQueue(queue.inner.number()))?;
+    queue.inner.destroy()?;
+    // SAFETY: the caller's promise, and nothing uses it.
+    drop(unsafe { take(srq) });
+    Ok(())
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_srq(srq: *mut abi::Srq) -> c_int {
-    let end = || {
-        // SAFETY: the program's queue.
-        let queue = unsafe { own(srq) };
-        queue.shared.check_process("destroy_srq")?;
-        queue.users.check_none()?;
-        queue.shared.end_events(EventObject::SharedReceiveQueue(queue.inner.number()))?;
-        queue.inner.destroy()?;
-        // SAFETY: the program gives it up, and nothing uses it.
-        drop(unsafe { take(srq) });
-        Ok(())
-    };
-    number(end())
+    // SAFETY: the program gives it up.
+    number(unsafe { destroy(srq) })
 }
 
 #[unsafe(no_mangle)]

@@ -1,0 +1,84 @@
+//! Connections by address and port: the functions of librdmacm.
+//!
+//! `librdmacm.so.1` (`rdmacm-capi`) has no engine of its own: it takes these functions from the loaded libibverbs, so
+//! that a process has one engine, and the objects of both libraries fit.
+//!
+//! # Events
+//!
+//! An object of the provider ([`Connection`](rdma_verbs::provider::Connection), a listener) wakes its identifier when
+//! an event arrives, on the thread that drives the device, which does not hold the shard then. The identifier takes the
+//! event, brings up the queue pair if the event requires it, and adds the event to the queue of its channel
+//! (`pump`). No thread is started for this, and no code of the program runs.
+//!
+//! # Locks
+//!
+//! No lock of this folder is held while a function of the provider is called, except an identifier's `turn`, which
+//! keeps its events in order. A thread that is woken while it calls the provider delays the work until the call has
+//! returned (`pump::Section`), so that it never waits for its own lock.
+
+mod address;
+mod addrinfo;
+mod bind;
+mod bring_up;
+mod channel;
+mod connect;
+mod devices;
+mod endpoint;
+mod event;
+mod functions;
+mod id;
+mod listen;
+mod multicast;
+mod pump;
+mod queue_pair;
+/// The types in the list of functions.
+mod types {
+    pub(super) use std::ffi::{c_char, c_int, c_void};
+
+    pub(super) use libc::sockaddr;
+    pub(super) use rdma_verbs::provider::abi::cm::{AddrInfo, ConnParam, Ece, Event, EventChannel, Id, JoinMcAttrEx};
+    pub(super) use rdma_verbs::provider::abi::{
+        Context, Pd, QpAttr, QpInitAttr, QpInitAttrEx, SrqInitAttr, SrqInitAttrEx,
+    };
+}
+
+use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo};
+use bind::{
+    rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
+};
+use bring_up::rdma_init_qp_attr;
+use channel::{rdma_create_event_channel, rdma_destroy_event_channel};
+use connect::{
+    rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_get_remote_ece, rdma_notify, rdma_reject,
+    rdma_reject_ece, rdma_set_local_ece,
+};
+use devices::{rdma_free_devices, rdma_get_devices};
+use endpoint::{rdma_create_ep, rdma_destroy_ep, rdma_get_request};
+use event::{rdma_ack_cm_event, rdma_event_str, rdma_get_cm_event};
+use functions::{Table, VERSION, connection_functions};
+use id::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
+use listen::rdma_listen;
+use multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
+use queue_pair::{
+    rdma_create_qp, rdma_create_qp_ex, rdma_create_srq, rdma_create_srq_ex, rdma_destroy_qp, rdma_destroy_srq,
+};
+
+use crate::version::exported;
+
+macro_rules! implemented {
+    ($($node:literal $abi:literal fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
+        static TABLE: Table = Table { $($name,)* };
+    };
+}
+
+connection_functions!(implemented);
+
+/// Returns the functions of librdmacm, if the caller has the same list of them; otherwise null.
+#[unsafe(no_mangle)]
+extern "C" fn rdma_verbs_connection_functions(version: u64) -> *const Table {
+    if version == VERSION { &raw const TABLE } else { std::ptr::null() }
+}
+
+exported! {
+    "RDMA_VERBS_PRIVATE": rdma_verbs_connection_functions;
+}

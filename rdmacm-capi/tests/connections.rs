@@ -1,0 +1,125 @@
+//! A C program that connects to itself: its output for each of its cases.
+
+mod library;
+
+use std::process::Command;
+
+/// Returns the program's output for this case. Each case has its own addresses.
+fn output_of(case: &str, last: u8) -> String {
+    let mut program = Command::new(library::program());
+    let addresses = [1, 2].map(|host| format!("127.63.{host}.{last}"));
+    program.arg(case).args(addresses).env("LD_LIBRARY_PATH", library::folder());
+    for variable in ["RDMA_VERBS_ADDRESSES", "RDMA_VERBS_LOG", "RDMA_VERBS_MTU"] {
+        program.env_remove(variable);
+    }
+    let output = program.output().expect("the program runs");
+    let text = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
+    assert!(output.status.success(), "{case}: {text} {output:?}");
+    text
+}
+
+/// The request tells the receiver what it may have: the peer's depth and resources, swapped. `timeout` is the option of
+/// each end. Two ends each have an event of the end, and of the end of the time wait.
+#[test]
+fn connection_is_set_up_used_and_ended() {
+    let output = output_of("connection", 1);
+    let begin = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; request request 56 3 2 7 5; reply 2 2; timeouts 21 19; EISCONN \
+                 DISCONNECTED 0; ";
+    assert!(output.starts_with(begin), "{output}");
+    let mut rest: Vec<&str> = output[begin.len()..].split("; ").collect();
+    assert_eq!(rest.pop(), Some("0"), "a second disconnect does nothing: {output}");
+    rest.sort_unstable();
+    assert_eq!(rest, ["DISCONNECTED 0", "TIMEWAIT_EXIT 0", "TIMEWAIT_EXIT 0"], "{output}");
+}
+
+/// 8: no listener. 28: the program rejects it, destroys its identifier, or destroys the listener.
+#[test]
+fn rejected_requests_have_the_reason_and_the_data() {
+    let routed = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; ";
+    let expected =
+        format!("{routed}REJECTED 8; EINVAL 0 {routed}28 \"\" 148; {routed}28 \"no\" 148; {routed}REJECTED 28;");
+    assert_eq!(output_of("rejection", 2), expected);
+}
+
+/// The masks are those of Linux for INIT, RTR and RTS.
+#[test]
+fn program_moves_its_own_queue_pairs() {
+    let expected = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; 0 0 15b3 7; 39 129181 12e01 CONNECT_RESPONSE 0; ESTABLISHED 0; \
+                    DISCONNECTED 0;";
+    assert_eq!(output_of("external", 3), expected);
+}
+
+/// Status 1: no listener; 2: the program rejects.
+#[test]
+fn datagram_queue_pairs_are_found_by_address() {
+    let routed = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; ";
+    let expected = format!("{routed}UNREACHABLE 1; {routed}UNREACHABLE 2; {routed}ESTABLISHED 0; datagram;");
+    assert_eq!(output_of("datagrams", 4), expected);
+}
+
+#[test]
+fn multicast_group_is_joined_used_and_left() {
+    let expected = "EINVAL ADDR_RESOLVED 0; EINVAL ENOTSUP MULTICAST_JOIN 0 ffffff 1234567; to all; 0 EADDRNOTAVAIL";
+    assert_eq!(output_of("multicast", 5), expected);
+}
+
+#[test]
+fn synchronous_calls_wait_for_their_events() {
+    let expected = "ECONNREFUSED 8; RDMA_CM_EVENT_ESTABLISHED reply; EINVAL 0 DISCONNECTED 0;";
+    assert_eq!(output_of("synchronous", 6), expected);
+}
+
+/// For `poll`, `select` and `epoll`; nonblocking, if the program sets it; and with each event an edge.
+#[test]
+fn descriptor_is_readable_exactly_while_events_wait() {
+    assert_eq!(output_of("descriptors", 7), "EAGAIN EINVAL EINVAL ADDR_RESOLVED 0; ROUTE_RESOLVED 0;");
+}
+
+#[test]
+fn destruction_waits_for_acknowledgements() {
+    assert_eq!(output_of("destruction", 8), "waited");
+}
+
+#[test]
+fn calls_out_of_order_have_the_error_numbers_of_linux() {
+    let expected = "EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL ; EADDRNOTAVAIL EADDRNOTAVAIL \
+                    EINVAL 0 EINVAL EADDRNOTAVAIL 0 EINVAL EINVAL EINVAL ; EINVAL 0 0 ENOSYS ENOSYS 0 ; UNKNOWN EVENT";
+    assert_eq!(output_of("errors", 9), expected);
+}
+
+/// Runs the program with our librdmacm and this libibverbs, and returns its output and its error output.
+fn with_libibverbs(name: &str, source: &str) -> (String, String) {
+    let folder = library::own_folder(name);
+    library::link(&library::folder().join("librdmacm.so.1"), &folder.join("librdmacm.so.1"));
+    let (file, object) = (folder.join("libibverbs.c"), folder.join("libibverbs.so.1"));
+    std::fs::write(&file, source).expect("a folder to write to");
+    // The program's own symbols of libibverbs.
+    let functions = "ack_cq_events alloc_pd create_ah create_cq create_qp dereg_mr destroy_ah get_cq_event modify_qp \
+                     query_qp reg_mr reg_mr_iova2";
+    let functions: String = functions.split_whitespace().map(|name| format!("void ibv_{name}(void) {{}}\n")).collect();
+    std::fs::write(folder.join("functions.c"), functions).expect("a folder to write to");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", "-o"]).arg(&object);
+    compiler.arg(file).arg(folder.join("functions.c"));
+    assert!(compiler.status().expect("a C compiler").success(), "{compiler:?} failed");
+    let mut program = Command::new(library::program());
+    let output = program.arg("foreign").env("LD_LIBRARY_PATH", folder).output().expect("the program runs");
+    [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).into()
+}
+
+/// Otherwise two engines would work on the same devices, or none.
+#[test]
+fn another_libibverbs_is_refused_with_its_path() {
+    let list = "void *ibv_get_device_list(int *count) { return 0; }\n";
+    let foreign = list.to_owned();
+    let older = format!("{list}void *rdma_verbs_connection_functions(unsigned long version) {{ return 0; }}\n");
+    for (name, source, why) in
+        [("foreign", foreign, "is another library"), ("older", older, "belongs to another build")]
+    {
+        let (output, errors) = with_libibverbs(name, &source);
+        assert_eq!(output, "none ENOSYS", "{errors}");
+        let lines: Vec<&str> = errors.lines().filter(|line| line.starts_with("librdmacm.so.1 of rdma-verbs")).collect();
+        assert_eq!(lines.len(), 1, "{errors}");
+        assert!(lines[0].contains(&format!("-{name}/libibverbs.so.1) {why}")), "{errors}");
+    }
+}

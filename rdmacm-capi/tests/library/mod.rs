@@ -1,0 +1,55 @@
+//! The built libraries, in a folder as `capi/install` makes it, and C programs that use them.
+#![allow(dead_code, unreachable_pub, reason = "no test needs all of it")]
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Returns the folder of both libraries, and builds them if needed, because `cargo test` does not: tests cannot link to
+/// them. If `RDMA_VERBS_CAPI` names a folder, the libraries installed there are used.
+pub fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        if let Some(folder) = std::env::var_os("RDMA_VERBS_CAPI") {
+            return PathBuf::from(folder);
+        }
+        let test = std::env::current_exe().expect("a path");
+        let target = test.ancestors().nth(3).expect("TARGET/PROFILE/deps/TEST");
+        let mut cargo = Command::new(env!("CARGO"));
+        let packages = ["--package", "rdma-verbs-capi", "--package", "rdma-verbs-rdmacm-capi"];
+        cargo.args(["build", "--quiet"]).args(packages).arg("--target-dir").arg(target);
+        assert!(cargo.status().expect("cargo").success(), "{cargo:?} failed");
+        let folder = own_folder("libraries");
+        link(&target.join("debug/librdma_verbs_capi.so"), &folder.join("libibverbs.so.1"));
+        link(&target.join("debug/librdma_verbs_rdmacm_capi.so"), &folder.join("librdmacm.so.1"));
+        folder
+    })
+}
+
+/// Returns a folder of this test program.
+pub fn own_folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rdmacm-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+/// Makes a link.
+pub fn link(to: &Path, at: &Path) {
+    let _ = std::fs::remove_file(at);
+    symlink(to.canonicalize().expect("the library"), at).expect("a link");
+}
+
+/// Builds the C program of this folder, with the system's headers.
+pub fn program() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let program = own_folder("program").join("connections");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/connections.c");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-Wall", "-Werror", "-O1", "-pthread", "-o"]).arg(&program).arg(source);
+        compiler.arg(folder().join("librdmacm.so.1")).arg(folder().join("libibverbs.so.1"));
+        assert!(compiler.status().expect("a C compiler").success(), "{compiler:?} failed");
+        program
+    })
+}
