@@ -20,6 +20,16 @@ spec.loader.exec_module(tests)
 parser.parse_args()
 random.seed(seed)
 
+from tests.base import RDMATestCase  # noqa: E402
+
+
+def note_address(self, dev, port, idx):
+    """Says which address a device has: the tests look for it below /sys, where these devices are not."""
+    self.args.append([dev, port, idx, "127.0.0.1", "00:00:00:00:00:00"])
+
+
+RDMATestCase._get_ip_mac = note_address
+
 
 class Outcomes(unittest.TextTestResult):
     """Remembers how each test ended."""
