@@ -81,6 +81,23 @@ fn destruction_waits_for_acknowledgements() {
 }
 
 #[test]
+fn threads_share_a_channel() {
+    assert_eq!(output_of("threads", 10), "100 ended");
+}
+
+#[test]
+fn child_uses_the_library_and_not_what_it_inherits() {
+    let expected = "EINVAL EINVAL EINVAL ADDR_RESOLVED 0; ROUTE_RESOLVED 0; ESTABLISHED 0; DISCONNECTED 0;";
+    assert_eq!(output_of("forked", 11), expected);
+}
+
+/// Each wait ends for its own reason, and the channel still works.
+#[test]
+fn signals_and_cancellation_end_a_wait() {
+    assert_eq!(output_of("interruption", 12), "EINTR; cancelled; 0");
+}
+
+#[test]
 fn calls_out_of_order_have_the_error_numbers_of_linux() {
     let expected = "EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL ; EADDRNOTAVAIL EADDRNOTAVAIL \
                     EINVAL 0 EINVAL EADDRNOTAVAIL 0 EINVAL EINVAL EINVAL ; EINVAL 0 0 ENOSYS ENOSYS 0 ; UNKNOWN EVENT";

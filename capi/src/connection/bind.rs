@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use rdma_verbs::provider::abi::{Gid, cm};
-use rdma_verbs::provider::{BindInit, ConnectionPath, Error, ErrorKind, PortSpace};
+use rdma_verbs::provider::{BindInit, BoundPort, ConnectionPath, Error, ErrorKind, PortSpace};
 
 use super::address::{any, loopback, read, storage};
 use super::devices::{self, Device, PORT};
@@ -54,7 +54,8 @@ pub(super) unsafe fn bind(visible: *mut cm::Id, address: SocketAddr) -> Result<(
     let (reuse_address, only_v6) = (options.reuse_address, options.only_own_family);
     let init = BindInit { address, space: id.space, reuse_address, only_v6 };
     let port = device.manager()?.bind(&init).map_err(from_port)?;
-    let local = port.local_addr();
+    // With the scope of a link-local address, which ports do not have.
+    let local = with_port(address, &*port);
     let mut inner = id.inner();
     (inner.phase, inner.port, inner.local) = (Phase::Bound, Some(port), Some(local));
     inner.device = (!ip.is_unspecified()).then_some(device);
@@ -147,21 +148,29 @@ pub(super) unsafe extern "C" fn rdma_bind_addr(id: *mut cm::Id, address: *mut li
     zero_or_minus_one(unsafe { read(address).and_then(|address| bind(id, address)) })
 }
 
+/// Returns an address with a bound port.
+fn with_port(mut address: SocketAddr, port: &dyn BoundPort) -> SocketAddr {
+    address.set_port(port.local_addr().port());
+    address
+}
+
 /// Returns the local address from which packets to a peer leave, as the system routes them.
-fn source_of(local: IpAddr, remote: SocketAddr) -> Result<IpAddr> {
+fn source_of(mut local: SocketAddr, mut remote: SocketAddr) -> Result<SocketAddr> {
     let failed = |error: std::io::Error| Errno(error.raw_os_error().unwrap_or(libc::ENETUNREACH));
-    // A port is not needed to find a route, but the system refuses port 0.
-    let remote = SocketAddr::new(remote.ip(), remote.port().max(1));
+    // The port of the socket does not matter, and one of the peer is not needed to find a route; but the system refuses
+    // port 0.
+    local.set_port(0);
+    remote.set_port(remote.port().max(1));
     // Connecting a UDP socket chooses its address and sends nothing.
-    let source = UdpSocket::bind((local, 0)).and_then(|socket| {
+    let source = UdpSocket::bind(local).and_then(|socket| {
         socket.set_broadcast(true)?;
         socket.connect(remote)?;
         socket.local_addr()
     });
     match source {
-        Ok(source) => Ok(source.ip()),
+        Ok(source) => Ok(source),
         // A group needs no route if the interface is known.
-        Err(_) if remote.ip().is_multicast() && !local.is_unspecified() => Ok(local),
+        Err(_) if remote.ip().is_multicast() && !local.ip().is_unspecified() => Ok(local),
         Err(error) => Err(failed(error)),
     }
 }
@@ -198,17 +207,17 @@ unsafe fn resolve(
     if remote.ip().is_unspecified() {
         remote.set_ip(loopback(remote.is_ipv4()));
     }
-    let local = source_of(bound.ip(), remote)?;
-    let device = devices::of_address(local)?;
+    let local = source_of(bound, remote)?;
+    let device = devices::of_address(local.ip())?;
     let port = match id.inner().port.clone() {
         Some(port) => port,
         None => {
-            let address = SocketAddr::new(local, 0);
+            let address = SocketAddr::new(local.ip(), 0);
             let init = BindInit { address, space: id.space, reuse_address: false, only_v6: None };
             device.manager()?.bind(&init).map_err(from_port)?
         }
     };
-    let local = SocketAddr::new(local, port.local_addr().port());
+    let local = with_port(local, &*port);
     {
         let mut inner = id.inner();
         (inner.phase, inner.device, inner.port) = (Phase::AddressResolved, Some(device), Some(port));
