@@ -91,6 +91,22 @@ fn child_uses_the_library_and_not_what_it_inherits() {
     assert_eq!(output_of("forked", 11), expected);
 }
 
+#[test]
+fn shared_receive_queues_belong_to_identifiers() {
+    let expected = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; 0 EINVAL 0 0 EINVAL ESTABLISHED 0; ESTABLISHED 0;";
+    assert_eq!(output_of("shared_receives", 13), expected);
+}
+
+/// Family, type of the queue pair, port space, source and destination; or the error of `getaddrinfo`: -2 no such name,
+/// -9 another family, -7 no such type of socket, -8 no such service. The device is one of the list, once.
+#[test]
+fn names_are_looked_up_and_devices_listed() {
+    let expected = "0 2 2 106 0.0.0.0/16:7471 -/0:0; 0 2 2 106 127.0.0.1/16:7471 -/0:0; \
+                    0 2 2 106 -/0:0 127.0.0.1/16:7471; 0 2 4 111 -/0:0 127.0.0.1/16:7471; \
+                    0 2 2 13f -/0:0 127.0.0.1/16:7471; -2; -9; -7; -8; 0 0 0 106 -/0:0 -/0:0; EINVAL 1";
+    assert_eq!(output_of("lookups", 14), expected);
+}
+
 /// Each wait ends for its own reason, and the channel still works.
 #[test]
 fn signals_and_cancellation_end_a_wait() {
