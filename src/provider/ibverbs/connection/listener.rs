@@ -42,8 +42,8 @@ pub(super) struct IbverbsListener {
 
 impl IbverbsListener {
     pub(super) fn new(device: &Arc<Device>, init: &ListenInit<'_>) -> Result<Self> {
-        check_roce("listen", device)?;
         check_no_port("listen", init.port)?;
+        check_roce("listen", device)?;
         let channel = channel("listen", device)?;
         let addresses = addresses_of(device, init)?;
         let ids = bind_all(&channel, &addresses, init)?;

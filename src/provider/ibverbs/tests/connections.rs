@@ -15,11 +15,11 @@ use super::*;
 use crate::provider::{
     ConnectInit, Connection, ConnectionEnd, ConnectionEvent, ConnectionListener, ConnectionManager, ConnectionPath,
     ConnectionRequest, DatagramEnd, EventWait, ListenInit, ListenerEvent, PortSpace, RejectReason, ResolutionEvent,
-    ResolveInit, ServiceIdStatus,
+    ResolveInit, ServiceIdStatus, VendorId, VendorOptions,
 };
 use crate::sys::check_in_child;
 
-const LOCAL: &str = "192.0.2.1:0";
+pub(super) const LOCAL: &str = "192.0.2.1:0";
 /// Numbers of `rdma_cm_event_type`.
 const ADDR_RESOLVED: u32 = 0;
 const ADDR_ERROR: u32 = 1;
@@ -46,7 +46,7 @@ fn with_status(event: u32, status: i32) -> Raised {
     Raised { event, status, ..Raised::default() }
 }
 
-fn path() -> ConnectionPath {
+pub(super) fn path() -> ConnectionPath {
     ConnectionPath {
         local: address(LOCAL),
         remote: address("192.0.2.9:7471"),
@@ -88,7 +88,7 @@ pub(super) fn world() -> World {
     world
 }
 
-fn manager(world: &World) -> &dyn ConnectionManager {
+pub(super) fn manager(world: &World) -> &dyn ConnectionManager {
     world.context.connection_manager().unwrap()
 }
 
@@ -349,7 +349,11 @@ fn arguments_are_checked_before_a_call() {
     refused(connect(foreign, end()), ErrorKind::NotFound, &["192.0.2.3"]);
     let other = ConnectionPath { remote: address("[2001:db8::1]:1"), ..path() };
     refused(connect(other, end()), ErrorKind::InvalidArgument, &["IP versions"]);
+    let vendor_options = VendorOptions { vendor: VendorId::new(0x15b3), options: 1 };
+    let with_options = ConnectionEnd { vendor_options, ..end() };
+    refused(connect(path(), with_options.clone()), ErrorKind::Unsupported, &["vendor_options"]);
     let connection = requested(&world);
+    refused(connection.accept(&with_options, None), ErrorKind::Unsupported, &["vendor_options"]);
     refused(connection.reject(RejectReason::CONSUMER, &[0; 149]), ErrorKind::InvalidArgument, &["149", "148"]);
     refused(connection.reject(RejectReason(1), b""), ErrorKind::Unsupported, &["reason"]);
     assert_eq!(world.fake.log(), [""; 0]);

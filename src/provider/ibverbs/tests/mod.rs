@@ -1,5 +1,6 @@
 //! The provider on adapters that are not available here, and on libraries that fail: see `sys::fake`.
 
+mod bound_ports;
 mod connections;
 mod lifecycle;
 mod listeners;
