@@ -204,7 +204,7 @@ fn a_path_mtu_that_librdmacm_does_not_request_is_refused() {
 fn the_kernels_path_mtu_counts_if_the_program_has_chosen_none() {
     let world = world();
     let active_mtu = ConnectionPath { path_mtu: Mtu::Mtu4096, ..path() };
-    let init = ConnectInit { path: &active_mtu, end: &end(), ack_timeout: 14, timeout: None };
+    let init = ConnectInit { path: &active_mtu, end: &end(), ack_timeout: 14, timeout: None, port: None };
     let connection = request_is_sent(&world, manager(&world).connect(&init).unwrap());
     world.fake.set_connection_attributes(QpAttr { path_mtu: 2, ..attributes() });
     let mut path = active_mtu;
