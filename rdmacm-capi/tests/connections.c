@@ -399,6 +399,39 @@ static void multicast(void) {
     destroy(id);
 }
 
+// A reply moves the queue pair when the program reads its event, and not before.
+static void reply_waits(void) {
+    struct rdma_cm_id *listener = listening(RDMA_PS_TCP, 7483), *client = routed(RDMA_PS_TCP, 7483), *child;
+    struct rdma_event_channel *other = rdma_create_event_channel(), *first = channel;
+    struct rdma_conn_param wanted = parameters(NULL);
+    struct ibv_qp_attr attributes;
+    struct ibv_qp_init_attr init;
+    create_qp(client, IBV_QPT_RC);
+    CHECK(rdma_migrate_id(client, other) == 0);
+    CHECK(rdma_connect(client, &wanted) == 0);
+    struct rdma_cm_event *event = next();
+    child = event->id;
+    CHECK(rdma_ack_cm_event(event) == 0);
+    create_qp(child, IBV_QPT_RC);
+    CHECK(rdma_accept(child, &wanted) == 0);
+    CHECK(readable(other->fd, PATIENCE));
+    CHECK(ibv_query_qp(client->qp, &attributes, IBV_QP_STATE, &init) == 0);
+    printf("%s ", attributes.qp_state == IBV_QPS_INIT ? "INIT" : "moved");
+    // The peer is not told before.
+    CHECK(!readable(channel->fd, 0));
+    channel = other;
+    take(client);
+    CHECK(ibv_query_qp(client->qp, &attributes, IBV_QP_STATE, &init) == 0);
+    CHECK(attributes.qp_state == IBV_QPS_RTS && client->qp->state == IBV_QPS_RTS);
+    channel = first;
+    take(child);
+    exchange(client, child);
+    destroy(client);
+    destroy(child);
+    destroy(listener);
+    rdma_destroy_event_channel(other);
+}
+
 static void *serve(void *argument) {
     struct rdma_cm_id *listener = argument, *id;
     CHECK(rdma_get_request(listener, &id) == 0);
@@ -788,6 +821,8 @@ int main(int count, char **arguments) {
     if (count < 2)
         return 2;
     const char *chosen = arguments[1];
+    // A call that never returns fails the test.
+    alarm(3 * PATIENCE / 1000);
     setvbuf(stdout, NULL, _IONBF, 0);
     errno = 0;
     channel = rdma_create_event_channel();
@@ -810,6 +845,8 @@ int main(int count, char **arguments) {
         datagrams();
     else if (strcmp(chosen, "multicast") == 0)
         multicast();
+    else if (strcmp(chosen, "reply_waits") == 0)
+        reply_waits();
     else if (strcmp(chosen, "synchronous") == 0)
         synchronous(arguments + 2);
     else if (strcmp(chosen, "descriptors") == 0)

@@ -63,6 +63,13 @@ fn multicast_group_is_joined_used_and_left() {
     assert_eq!(output_of("multicast", 5), expected);
 }
 
+/// It may arrive in any call of the library, which may hold locks that moving a queue pair needs.
+#[test]
+fn reply_moves_the_queue_pair_when_its_event_is_read() {
+    let routed = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; ";
+    assert_eq!(output_of("reply_waits", 16), format!("{routed}INIT ESTABLISHED 0; ESTABLISHED 0;"));
+}
+
 #[test]
 fn synchronous_calls_wait_for_their_events() {
     let expected = "ECONNREFUSED 8; RDMA_CM_EVENT_ESTABLISHED reply; EINVAL 0 DISCONNECTED 0;";

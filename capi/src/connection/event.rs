@@ -128,8 +128,16 @@ unsafe fn deliver(queued: Queued) -> *mut cm::Event {
     // SAFETY: the caller's promise; the identifier lives at least until the event is acknowledged.
     unsafe {
         match event {
-            event_type::ESTABLISHED => note_ready(shown, &content),
-            event_type::REJECTED | event_type::CONNECT_ERROR => fail_queue_pair(shown),
+            event_type::ESTABLISHED if matches!(content, Content::Reply(_)) => {
+                if let Err(Errno(error)) = id.confirm_reply() {
+                    tracing::info!(error, "the queue pair cannot be moved to RTS");
+                    fail_queue_pair(shown);
+                    (to.event, to.status) = (event_type::CONNECT_ERROR, -1);
+                    return visible(id, to, Vec::new());
+                }
+                note_ready(shown);
+            }
+            event_type::REJECTED => fail_queue_pair(shown),
             _ => {}
         }
         match content {
@@ -152,14 +160,14 @@ unsafe fn deliver(queued: Queued) -> *mut cm::Event {
     }
 }
 
-/// Shows the state of a queue pair that was moved when the reply arrived.
+/// Shows the state of a queue pair that was just moved.
 ///
 /// # Safety
 /// The identifier is the program's.
-unsafe fn note_ready(id: *mut cm::Id, content: &Content) {
+unsafe fn note_ready(id: *mut cm::Id) {
     // SAFETY: the caller's promise.
     unsafe {
-        if matches!(content, Content::Reply(_)) && !(*id).qp.is_null() {
+        if !(*id).qp.is_null() {
             store_state((*id).qp, QueuePairState::ReadyToSend as u32);
         }
     }

@@ -106,7 +106,8 @@ pub(super) struct Inner {
     pub(super) remote: Option<SocketAddr>,
     pub(super) inquiry: Option<Box<dyn Inquiry>>,
     pub(super) ends: Option<Ends>,
-    /// The identifier's queue pair when the connection was requested; it is moved when the reply arrives.
+    /// The identifier's queue pair when the connection was requested; it is moved when the program reads the
+    /// reply's event.
     pub(super) queue_pair: Option<Arc<dyn QueuePair>>,
     pub(super) options: Options,
     pub(super) vendor_options: VendorOptions,

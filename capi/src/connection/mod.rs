@@ -7,14 +7,19 @@
 //!
 //! An object of the provider ([`Connection`](rdma_verbs::provider::Connection), a listener) wakes its identifier when
 //! an event arrives, on the thread that drives the device, which does not hold the shard then. The identifier takes the
-//! event, brings up the queue pair if the event requires it, and adds the event to the queue of its channel
-//! (`pump`). No thread is started for this, and no code of the program runs.
+//! event, and adds it to the queue of its channel (`pump`). No thread is started for this, and no code of the program
+//! runs. A reply's queue pair is moved by the thread that reads the reply's event, as in rdma-core.
 //!
 //! # Locks
 //!
 //! No lock of this folder is held while a function of the provider is called, except an identifier's `turn`, which
 //! keeps its events in order. A thread that is woken while it calls the provider delays the work until the call has
 //! returned (`pump::Section`), so that it never waits for its own lock.
+//!
+//! The woken thread may be anywhere in a verb, outside of every section, and hold locks of the provider, such as that of
+//! the opened sockets or of a queue pair's path. Therefore taking events calls nothing of the provider but `next_event`
+//! and the drop of an object of connections, which need the shard only. What moves a queue pair or opens a socket is
+//! left to calls of the program.
 
 mod address;
 mod addrinfo;

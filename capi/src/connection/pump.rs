@@ -6,15 +6,14 @@ use std::sync::{Arc, TryLockError};
 use std::task::{Wake, Waker};
 
 use rdma_verbs::provider::{
-    Connection, ConnectionEnd, ConnectionEvent, ConnectionListener, EventWait, ListenerEvent, QueuePair, RejectReason,
-    ResolutionEvent, Result,
+    ConnectionEnd, ConnectionEvent, ConnectionListener, EventWait, ListenerEvent, RejectReason, ResolutionEvent, Result,
 };
 
 use super::bring_up;
 use super::devices::Device;
 use super::event::{Content, Queued, event_type};
-use super::id::{Ends, Id, Phase, Source};
-use crate::error::Errno;
+use super::id::{Id, Phase, Source};
+use crate::error::INVALID;
 
 thread_local! {
     /// The identifiers that were woken while this thread is in a section.
@@ -117,13 +116,14 @@ impl Id {
             match taken {
                 Ok(None) => return,
                 Ok(Some(Arrived::Request(event, device))) => self.take_request(event, device),
-                Ok(Some(Arrived::Connection(event))) => self.take_connection_event(&source, event),
+                Ok(Some(Arrived::Connection(event))) => self.take_connection_event(event),
                 Ok(Some(Arrived::Resolution(event))) => self.take_resolution_event(event),
                 // The device has failed.
                 Err(error) => {
                     tracing::warn!("{error}");
-                    self.inner().source = Source::None;
+                    let over = std::mem::take(&mut self.inner().source);
                     self.push(Queued::new(self, event_type::DEVICE_REMOVAL, 0, Content::None));
+                    drop(over);
                 }
             }
         }
@@ -135,9 +135,9 @@ impl Id {
         self.push(Queued::new(self, event_type::CONNECT_REQUEST, 0, Content::Request(Box::new(event), device)));
     }
 
-    fn take_connection_event(self: &Arc<Self>, source: &Source, event: ConnectionEvent) {
+    fn take_connection_event(self: &Arc<Self>, event: ConnectionEvent) {
         let (event, status, phase, content) = match event {
-            ConnectionEvent::Replied(remote) => return self.take_reply(source, *remote),
+            ConnectionEvent::Replied(remote) => return self.take_reply(*remote),
             ConnectionEvent::Established => (event_type::ESTABLISHED, 0, Some(Phase::Connected), Content::None),
             ConnectionEvent::Rejected { reason, private_data } => {
                 (event_type::REJECTED, reason.0.into(), Some(Phase::Over), Content::data(private_data))
@@ -153,53 +153,56 @@ impl Id {
             other => return tracing::debug!(?other, "an event of a connection is ignored"),
         };
         if let Some(phase) = phase {
-            let mut inner = self.inner();
-            inner.phase = phase;
-            inner.queue_pair = None;
+            let over = {
+                let mut inner = self.inner();
+                inner.phase = phase;
+                inner.queue_pair.take()
+            };
+            drop(over);
         }
         self.push(Queued::new(self, event, status, content));
     }
 
-    /// Moves the identifier's queue pair to RTS and confirms the reply, or leaves both to the program.
-    fn take_reply(self: &Arc<Self>, source: &Source, remote: ConnectionEnd) {
-        let Source::Connection(connection) = source else { return };
-        let (ends, queue_pair, device) = {
+    /// Queues a peer's reply. The thread that reads the event moves the identifier's queue pair, if there is one: this
+    /// one may hold locks of the provider that moving it needs.
+    fn take_reply(self: &Arc<Self>, remote: ConnectionEnd) {
+        let event = {
             let mut inner = self.inner();
             if let Some(ends) = &mut inner.ends {
                 ends.remote = Some(remote.clone());
             }
-            (inner.ends.clone(), inner.queue_pair.take(), inner.device)
-        };
-        let (Some(ends), Some(device)) = (ends, device) else { return };
-        let content = Content::Reply(Box::new(remote));
-        let Some(queue_pair) = queue_pair else {
-            self.inner().phase = Phase::Replied;
-            return self.push(Queued::new(self, event_type::CONNECT_RESPONSE, 0, content));
-        };
-        match self.finish(&**connection, &*queue_pair, &ends, device) {
-            Ok(()) => {
-                self.inner().phase = Phase::Connected;
-                self.push(Queued::new(self, event_type::ESTABLISHED, 0, content));
+            match inner.queue_pair {
+                Some(_) => event_type::ESTABLISHED,
+                None => {
+                    inner.phase = Phase::Replied;
+                    event_type::CONNECT_RESPONSE
+                }
             }
-            Err(Errno(error)) => {
-                tracing::info!(error, "the queue pair cannot be moved to RTS");
-                let _ = connection.reject(RejectReason::CONSUMER, &[]);
-                self.inner().phase = Phase::Over;
-                self.push(Queued::new(self, event_type::CONNECT_ERROR, -1, Content::None));
-            }
-        }
+        };
+        self.push(Queued::new(self, event, 0, Content::Reply(Box::new(remote))));
     }
 
-    fn finish(
-        &self,
-        connection: &dyn Connection,
-        queue_pair: &dyn QueuePair,
-        ends: &Ends,
-        device: &Device,
-    ) -> crate::error::Result<()> {
-        let options = self.inner().options;
-        bring_up::to_ready_to_send(queue_pair, device, ends, &options)?;
-        Ok(connection.ready()?)
+    /// Moves the identifier's queue pair to RTS, and confirms the peer's reply. The caller holds no lock, and is in a
+    /// section.
+    pub(super) fn confirm_reply(&self) -> crate::error::Result<()> {
+        let (connection, ends, queue_pair, device, options) = {
+            let mut inner = self.inner();
+            let Source::Connection(connection) = &inner.source else { return Err(INVALID) };
+            let connection = Arc::clone(connection);
+            (connection, inner.ends.clone(), inner.queue_pair.take(), inner.device, inner.options)
+        };
+        let (Some(ends), Some(queue_pair), Some(device)) = (ends, queue_pair, device) else { return Err(INVALID) };
+        let confirmed =
+            bring_up::to_ready_to_send(&*queue_pair, device, &ends, &options).and_then(|()| Ok(connection.ready()?));
+        if confirmed.is_err() {
+            let _ = connection.reject(RejectReason::CONSUMER, &[]);
+        }
+        let mut inner = self.inner();
+        // Unless an event has ended it meanwhile.
+        if inner.phase == Phase::Requesting {
+            inner.phase = if confirmed.is_ok() { Phase::Connected } else { Phase::Over };
+        }
+        confirmed
     }
 
     fn take_resolution_event(self: &Arc<Self>, event: ResolutionEvent) {
