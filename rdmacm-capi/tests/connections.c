@@ -432,6 +432,25 @@ static void reply_waits(void) {
     rdma_destroy_event_channel(other);
 }
 
+// The acceptance of a datagram request acknowledges its event: the listener can be destroyed before the child.
+static void synchronous_datagrams(void) {
+    struct rdma_cm_id *listener, *child, *client;
+    struct rdma_conn_param wanted = parameters("who");
+    CHECK(rdma_create_id(NULL, &listener, NULL, RDMA_PS_UDP) == 0);
+    CHECK(rdma_bind_addr(listener, at(&server_address, 7485)) == 0 && rdma_listen(listener, 0) == 0);
+    client = routed(RDMA_PS_UDP, 7485);
+    create_qp(client, IBV_QPT_UD);
+    CHECK(rdma_connect(client, &wanted) == 0);
+    CHECK(rdma_get_request(listener, &child) == 0 && child->event);
+    create_qp(child, IBV_QPT_UD);
+    CHECK(rdma_accept(child, &wanted) == 0);
+    printf("%s; ", child->event ? "an event" : "none");
+    take(client);
+    destroy(listener);
+    destroy(child);
+    destroy(client);
+}
+
 static void *serve(void *argument) {
     struct rdma_cm_id *listener = argument, *id;
     CHECK(rdma_get_request(listener, &id) == 0);
@@ -847,6 +866,8 @@ int main(int count, char **arguments) {
         multicast();
     else if (strcmp(chosen, "reply_waits") == 0)
         reply_waits();
+    else if (strcmp(chosen, "synchronous_datagrams") == 0)
+        synchronous_datagrams();
     else if (strcmp(chosen, "synchronous") == 0)
         synchronous(arguments + 2);
     else if (strcmp(chosen, "descriptors") == 0)

@@ -70,6 +70,13 @@ fn reply_moves_the_queue_pair_when_its_event_is_read() {
     assert_eq!(output_of("reply_waits", 16), format!("{routed}INIT ESTABLISHED 0; ESTABLISHED 0;"));
 }
 
+/// Its acceptance has no event that would acknowledge the one of the request.
+#[test]
+fn synchronous_acceptance_of_a_datagram_request_acknowledges_it() {
+    let routed = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; ";
+    assert_eq!(output_of("synchronous_datagrams", 18), format!("{routed}none; ESTABLISHED 0;"));
+}
+
 #[test]
 fn synchronous_calls_wait_for_their_events() {
     let expected = "ECONNREFUSED 8; RDMA_CM_EVENT_ESTABLISHED reply; EINVAL 0 DISCONNECTED 0;";

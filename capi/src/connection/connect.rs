@@ -13,7 +13,7 @@ use rdma_verbs::types::{Qpn, QueuePairState};
 use super::bind::from_port;
 use super::bring_up::{self, QKEY, RETRIES};
 use super::devices::Device;
-use super::event::{complete, fail_queue_pair};
+use super::event::{acknowledge_last, complete, fail_queue_pair};
 use super::id::{Ends, Id, Phase, Source, id_of};
 use super::pump::Section;
 use crate::error::{Errno, INVALID, Result, zero_or_minus_one};
@@ -284,7 +284,12 @@ pub(super) unsafe extern "C" fn rdma_accept(id: *mut cm::Id, parameters: *mut cm
     };
     let accepted = accept_it().and_then(|has_event| {
         // SAFETY: the program's identifier.
-        if has_event { unsafe { complete(id) } } else { Ok(()) }
+        unsafe {
+            match has_event {
+                true => complete(id),
+                false => acknowledge_last(id),
+            }
+        }
     });
     zero_or_minus_one(accepted)
 }

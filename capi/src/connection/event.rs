@@ -404,10 +404,7 @@ pub(super) unsafe fn complete(visible: *mut cm::Id) -> Result<()> {
         if !id_of(visible)?.is_synchronous() {
             return Ok(());
         }
-        let before = std::mem::replace(&mut (*visible).event, null_mut());
-        if !before.is_null() {
-            acknowledge(before);
-        }
+        acknowledge_last(visible)?;
         let event = wait((*visible).channel)?;
         (*visible).event = event;
         match ((*event).event, (*event).status) {
@@ -416,6 +413,23 @@ pub(super) unsafe fn complete(visible: *mut cm::Id) -> Result<()> {
             (_, status) => Err(Errno(status.saturating_abs())),
         }
     }
+}
+
+/// Completes a call of an identifier that no event follows: the event of a synchronous one's last call ends.
+///
+/// # Safety
+/// The identifier is the program's.
+pub(super) unsafe fn acknowledge_last(visible: *mut cm::Id) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if id_of(visible)?.is_synchronous() {
+            let event = std::mem::replace(&mut (*visible).event, null_mut());
+            if !event.is_null() {
+                acknowledge(event);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Frees an event; its identifier can be destroyed then.
