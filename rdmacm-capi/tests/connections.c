@@ -399,6 +399,27 @@ static void multicast(void) {
     destroy(id);
 }
 
+// The program destroys the queue pair itself; `id->qp` is stale then.
+static void stale_queue_pair(void) {
+    struct sockaddr_in group = {.sin_family = AF_INET};
+    inet_pton(AF_INET, "239.47.1.2", &group.sin_addr);
+    struct rdma_cm_id *id = create_id(RDMA_PS_UDP);
+    CHECK(rdma_bind_addr(id, at(&server_address, 0)) == 0);
+    create_qp(id, IBV_QPT_UD);
+    CHECK(rdma_join_multicast(id, (struct sockaddr *)&group, NULL) == 0);
+    take(id);
+    TRY(ibv_destroy_qp(id->qp));
+    // Blocks of all sizes take the freed memory, with other contents.
+    for (size_t size = 16; size < 8192; size += 16)
+        for (int i = 0; i < 8; i++) {
+            char *block = malloc(size);
+            CHECK(block);
+            memset(block, 0x5a, size);
+            CHECK(*(volatile char *)block == 0x5a);
+        }
+    TRY(rdma_destroy_id(id));
+}
+
 // A reply moves the queue pair when the program reads its event, and not before.
 static void reply_waits(void) {
     struct rdma_cm_id *listener = listening(RDMA_PS_TCP, 7483), *client = routed(RDMA_PS_TCP, 7483), *child;
@@ -864,6 +885,8 @@ int main(int count, char **arguments) {
         datagrams();
     else if (strcmp(chosen, "multicast") == 0)
         multicast();
+    else if (strcmp(chosen, "stale_queue_pair") == 0)
+        stale_queue_pair();
     else if (strcmp(chosen, "reply_waits") == 0)
         reply_waits();
     else if (strcmp(chosen, "synchronous_datagrams") == 0)

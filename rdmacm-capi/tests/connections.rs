@@ -63,6 +63,12 @@ fn multicast_group_is_joined_used_and_left() {
     assert_eq!(output_of("multicast", 5), expected);
 }
 
+/// Destroying the identifier does not use the queue pair that the program has destroyed.
+#[test]
+fn queue_pair_may_be_destroyed_before_its_identifier() {
+    assert_eq!(output_of("stale_queue_pair", 15), "MULTICAST_JOIN 0; 0 0");
+}
+
 /// It may arrive in any call of the library, which may hold locks that moving a queue pair needs.
 #[test]
 fn reply_moves_the_queue_pair_when_its_event_is_read() {

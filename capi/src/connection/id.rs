@@ -308,14 +308,15 @@ pub(super) unsafe fn destroy(visible: *mut cm::Id) -> Result<()> {
             destination.is_destroyed = true;
             destination.queue.remove(&id, |_| true)
         };
-        let (source, parts, groups) = {
+        let (source, parts) = {
             let mut inner = id.inner();
             inner.phase = Phase::Over;
             let parts = (inner.inquiry.take(), inner.port.take(), inner.queue_pair.take());
-            (std::mem::take(&mut inner.source), parts, std::mem::take(&mut inner.groups))
+            inner.groups.clear();
+            (std::mem::take(&mut inner.source), parts)
         };
-        // SAFETY: the program's identifier; its queue pair, if it still has one, is the program's.
-        unsafe { super::multicast::detach((*visible).qp, &groups) };
+        // The queue pair leaves the groups when it is destroyed. The program may have done that itself, so `qp` cannot
+        // be used here.
         // A peer's request that the program has not read is rejected, the connection ends, the port becomes free.
         drop((unread, source, parts));
     }

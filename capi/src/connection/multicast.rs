@@ -88,15 +88,12 @@ pub(super) unsafe fn complete(id: &Id, number: u64, event: &mut cm::Event) {
     };
 }
 
-/// Detaches a queue pair from groups.
+/// Detaches a queue pair from a group.
 ///
 /// # Safety
 /// The queue pair is null or the program's.
-pub(super) unsafe fn detach(qp: *mut abi::Qp, groups: &[Group]) {
-    if qp.is_null() {
-        return;
-    }
-    for group in groups.iter().filter(|group| group.is_attached) {
+unsafe fn detach(qp: *mut abi::Qp, group: &Group) {
+    if !qp.is_null() && group.is_attached {
         // SAFETY: the caller's promise. The program may have detached it itself.
         let _ = unsafe { queue_pair_of(qp) }.inner.detach_mcast(group.gid);
     }
@@ -119,7 +116,7 @@ unsafe fn leave(visible: *mut cm::Id, address: *const libc::sockaddr) -> Result<
     // A group that was joined twice is left with the second call.
     if !others {
         // SAFETY: the caller's promise.
-        unsafe { detach((*visible).qp, &[group]) };
+        unsafe { detach((*visible).qp, &group) };
     }
     Ok(())
 }
