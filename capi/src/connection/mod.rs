@@ -16,10 +16,9 @@
 //! keeps its events in order. A thread that is woken while it calls the provider delays the work until the call has
 //! returned (`pump::Section`), so that it never waits for its own lock.
 //!
-//! The woken thread may be anywhere in a verb, outside of every section, and hold locks of the provider, such as that of
-//! the opened sockets or of a queue pair's path. Therefore taking events calls nothing of the provider but `next_event`
-//! and the drop of an object of connections, which need the shard only. What moves a queue pair or opens a socket is
-//! left to calls of the program.
+//! The woken thread may be in any verb, outside of every section, and hold locks of the provider, such as that of
+//! the opened sockets or of a queue pair's path. Therefore taking events only calls `next_event`, and drops objects of
+//! connections: both need the shard alone. Calls of the program move queue pairs and open sockets.
 
 mod address;
 mod addrinfo;
