@@ -20,11 +20,11 @@
 //!
 //! # Panics
 //!
-//! A panic is a bug of this library, and aborts the process: `capi/install` builds it with `panic = "abort"` (the
-//! profile `drop-in`), which also applies to the engine's threads. In other builds a panic never crosses the boundary
-//! either: every function that C can call is `extern "C"`, which aborts instead of unwinding into the caller. The two
-//! verbs that wait are `extern "C-unwind"`, so that their threads can be cancelled, but do their work in functions that
-//! are `extern "C"` (`waiting`). A program must not continue after its library failed half-way through a verb.
+//! A panic is a bug of this library, and never crosses the boundary: every function that C can call is `extern "C"`,
+//! which aborts instead of unwinding into the caller. No profile has `panic = "abort"`: with it the cancellation of a
+//! thread, which unwinds, aborts the process. The two verbs that wait are `extern "C-unwind"`, so that their threads
+//! can be cancelled, but do their work in functions that are `extern "C"` (`waiting`). A program must not continue
+//! after its library failed half-way through a verb.
 #![warn(missing_docs)]
 
 mod address_handle;
