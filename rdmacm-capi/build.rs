@@ -1,20 +1,13 @@
-//! Links the library as `librdmacm.so.1`, with the versions of `nodes.map`, and makes it need `libibverbs.so.1`.
+//! Links the library as `librdmacm.so.1`, and makes it need `libibverbs.so.1`.
 
 use std::path::Path;
 use std::process::Command;
 
+include!("../capi/link.rs");
+
 fn main() {
-    let folder = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-    println!("cargo:rerun-if-changed=nodes.map");
-    println!("cargo:rerun-if-changed=build.rs");
-    // The compiler passes an anonymous version script of its own, which only lld combines with named versions. On
-    // x86-64 lld is the default.
-    if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
-        println!("cargo:rustc-cdylib-link-arg=-fuse-ld=lld");
-    }
-    println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={folder}/nodes.map");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,librdmacm.so.1");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    println!("cargo:rerun-if-changed=../capi/link.rs");
+    link("librdmacm.so.1");
     println!("cargo:rustc-cdylib-link-arg=-Wl,--no-as-needed");
     println!("cargo:rustc-cdylib-link-arg={}", named_like_libibverbs());
 }

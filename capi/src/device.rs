@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use rdma_verbs::provider::{Provider, abi, soft::SoftProvider};
 
 use crate::error::{Errno, Result, UNSUPPORTED, pointer, set_errno};
-use crate::object::{Object, Zeroed, make, own};
+use crate::object::{Object, Zeroed, free_list, give_list, make, own};
 use crate::settings::settings;
 use crate::version::exported;
 
@@ -148,27 +148,14 @@ pub(crate) fn device_of_address(address: IpAddr) -> *mut abi::Device {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut abi::Device {
-    pointer(list().map(|list| {
-        if !count.is_null() {
-            // SAFETY: the program's number, which may be written.
-            unsafe { count.write((list.len() - 1) as c_int) };
-        }
-        Box::into_raw(list.into_boxed_slice()).cast()
-    }))
+    // SAFETY: the program's number, which may be written.
+    pointer(list().map(|list| unsafe { give_list(list, count) }))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_free_device_list(list: *mut *mut abi::Device) {
-    if list.is_null() {
-        return;
-    }
-    let mut length = 1;
-    // SAFETY: the list is one that `ibv_get_device_list` gave, which ends with a null pointer.
-    while unsafe { !(*list.add(length - 1)).is_null() } {
-        length += 1;
-    }
-    // SAFETY: as above; it was released as a boxed slice of `length` entries, and is freed once.
-    drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, length)) });
+    // SAFETY: the list is null or one that `ibv_get_device_list` gave, and the program gives it up.
+    unsafe { free_list(list) };
 }
 
 #[unsafe(no_mangle)]

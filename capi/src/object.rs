@@ -2,6 +2,7 @@
 //! the headers, and passes its address back.
 
 use std::cell::UnsafeCell;
+use std::ffi::c_int;
 use std::sync::atomic::AtomicU32;
 
 use rdma_verbs::provider::abi;
@@ -54,6 +55,35 @@ pub(crate) unsafe fn atomic_field<'a>(field: *mut u32) -> &'a AtomicU32 {
 pub(crate) unsafe fn take<C: Object>(object: *mut C) -> C::Own {
     // SAFETY: by the caller's promise this is the box that `make` released, and it is taken only once.
     unsafe { Box::from_raw(object.cast::<Whole<C>>()) }.own
+}
+
+/// Gives the program a list whose last pointer is null, and its number of entries without that if `count` is not null.
+///
+/// # Safety
+/// `count` is null or the program's, and may be written.
+pub(crate) unsafe fn give_list<T>(list: Vec<*mut T>, count: *mut c_int) -> *mut *mut T {
+    if !count.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { count.write((list.len() - 1) as c_int) };
+    }
+    Box::into_raw(list.into_boxed_slice()).cast()
+}
+
+/// Frees a list, not what its entries point to. Does nothing without one.
+///
+/// # Safety
+/// `list` is null, or came from [`give_list`]; nothing uses it afterwards.
+pub(crate) unsafe fn free_list<T>(list: *mut *mut T) {
+    if list.is_null() {
+        return;
+    }
+    let mut length = 1;
+    // SAFETY: by the caller's promise it ends with a null pointer.
+    while unsafe { !(*list.add(length - 1)).is_null() } {
+        length += 1;
+    }
+    // SAFETY: as above; it was released as a boxed slice of `length` entries, and is freed once.
+    drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, length)) });
 }
 
 /// A structure whose bytes may all be zero.

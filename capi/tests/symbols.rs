@@ -1,46 +1,23 @@
 //! Checks the built library against its list: every symbol with its version, nothing else, under the right name.
 
+mod exports;
 mod library;
 
-use std::collections::BTreeSet;
-use std::process::Command;
-
-const LIST: &str = include_str!("symbols.txt");
-
-fn readelf(option: &str) -> String {
-    let output =
-        Command::new("readelf").args([option, "-W"]).arg(library::path()).output().expect("readelf of binutils");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("text")
-}
-
-/// Returns the defined symbols with their kinds: `name@@VERSION FUNC`.
-fn exported() -> BTreeSet<String> {
-    let lines = readelf("--dyn-syms");
-    let mut found = BTreeSet::new();
-    for line in lines.lines() {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let [number, _, _, kind, binding, _, section, name] = fields[..] else { continue };
-        if number.ends_with(':') && number != "Num:" && binding != "LOCAL" && section != "UND" && section != "ABS" {
-            found.insert(format!("{name} {kind}"));
-        }
-    }
-    found
-}
+use exports::{match_list, readelf};
 
 #[test]
 fn symbols_match_the_list() {
-    let wanted: BTreeSet<String> = LIST.lines().map(str::to_owned).collect();
-    assert_eq!(wanted.len(), 147, "75 public ones, 71 private ones, and the one for our librdmacm");
-    let found = exported();
-    let missing: Vec<&String> = wanted.difference(&found).collect();
-    let unwanted: Vec<&String> = found.difference(&wanted).collect();
-    assert!(missing.is_empty() && unwanted.is_empty(), "missing: {missing:?}; not in the list: {unwanted:?}");
+    match_list(
+        library::path(),
+        include_str!("symbols.txt"),
+        147,
+        "75 public ones, 71 private ones, and the one for our librdmacm",
+    );
 }
 
 #[test]
 fn dynamic_section_has_the_soname_and_nodelete() {
-    let dynamic = readelf("--dynamic");
+    let dynamic = readelf("--dynamic", library::path());
     assert!(dynamic.contains("Library soname: [libibverbs.so.1]"), "{dynamic}");
     assert!(dynamic.contains("NODELETE"), "its threads outlive a dlclose: {dynamic}");
     assert_eq!(dynamic.matches("libibverbs").count(), 1, "it needs no other one: {dynamic}");

@@ -1,46 +1,30 @@
 //! Checks the built library against its list: every symbol with its version, nothing else, under the right name.
 
+#[path = "../../capi/tests/exports/mod.rs"]
+mod exports;
 mod library;
 
-use std::collections::BTreeSet;
-use std::process::Command;
+use std::path::PathBuf;
 
-const LIST: &str = include_str!("symbols.txt");
+use exports::{match_list, readelf};
 
-fn readelf(option: &str) -> String {
-    let library = library::folder().join("librdmacm.so.1");
-    let output = Command::new("readelf").args([option, "-W"]).arg(library).output().expect("readelf of binutils");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("text")
-}
-
-/// Returns the defined symbols with their kinds: `name@@VERSION FUNC`.
-fn exported() -> BTreeSet<String> {
-    let lines = readelf("--dyn-syms");
-    let mut found = BTreeSet::new();
-    for line in lines.lines() {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let [number, _, _, kind, binding, _, section, name] = fields[..] else { continue };
-        if number.ends_with(':') && number != "Num:" && binding != "LOCAL" && section != "UND" && section != "ABS" {
-            found.insert(format!("{name} {kind}"));
-        }
-    }
-    found
+fn built() -> PathBuf {
+    library::folder().join("librdmacm.so.1")
 }
 
 #[test]
 fn symbols_match_the_list() {
-    let wanted: BTreeSet<String> = LIST.lines().map(str::to_owned).collect();
-    assert_eq!(wanted.len(), 69, "those of librdmacm, and the one that tells this library from it");
-    let found = exported();
-    let missing: Vec<&String> = wanted.difference(&found).collect();
-    let unwanted: Vec<&String> = found.difference(&wanted).collect();
-    assert!(missing.is_empty() && unwanted.is_empty(), "missing: {missing:?}; not in the list: {unwanted:?}");
+    match_list(
+        &built(),
+        include_str!("symbols.txt"),
+        69,
+        "those of librdmacm, and the one that tells this library from it",
+    );
 }
 
 #[test]
 fn dynamic_section_has_the_soname_and_needs_libibverbs() {
-    let dynamic = readelf("--dynamic");
+    let dynamic = readelf("--dynamic", &built());
     assert!(dynamic.contains("Library soname: [librdmacm.so.1]"), "{dynamic}");
     assert!(dynamic.contains("Shared library: [libibverbs.so.1]"), "{dynamic}");
     assert!(dynamic.contains("NODELETE"), "the other library's threads outlive a dlclose: {dynamic}");
@@ -49,6 +33,6 @@ fn dynamic_section_has_the_soname_and_needs_libibverbs() {
 /// A second engine in this library would not know the objects of the first.
 #[test]
 fn no_engine_is_in_the_library() {
-    let symbols = readelf("--syms");
+    let symbols = readelf("--syms", &built());
     assert!(!symbols.contains("rdma_verbs8provider") && !symbols.contains("rdma_verbs6engine"));
 }

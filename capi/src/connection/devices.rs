@@ -13,7 +13,7 @@ use rdma_verbs::types::Gid;
 use crate::context::open;
 use crate::device::{addresses, device_called, device_of_address, list};
 use crate::error::{Errno, Result, UNSUPPORTED, pointer};
-use crate::object::own;
+use crate::object::{free_list, give_list, own};
 use crate::protection_domain::alloc;
 use crate::shared::{Shared, shared_of};
 
@@ -136,26 +136,14 @@ pub(super) fn of_address(address: IpAddr) -> Result<&'static Device> {
 /// Returns the contexts of all devices, and a null pointer at the end. They are those of identifiers.
 pub(super) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut abi::Context {
     pointer(all().map(|devices| {
-        let mut contexts: Vec<*mut abi::Context> = devices.iter().map(|device| device.context).collect();
-        if !count.is_null() {
-            // SAFETY: the program's number, which may be written.
-            unsafe { count.write(contexts.len() as c_int) };
-        }
-        contexts.push(null_mut());
-        Box::into_raw(contexts.into_boxed_slice()).cast()
+        let contexts = devices.iter().map(|device| device.context).chain([null_mut()]);
+        // SAFETY: the program's number, which may be written.
+        unsafe { give_list(contexts.collect(), count) }
     }))
 }
 
 /// Frees a list of [`rdma_get_devices`]; the devices stay open.
 pub(super) unsafe extern "C" fn rdma_free_devices(list: *mut *mut abi::Context) {
-    if list.is_null() {
-        return;
-    }
-    let mut length = 1;
-    // SAFETY: the list is one that `rdma_get_devices` gave, which ends with a null pointer.
-    while unsafe { !(*list.add(length - 1)).is_null() } {
-        length += 1;
-    }
-    // SAFETY: as above; it was released as a boxed slice of `length` entries, and is freed once.
-    drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, length)) });
+    // SAFETY: the list is null or one that `rdma_get_devices` gave, and the program gives it up.
+    unsafe { free_list(list) };
 }
