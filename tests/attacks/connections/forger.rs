@@ -12,6 +12,7 @@ use rdma_verbs::wire::mad::{
 };
 use rdma_verbs::wire::{Bth, Deth, Headers, ICRC_BYTES, Opcode, icrc};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
+use support::requests::{connect_request, ip_header};
 
 use crate::forge::{Aim, Forgery, RawSender};
 
@@ -160,33 +161,8 @@ impl Forger {
     }
 
     pub(crate) fn request_from(&self, source: Ipv4Addr, number: u32, port: u16) -> ConnectRequest {
-        let header = self.header(source);
-        ConnectRequest {
-            local_id: CommunicationId(0x0100_0000 + number),
-            service_id: ServiceId::of_port(PortSpace::Tcp, port),
-            local_guid: 0x0200_5eff_fe00_0000 + u64::from(number),
-            local_qpn: Qpn::new(0x10_0000 + number),
-            responder_resources: 5,
-            initiator_depth: 6,
-            remote_response_timeout: TimeoutCode::saturating(20),
-            starting_psn: Psn::new(0x77_388d),
-            local_response_timeout: TimeoutCode::saturating(20),
-            retry_count: RetryCount::MAX,
-            pkey: 0xffff,
-            path_mtu: MtuCode::new(3).expect("a code"),
-            max_cm_retries: MessageRetries::MAX,
-            primary_path: Path {
-                local_lid: 0xffff,
-                remote_lid: 0xffff,
-                local_gid: IpAddr::V4(source).into(),
-                remote_gid: IpAddr::V4(self.victim).into(),
-                hop_limit: 64,
-                local_ack_timeout: TimeoutCode::saturating(17),
-                ..Path::default()
-            },
-            private_data: header.with_data(b"forged").expect("few bytes"),
-            ..ConnectRequest::default()
-        }
+        let ends = [source.into(), self.victim.into()];
+        ConnectRequest { responder_resources: 5, initiator_depth: 6, ..connect_request(number, port, ends, b"forged") }
     }
 
     pub(crate) fn inquiry_from(&self, source: Ipv4Addr, number: u32, port: u16) -> ServiceIdRequest {
@@ -194,11 +170,7 @@ impl Forger {
             request_id: CommunicationId(number.wrapping_mul(0x9e37_79b1)),
             pkey: 0xffff,
             service_id: ServiceId::of_port(PortSpace::Udp, port),
-            private_data: self.header(source).with_data(b"forged").expect("few bytes"),
+            private_data: ip_header(source.into(), self.victim.into()).with_data(b"forged").expect("few bytes"),
         }
-    }
-
-    fn header(&self, source: Ipv4Addr) -> IpHeader {
-        IpHeader::new(SocketAddr::new(source.into(), 40_000), self.victim.into()).expect("one IP version")
     }
 }

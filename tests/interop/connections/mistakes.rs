@@ -1,16 +1,18 @@
 //! Requests with one mistake each, to the kernel and to this crate's manager of connections: the response of both to
 //! the same datagram. And the reasons of REJs that reach the kernel's application.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rdma_verbs::cm::{Arrival, Event, Limits, ListenParameters, Manager, ManagerConfig};
 use rdma_verbs::types::{Gid, Psn, Qkey, Qpn, Time};
 use rdma_verbs::wire::mad::{
-    AlternatePath, CommunicationId, ConnectRequest, FlowLabel, IpHeader, Mad, Message, MessageRetries, MtuCode, Path,
-    PortSpace, PrivateData, Reject, RejectReason, RejectedMessage, RetryCount, ServiceId, ServiceIdRequest,
-    ServiceIdStatus, TimeoutCode, TransportType,
+    AlternatePath, CommunicationId, ConnectRequest, FlowLabel, IpHeader, Mad, Message, MtuCode, Path, PortSpace,
+    PrivateData, Reject, RejectReason, RejectedMessage, ServiceId, ServiceIdRequest, ServiceIdStatus, TimeoutCode,
+    TransportType,
 };
+
+use support::requests::{connect_request, ip_header};
 
 use crate::Kernel;
 use crate::forger::Forger;
@@ -89,7 +91,7 @@ impl List {
             request_id: CommunicationId(self.number().wrapping_mul(0x9e37_79b1)),
             pkey: 0xffff,
             service_id: ServiceId::of_port(PortSpace::Udp, PORT),
-            private_data: self.header(self.local, self.remote).with_data(b"inquiry").expect("a short value"),
+            private_data: ip_header(self.local, self.remote).with_data(b"inquiry").expect("a short value"),
         };
         change(&mut request);
         self.mistakes.push(Mistake { name, request: request.into(), kernel: both, ours: both });
@@ -102,38 +104,8 @@ impl List {
 
     /// Returns the next REQ, without a mistake, as Linux sends it.
     fn request(&self) -> ConnectRequest {
-        let number = self.number();
-        ConnectRequest {
-            local_id: CommunicationId(0x0100_0000 + number),
-            service_id: ServiceId::of_port(PortSpace::Tcp, PORT),
-            local_guid: 0x0200_5eff_fe00_0000 + u64::from(number),
-            local_qpn: Qpn::new(0x10_0000 + number),
-            responder_resources: 4,
-            initiator_depth: 4,
-            remote_response_timeout: TimeoutCode::saturating(20),
-            starting_psn: Psn::new(7),
-            local_response_timeout: TimeoutCode::saturating(20),
-            retry_count: RetryCount::MAX,
-            pkey: 0xffff,
-            path_mtu: MtuCode::new(3).expect("a short value"),
-            max_cm_retries: MessageRetries::MAX,
-            primary_path: Path {
-                local_lid: 0xffff,
-                remote_lid: 0xffff,
-                local_gid: self.local.into(),
-                remote_gid: self.remote.into(),
-                hop_limit: 64,
-                local_ack_timeout: TimeoutCode::saturating(17),
-                ..Path::default()
-            },
-            private_data: self.header(self.local, self.remote).with_data(b"request").expect("a short value"),
-            ..ConnectRequest::default()
-        }
-    }
-
-    /// Returns the header of IP connections with these addresses.
-    fn header(&self, source: IpAddr, destination: IpAddr) -> IpHeader {
-        IpHeader::new(SocketAddr::new(source, 40_000), destination).expect("addresses of one IP version")
+        let ends = [self.local, self.remote];
+        ConnectRequest { starting_psn: Psn::new(7), ..connect_request(self.number(), PORT, ends, b"request") }
     }
 
     /// Returns that of the run's IP version.
@@ -204,23 +176,23 @@ impl List {
         self.add("port 0", REQUESTED, |request| change_data(request, |bytes| bytes[2..4].fill(0)));
         let (local, remote) = (self.local, self.remote);
         for destination in [("10.99.0.77", "fd99::77"), ("127.0.0.1", "::1"), ("0.0.0.0", "::")] {
-            let header = self.header(local, self.either(destination.0, destination.1));
+            let header = ip_header(local, self.either(destination.0, destination.1));
             self.add("destination in the header", CONSUMER, |request| set_header(request, header));
         }
         for source in [("127.0.0.1", "::1"), ("0.0.0.0", "::")] {
-            let header = self.header(self.either(source.0, source.1), remote);
+            let header = ip_header(self.either(source.0, source.1), remote);
             self.add("source in the header", CONSUMER, |request| set_header(request, header));
         }
         // The kernel has a route to groups of IPv6, and does not look further.
         let of_group = if self.local.is_ipv4() { CONSUMER } else { REQUESTED };
-        let header = self.header(self.either("224.0.0.1", "ff02::1"), remote);
+        let header = ip_header(self.either("224.0.0.1", "ff02::1"), remote);
         self.add_with("group as the source", of_group, CONSUMER, |request| set_header(request, header));
         for source in [self.either("10.99.0.77", "fd99::77"), remote] {
-            let header = self.header(source, remote);
+            let header = ip_header(source, remote);
             self.add("source of another host", REQUESTED, |request| set_header(request, header));
         }
         // The kernel looks up its route to the source.
-        let header = self.header(self.either("192.168.77.7", "fd77::7"), remote);
+        let header = ip_header(self.either("192.168.77.7", "fd77::7"), remote);
         self.add_with("source without a route", CONSUMER, REQUESTED, |request| set_header(request, header));
     }
 
@@ -263,7 +235,7 @@ impl List {
         self.add_inquiry("inquiry without a header", REJECTED, |request| {
             request.private_data = PrivateData::default();
         });
-        let header = self.header(self.local, self.either("10.99.0.77", "fd99::77"));
+        let header = ip_header(self.local, self.either("10.99.0.77", "fd99::77"));
         self.add_inquiry("inquiry for another host", REJECTED, |request| {
             request.private_data = header.with_data(&[]).expect("a short value");
         });

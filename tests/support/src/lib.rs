@@ -1,9 +1,11 @@
-//! The common parts of the test programs: ends of connections, processes, and a counting allocator.
+//! The common parts of the test programs: ends of connections, processes, requests of the connection
+//! manager, and a counting allocator.
 
 pub mod allocator;
 mod end;
 pub mod node;
 pub mod process;
+pub mod requests;
 
 use std::time::Duration;
 
