@@ -173,24 +173,20 @@ impl Connection {
         let is_half_open = matches!(self.state, S::RequestReceived | S::ReplySent);
         let rests = matches!(self.state, S::TimeWait | S::Refused);
         let is_alive = is_half_open || matches!(self.state, S::ReplyReceived | S::Established | S::DisconnectSent);
+        // An orphan has no queue pair, so it does not make another connection with the peer's queue pair stale.
+        let has_queue_pair = self.passive.is_some() || self.active.is_some();
         let waits = self.passive.filter(|passive| self.state == S::RequestReceived && !passive.is_taken);
         Load {
             is_half_open,
             rests_since: rests.then_some(self.since),
             waits_at: waits.map(|passive| passive.listener),
-            // An orphan has no queue pair, so it does not make another connection with the peer's queue pair stale.
-            uses: (is_alive && !self.is_orphan()).then_some((self.remote_guid, self.remote_qpn)),
+            uses: (is_alive && has_queue_pair).then_some((self.remote_guid, self.remote_qpn)),
             request: self
                 .passive
                 .filter(|_| self.state != S::Idle)
                 .map(|passive| (self.remote_guid, passive.request_id)),
             is_set_up: self.is_set_up(),
         }
-    }
-
-    /// Returns whether its process has died, and this one ends it.
-    pub(super) fn is_orphan(&self) -> bool {
-        self.passive.is_none() && self.active.is_none()
     }
 
     /// Returns whether both ends know the connection, and the peer has not confirmed or requested its end.

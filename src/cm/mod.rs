@@ -50,7 +50,7 @@ mod rest;
 mod route;
 
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(crate) mod tests;
 
 pub use connection::ConnectionState;
 #[cfg(any(test, feature = "sim"))]

@@ -6,6 +6,6 @@ mod handshake;
 mod mistakes;
 mod native;
 mod rejections;
-mod script;
+pub(crate) mod script;
 mod services;
 mod stale;

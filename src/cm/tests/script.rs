@@ -221,7 +221,7 @@ pub(super) fn header() -> IpHeader {
     IpHeader::new(SocketAddr::new(CLIENT, 51044), SERVER).unwrap()
 }
 
-pub(super) fn path_parameters() -> PathParameters {
+pub(crate) fn path_parameters() -> PathParameters {
     PathParameters {
         local: CLIENT,
         remote: SERVER,
@@ -232,7 +232,7 @@ pub(super) fn path_parameters() -> PathParameters {
     }
 }
 
-pub(super) fn connect_parameters() -> ConnectParameters {
+pub(crate) fn connect_parameters() -> ConnectParameters {
     ConnectParameters {
         service_id: SERVICE,
         header: header(),

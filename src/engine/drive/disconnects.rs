@@ -58,13 +58,11 @@ mod tests {
     use super::super::tests::shard;
     use super::super::{end_thread, start_thread};
     use super::*;
+    use crate::cm::tests::script::{connect_parameters, path_parameters};
     use crate::cm::{Arrival, ConnectParameters, ConnectionHandle, Manager, PathParameters};
     use crate::sys::LocalAddress;
-    use crate::types::{Mtu, Psn, Qpn, Time};
-    use crate::wire::mad::{
-        Attribute, CommunicationId, ConnectReply, FlowLabel, IpHeader, Mad, Message, PortSpace, PrivateData,
-        RetryCount, ServiceId, TimeoutCode,
-    };
+    use crate::types::Time;
+    use crate::wire::mad::{Attribute, CommunicationId, ConnectReply, FlowLabel, IpHeader, Mad, Message};
 
     fn address(text: &str) -> LocalAddress {
         LocalAddress { ip: text.parse().unwrap(), scope: 0 }
@@ -74,29 +72,9 @@ mod tests {
     fn connect(manager: &mut Manager, now: Time, ends: [LocalAddress; 2], peer: CommunicationId) -> ConnectionHandle {
         let [local, remote] = ends.map(|end| end.ip);
         let parameters = ConnectParameters {
-            service_id: ServiceId::of_port(PortSpace::Tcp, 7471),
             header: IpHeader::new(SocketAddr::new(local, 1), remote).unwrap(),
-            path: PathParameters {
-                local,
-                remote,
-                traffic_class: 0,
-                flow_label: FlowLabel::default(),
-                hop_limit: 64,
-                ack_timeout: TimeoutCode::saturating(17),
-            },
-            local_qpn: Qpn::new(0x12),
-            starting_psn: Psn::default(),
-            responder_resources: 0,
-            initiator_depth: 0,
-            end_to_end_flow_control: true,
-            retry_count: RetryCount::MAX,
-            rnr_retry_count: RetryCount::MAX,
-            path_mtu: Mtu::Mtu1024,
-            has_srq: false,
-            vendor_options: Default::default(),
-            native: None,
-            private_data: PrivateData::default(),
-            deadline: None,
+            path: PathParameters { local, remote, ..path_parameters() },
+            ..connect_parameters()
         };
         let connection = manager.connect(now, &parameters).unwrap();
         let request = Mad::read(&manager.poll_output().unwrap().bytes).unwrap();
@@ -109,7 +87,7 @@ mod tests {
             &Arrival { source: remote, destination: local, traffic_class: 0, flow_label, bytes: &bytes },
         );
         manager.ready(now, connection).unwrap();
-        manager.poll_output().expect("the RTU, which nobody needs");
+        manager.poll_output().expect("the RTU");
         connection
     }
 
