@@ -1,14 +1,13 @@
 //! A forger of management datagrams: it sends them from any address, and sees the victim's responses to any address.
 
 use std::io::{ErrorKind, Read};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use rdma_verbs::types::{Psn, Qkey, Qpn};
 use rdma_verbs::wire::mad::{
-    CommunicationId, ConnectRequest, IpHeader, MAD_BYTES, Mad, Message, MessageRetries, MtuCode, Path, PortSpace,
-    RetryCount, ServiceId, ServiceIdRequest, TimeoutCode,
+    CommunicationId, ConnectRequest, MAD_BYTES, Mad, Message, PortSpace, ServiceId, ServiceIdRequest,
 };
 use rdma_verbs::wire::{Bth, Deth, Headers, ICRC_BYTES, Opcode, icrc};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
@@ -72,7 +71,17 @@ impl Observer {
         filter.extend(word(NETWORK_BYTES as u32 + 4, 0xff_ffff, MANAGEMENT_QPN.value(), 1));
         filter.extend([SockFilter::new(0x06, 0, 0, u32::MAX), SockFilter::new(0x06, 0, 0, 0)]);
         socket.attach_filter(&filter).expect("SO_ATTACH_FILTER");
-        Self(socket)
+        let observer = Self(socket);
+        observer.discard_unfiltered();
+        observer
+    }
+
+    /// Discards the packets that came between the creation of the socket and its filter.
+    fn discard_unfiltered(&self) {
+        self.0.set_nonblocking(true).expect("O_NONBLOCK");
+        let mut buffer = [0; 2_048];
+        while (&self.0).read(&mut buffer).is_ok() {}
+        self.0.set_nonblocking(false).expect("O_NONBLOCK");
     }
 
     /// Returns the next datagram, or `None` if there is none within this time.
