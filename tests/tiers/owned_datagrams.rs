@@ -1,10 +1,11 @@
 //! Datagrams and multicast in the owned tier: each arrives in a buffer of its own, behind its route header.
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_verbs::owned::{
-    FileBuffer, Finished, QueuePair, QueuePairOptions, Request, RequestBuffer, SharedReceiveQueue,
+    CompletionQueue, FileBuffer, Finished, QueuePair, QueuePairOptions, Request, RequestBuffer, SharedReceiveQueue,
 };
 use rdma_verbs::verbs::{
     AddressHandle, AddressVector, Cause, ErrorKind, Gid, Qkey, Qpn, QueuePairType, RemoteMemory, Rkey,
@@ -215,4 +216,28 @@ fn a_shared_queue_serves_datagrams_also_when_their_queue_pair_is_gone() {
     expect(b.cq.wait(PATIENCE).unwrap(), b"second", true);
     expect(b.cq.wait(PATIENCE).unwrap(), b"third", true);
     assert_eq!(srq.buffers_in_flight(), 0);
+}
+
+/// A datagram completes when it is sent. While another thread drives the device, that thread sends it.
+#[test]
+fn resizing_counts_the_completions_of_all_posted_datagrams() {
+    let (a, b) = (end(20), end(21));
+    let other = CompletionQueue::new(&a.context, 4).unwrap();
+    let _source = QueuePair::with_options(&a.pd, &other, &other, &datagrams()).unwrap();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                assert!(other.poll().unwrap().is_none());
+            }
+        });
+        let rounds = (0..2_000).take_while(|_| {
+            (0..4).for_each(|_| a.post(datagram(&a, &b, b"x").signaled()));
+            let is_refused = a.cq.resize(3).is_err();
+            is_refused && (0..4).all(|_| a.cq.wait(PATIENCE).is_ok())
+        });
+        let rounds = rounds.count();
+        is_done.store(true, Ordering::Relaxed);
+        assert_eq!(rounds, 2_000, "four completions do not fit in three entries");
+    });
 }

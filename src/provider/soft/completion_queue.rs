@@ -223,6 +223,10 @@ impl CompletionQueue for SoftCompletionQueue {
     fn resize(&self, cqe: u32) -> Result<()> {
         self.device.check_process("resize_cq")?;
         check_range("resize_cq", "cqe", cqe, 1..=self.device.attributes.max_cqe)?;
+        // The completions of requests that were posted while another thread drove count as well.
+        for shard in self.source_shards() {
+            shard.command(|_, _| {});
+        }
         self.queue.resize(cqe).map_err(|error| Error::unsuitable("resize_cq", "cqe", error.to_string()))
     }
 
