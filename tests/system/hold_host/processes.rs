@@ -48,7 +48,10 @@ impl Drop for Folder {
 /// Copies this program, with these permissions, to a folder from which every user can start it.
 pub(crate) fn copy_of_this_program(folder: &Folder, mode: u32) -> PathBuf {
     let path = folder.0.join("program");
-    std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
+    // Not by this process: a child that another thread starts meanwhile would have the file open for writing, and the
+    // kernel runs no such file.
+    let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&path).status().unwrap();
+    assert!(copied.success());
     std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
     path
 }
