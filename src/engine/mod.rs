@@ -87,7 +87,7 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Ends the connections, the threads, each after at most one bounded pass, and the captures.
+    /// Ends the connections, the threads, each after at most one bounded pass, the sockets and the captures.
     fn drop(&mut self) {
         if !self.generation.is_current() {
             // The threads belong to the parent process.
@@ -99,7 +99,26 @@ impl Drop for Engine {
         for (thread, is_signalled) in threads.into_iter().zip(signalled) {
             sys::end_thread(thread, is_signalled);
         }
-        // They do not end with the shards: the mailbox's thread may hold one for a moment longer than the program runs.
+        // Neither ends with the shards: the mailbox's thread may hold one for a moment longer than the program runs.
+        self.shards.iter().for_each(|shard| shard.close_receivers());
         self.captures = self.shards.iter().flat_map(|shard| shard.take_captures()).collect();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sys::LocalAddress;
+    use crate::types::ROCE_PORT;
+
+    #[test]
+    fn sockets_end_with_the_engine_while_a_shard_is_held() {
+        let address = LocalAddress { ip: "127.77.0.41".parse().unwrap(), scope: 0 };
+        let engine = Engine::new("test", vec![drive::tests::shard()]);
+        let held = Arc::clone(&engine.shards()[0]);
+        held.open_management(address).unwrap();
+        assert!(!share::holders(address.ip, ROCE_PORT).is_empty());
+        drop(engine);
+        assert_eq!(share::holders(address.ip, ROCE_PORT), []);
     }
 }

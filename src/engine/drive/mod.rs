@@ -27,7 +27,7 @@ pub(crate) use shard::{Shard, ShardConfig};
 pub(super) use thread::{end as end_thread, start as start_thread};
 
 #[cfg(all(test, not(loom)))]
-pub(super) mod tests {
+pub(in crate::engine) mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub(super) mod tests {
     use crate::types::{CongestionAlgorithm, PeerCapabilities};
 
     /// A shard without queue pairs.
-    pub(super) fn shard() -> Shard {
+    pub(in crate::engine) fn shard() -> Shard {
         let config = ShardConfig {
             guid: 7,
             blocks: QpnBlocks::lease(1, 1).unwrap(),

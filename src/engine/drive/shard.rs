@@ -336,6 +336,14 @@ impl Shard {
         self.command(|core, _| core.link.remove_capture(capture));
     }
 
+    /// Leaves the groups of its addresses.
+    pub(crate) fn close_receivers(&self) {
+        let mut receivers = Vec::new();
+        self.command(|core, _| receivers = core.link.take_receivers());
+        // Without the shard: other processes are waited for, and the process's mailbox may end.
+        drop(receivers);
+    }
+
     /// Stops recording packets, and returns the captures. Dropping the last reference to one waits until its file is
     /// written.
     pub(crate) fn take_captures(&self) -> Vec<Arc<Capture>> {

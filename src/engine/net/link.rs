@@ -89,6 +89,12 @@ impl Link {
         self.receivers.push(socket);
     }
 
+    /// Stops receiving on the addresses, and returns the sockets.
+    pub(crate) fn take_receivers(&mut self) -> Vec<ReceiveSocket> {
+        self.found = None;
+        std::mem::take(&mut self.receivers)
+    }
+
     fn reported_fields(&self) -> ReportedFields {
         let headers = self.reports_headers || !self.sink.is_idle();
         ReportedFields { hop_limit: headers, traffic_class: headers || self.reports_marks }

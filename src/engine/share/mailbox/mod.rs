@@ -64,17 +64,25 @@ pub(crate) trait Recipient: Send + Sync {
 /// Checks the group of an address, and returns the names of the other processes in it.
 pub(super) type GroupCheck = fn(IpAddr) -> Vec<Name>;
 
-static MAILBOX: PerGeneration<Mutex<Weak<Mailbox>>> = PerGeneration::new();
+static MAILBOX: PerGeneration<Mutex<Current>> = PerGeneration::new();
 
-/// A process's mailbox. Dropping it ends its thread.
+/// The mailbox of this process.
+#[derive(Default)]
+struct Current {
+    mailbox: Weak<Mailbox>,
+    postbox: Weak<Postbox>,
+}
+
+/// A process's mailbox. Dropping it removes its sockets and ends its thread. Only sockets on addresses own it, so that
+/// the thread that closes the last one ends it, and never its own thread, which the end of the program may overtake.
 pub(super) struct Mailbox {
-    shared: Arc<Shared>,
+    postbox: Arc<Postbox>,
     thread: Option<JoinHandle<()>>,
     generation: Generation,
 }
 
-/// State shared with the thread.
-struct Shared {
+/// The part of a mailbox that threads use without owning the mailbox.
+pub(super) struct Postbox {
     /// Dropped first: the numbers of closed descriptors are reused.
     _not_inherited: [NotInherited; 2],
     name: Name,
@@ -97,15 +105,20 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Returns the name of this process's mailbox, if it has one.
 pub(super) fn name_of_process() -> Option<Name> {
-    lock(MAILBOX.get()?).upgrade().map(|mailbox| mailbox.name())
+    postbox_of_process().map(|postbox| postbox.name)
+}
+
+fn postbox_of_process() -> Option<Arc<Postbox>> {
+    let current = lock(MAILBOX.get()?);
+    // Without a mailbox, only users of its sockets keep the rest.
+    current.postbox.upgrade().filter(|_| current.mailbox.strong_count() > 0)
 }
 
 /// Requests a search for connections of dead processes, because this process can send from a further address.
 pub(crate) fn search_orphans() {
-    let mailbox = MAILBOX.get().and_then(|current| lock(current).upgrade());
-    if let Some(mailbox) = mailbox {
-        mailbox.shared.has_new_address.store(true, Ordering::Release);
-        mailbox.shared.wake.signal();
+    if let Some(postbox) = postbox_of_process() {
+        postbox.has_new_address.store(true, Ordering::Release);
+        postbox.wake.signal();
     }
 }
 
@@ -113,12 +126,12 @@ impl Mailbox {
     /// Returns the mailbox of this process, which lives as long as there is a reference to it.
     pub(super) fn of_process(registry: &Registry, check: GroupCheck) -> Option<Arc<Self>> {
         let mut current = lock(MAILBOX.get()?);
-        if let Some(mailbox) = current.upgrade() {
+        if let Some(mailbox) = current.mailbox.upgrade() {
             return Some(mailbox);
         }
         match registry.prepare().and_then(|()| Self::open(registry.folder(), check)) {
             Ok(mailbox) => {
-                *current = Arc::downgrade(&mailbox);
+                *current = Current { mailbox: Arc::downgrade(&mailbox), postbox: Arc::downgrade(&mailbox.postbox) };
                 Some(mailbox)
             }
             Err(error) => {
@@ -156,7 +169,7 @@ impl Mailbox {
         (inbox, listener): (UnixDatagram, Socket),
         check: GroupCheck,
     ) -> io::Result<Arc<Self>> {
-        let shared = Arc::new(Shared {
+        let postbox = Arc::new(Postbox {
             name,
             folder: folder.to_owned(),
             wake: EventFd::new()?,
@@ -169,20 +182,27 @@ impl Mailbox {
             listener,
         });
         let neighbours = Neighbours::new(folder)?;
-        let mine = Arc::clone(&shared);
+        let mine = Arc::clone(&postbox);
         let builder = std::thread::Builder::new().name("rdma-mailbox".to_owned());
         let thread = with_signals_blocked(|| builder.spawn(move || run(&mine, neighbours, check)))?;
-        Ok(Arc::new(Self { shared, thread: Some(thread), generation: Generation::now() }))
+        Ok(Arc::new(Self { postbox, thread: Some(thread), generation: Generation::now() }))
     }
 
+    /// Returns the part that threads use without owning the mailbox.
+    pub(super) fn postbox(&self) -> &Arc<Postbox> {
+        &self.postbox
+    }
+}
+
+impl Postbox {
     /// Returns the name by which other processes find it.
     pub(super) fn name(&self) -> Name {
-        self.shared.name
+        self.name
     }
 
     /// Sets the recipient of packets to this address and these blocks that other processes forward.
     pub(super) fn add_recipient(&self, address: IpAddr, blocks: &[u16], recipient: &Arc<impl Recipient + 'static>) {
-        let mut recipients = lock(&self.shared.recipients);
+        let mut recipients = lock(&self.recipients);
         // Removes those of closed devices. Until the next call, at most as many stay as there are sockets and blocks
         // for each.
         recipients.retain(|_, recipient| recipient.strong_count() > 0);
@@ -190,15 +210,9 @@ impl Mailbox {
         recipients.extend(blocks.iter().map(|block| ((address, *block), Weak::clone(&recipient))));
     }
 
-    /// Requests a check of an address's group. Without `urgent` it may be delayed, because any host can trigger it with
-    /// packets.
-    pub(super) fn request_check(&self, address: IpAddr, urgent: bool) {
-        self.shared.request_check(address, urgent);
-    }
-
     /// Requests that other processes check the group of an address.
     pub(super) fn request_remote_checks(&self, names: impl Iterator<Item = Name>, address: IpAddr) {
-        names.filter(|name| *name != self.shared.name).for_each(|name| {
+        names.filter(|name| *name != self.name).for_each(|name| {
             // A process that has ended needs no request.
             let _ = self.send(&name, &Message::CheckGroup(address));
         });
@@ -218,13 +232,15 @@ impl Mailbox {
     fn send(&self, name: &Name, message: &Message<'_>) -> io::Result<()> {
         let mut buffer = [0; MESSAGE_BYTES];
         let length = message.write(&mut buffer).ok_or(io::ErrorKind::InvalidInput)?;
-        let to = SockAddr::unix(inbox_path(&self.shared.folder, name))?;
-        send_as_user(self.shared.inbox.as_fd(), &buffer[..length], &to)
+        let to = SockAddr::unix(inbox_path(&self.folder, name))?;
+        send_as_user(self.inbox.as_fd(), &buffer[..length], &to)
     }
 }
 
-impl Shared {
-    fn request_check(&self, address: IpAddr, urgent: bool) {
+impl Postbox {
+    /// Requests a check of an address's group. Without `urgent` it may be delayed, because any host can trigger it with
+    /// packets.
+    pub(super) fn request_check(&self, address: IpAddr, urgent: bool) {
         let mut checks = lock(&self.checks);
         let is_new = !checks.contains_key(&address);
         let before = checks.entry(address).or_default();
@@ -263,7 +279,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl Postbox {
     /// Delivers a forwarded packet to the shard with this block.
     fn deliver(&self, block: u16, datagram: &Datagram<'_>) {
         let recipient = lock(&self.recipients).get(&(datagram.destination, block)).and_then(Weak::upgrade);
@@ -281,19 +297,19 @@ impl Drop for Mailbox {
             std::mem::forget(thread);
             return;
         }
-        remove_sockets(&self.shared.folder, &self.shared.name);
-        self.shared.stop.store(true, Ordering::Release);
-        let is_signalled = self.shared.wake.signal();
+        remove_sockets(&self.postbox.folder, &self.postbox.name);
+        self.postbox.stop.store(true, Ordering::Release);
+        let is_signalled = self.postbox.wake.signal();
         crate::sys::end_thread(thread, is_signalled);
     }
 }
 
 /// The mailbox's thread.
-fn run(shared: &Shared, mut neighbours: Neighbours, check: GroupCheck) {
+fn run(postbox: &Postbox, mut neighbours: Neighbours, check: GroupCheck) {
     let (mut last_check, mut orphans): (Option<Instant>, _) = (None, OrphanSearch::default());
     let mut pause = None;
-    while !shared.stop.load(Ordering::Acquire) {
-        let descriptors = [shared.wake.as_fd(), shared.inbox.as_fd(), neighbours.set.as_fd()];
+    while !postbox.stop.load(Ordering::Acquire) {
+        let descriptors = [postbox.wake.as_fd(), postbox.inbox.as_fd(), neighbours.set.as_fd()];
         let ready = wait_readable(descriptors, pause.take());
         let [_, has_messages, has_ends] = ready.unwrap_or_else(|error| {
             // Probably out of memory. Do not spin meanwhile.
@@ -302,19 +318,19 @@ fn run(shared: &Shared, mut neighbours: Neighbours, check: GroupCheck) {
             [true; 3]
         });
         // Before the requests are read: a thread that adds one signals afterwards.
-        shared.wake.clear();
+        postbox.wake.clear();
         if has_messages {
-            shared.take_messages();
+            postbox.take_messages();
         }
         // After a change of a group, which sends this process a request, others may have connected.
-        neighbours.take_guests(&shared.listener);
+        neighbours.take_guests(&postbox.listener);
         if has_ends {
             let (addresses, dead) = neighbours.reap_dead();
-            addresses.into_iter().for_each(|address| shared.request_check(address, true));
+            addresses.into_iter().for_each(|address| postbox.request_check(address, true));
             orphans.note_deaths(dead);
         }
         let is_due = last_check.is_none_or(|last| last.elapsed() >= CHECK_EVERY);
-        let requested = std::mem::take(&mut *lock(&shared.checks));
+        let requested = std::mem::take(&mut *lock(&postbox.checks));
         let (checks, waiting): (BTreeMap<IpAddr, bool>, BTreeMap<IpAddr, bool>) =
             requested.into_iter().partition(|(_, urgent)| *urgent || is_due);
         // Urgent checks do not delay the others.
@@ -323,13 +339,13 @@ fn run(shared: &Shared, mut neighbours: Neighbours, check: GroupCheck) {
         }
         for address in checks.into_keys() {
             if !neighbours.watch(address, &check(address)) {
-                shared.request_check(address, false);
+                postbox.request_check(address, false);
             }
         }
-        pause = shared.search(&mut orphans);
+        pause = postbox.search(&mut orphans);
         if !waiting.is_empty() {
             pause = Some(CHECK_EVERY);
-            let mut checks = lock(&shared.checks);
+            let mut checks = lock(&postbox.checks);
             waiting.into_keys().for_each(|address| {
                 checks.entry(address).or_insert(false);
             });
@@ -372,7 +388,7 @@ mod tests {
                 if let Some(start) = message.get_mut(..2) {
                     start.copy_from_slice(&[1, 2]);
                 }
-                mailbox.shared.take_message(&message);
+                mailbox.postbox.take_message(&message);
             }
         }
     }
@@ -393,14 +409,14 @@ mod tests {
         }
         let recipient = Arc::new(Nothing);
         let address: IpAddr = "127.77.9.3".parse().unwrap();
-        mailbox.add_recipient(address, &[5], &recipient);
+        mailbox.postbox.add_recipient(address, &[5], &recipient);
         let find = |address: &str, block| {
-            lock(&mailbox.shared.recipients).get(&(address.parse().unwrap(), block)).and_then(Weak::upgrade).is_some()
+            lock(&mailbox.postbox.recipients).get(&(address.parse().unwrap(), block)).and_then(Weak::upgrade).is_some()
         };
         assert!(find("127.77.9.3", 5));
         assert!(!find("127.77.9.3", 6) && !find("127.77.9.4", 5));
         drop(recipient);
-        mailbox.add_recipient(address, &[], &Arc::new(Nothing));
-        assert!(lock(&mailbox.shared.recipients).is_empty());
+        mailbox.postbox.add_recipient(address, &[], &Arc::new(Nothing));
+        assert!(lock(&mailbox.postbox.recipients).is_empty());
     }
 }

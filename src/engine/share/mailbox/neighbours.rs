@@ -138,9 +138,9 @@ mod tests {
         let (one, other) = (mailbox(&folder), mailbox(&folder));
         let address: IpAddr = "127.77.9.1".parse().unwrap();
         let mut neighbours = Neighbours::new(&folder.0).unwrap();
-        assert!(neighbours.watch(address, &[one.name(), other.name()]));
+        assert!(neighbours.watch(address, &[one.postbox().name(), other.postbox().name()]));
         assert!(neighbours.reap_dead().0.is_empty());
-        let name = one.name();
+        let name = one.postbox().name();
         drop(one);
         wait_readable([neighbours.set.as_fd()], None).unwrap();
         assert_eq!(neighbours.reap_dead(), (BTreeSet::from([address]), vec![name]));

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::super::registry::{Name, SLOTS, Taking, processes_with_connections, take_orphans};
-use super::{Recipient, Shared, lock};
+use super::{Postbox, Recipient, lock};
 use crate::cm::Orphan;
 
 /// Attempts to take the connections of a dead process, with pauses that double. The kernel closes the descriptors of a
@@ -55,7 +55,7 @@ impl OrphanSearch {
     }
 }
 
-impl Shared {
+impl Postbox {
     /// Ends connections of dead processes, if an attempt is due. Returns the time until the next one.
     pub(super) fn search(&self, search: &mut OrphanSearch) -> Option<Duration> {
         if self.has_new_address.swap(false, Ordering::AcqRel) {

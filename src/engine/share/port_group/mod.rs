@@ -27,7 +27,7 @@ use self::order::parse_probe;
 use self::routes::Routes;
 pub(crate) use self::steered::steer_requests;
 use super::key_share::key_share;
-use super::mailbox::{Mailbox, Recipient, lock};
+use super::mailbox::{Mailbox, Postbox, Recipient, lock};
 use super::port_holder::inode;
 use super::ports;
 use super::registry::{AddressFile, Answer, Change, Member, Name, Registry};
@@ -76,10 +76,9 @@ impl Drop for GroupRef {
         let Some(mut groups) = groups() else { return };
         // Without another reference, no thread has the group locked, and none can find it now.
         let is_unused = |group: &Arc<Mutex<Group>>| Arc::strong_count(group) == 1 && lock(group).members.is_empty();
-        let ended = if groups.get(&self.address).is_some_and(is_unused) { groups.remove(&self.address) } else { None };
-        drop(groups);
-        // After the unlock: the group may be the mailbox's last owner, and the mailbox's thread may wait for the map.
-        drop(ended);
+        if groups.get(&self.address).is_some_and(is_unused) {
+            groups.remove(&self.address);
+        }
     }
 }
 
@@ -123,6 +122,8 @@ pub(crate) struct Membership {
     file: Option<Arc<AddressFile>>,
     routes: Arc<Routes>,
     generation: Generation,
+    /// Dropped without a lock: the mailbox's thread, which ends with its last owner, may wait for the group.
+    _mailbox: Option<Arc<Mailbox>>,
 }
 
 /// Outcome of routing a received packet.
@@ -149,10 +150,15 @@ impl Membership {
         bind: impl FnOnce() -> Result<Socket, E>,
         check: impl FnOnce(&Socket, &dyn Fn() -> Vec<u64>) -> Result<(), E>,
     ) -> Result<Self, E> {
+        // Kept until no lock is held, also if the socket cannot join.
+        let mailbox = Registry::of_process().and_then(|registry| Mailbox::of_process(registry, check_group));
         let Some(group) = GroupRef::find_or_create(request.address) else {
             return Err(io::Error::other("too many generations of forks").into());
         };
-        group.lock().join(request, bind, check)
+        let postbox = mailbox.as_ref().map(|mailbox| mailbox.postbox());
+        let mut membership = group.lock().join(request, postbox, bind, check)?;
+        membership._mailbox = mailbox;
+        Ok(membership)
     }
 
     /// Returns the socket.
@@ -163,8 +169,8 @@ impl Membership {
 
     /// Sets the recipient of packets for this socket that other processes receive and forward.
     pub(crate) fn add_recipient(&self, recipient: &Arc<impl Recipient + 'static>) {
-        if let Some(mailbox) = &self.routes.mailbox {
-            mailbox.add_recipient(self.address, &self.blocks, recipient);
+        if let Some(postbox) = &self.routes.postbox {
+            postbox.add_recipient(self.address, &self.blocks, recipient);
         }
     }
 
@@ -181,8 +187,8 @@ impl Membership {
         // Without an answer the prober assumes that this process is stopped.
         let _ = file.write_answer(self.slot, Answer { nonce, index });
         let is_late = header.is_settled && header.order.get(usize::from(index)) != Some(&self.slot);
-        if let Some(mailbox) = self.routes.mailbox.as_ref().filter(|_| is_late) {
-            mailbox.request_check(self.address, true);
+        if let Some(postbox) = self.routes.postbox.as_ref().filter(|_| is_late) {
+            postbox.request_check(self.address, true);
         }
         true
     }
@@ -237,15 +243,16 @@ pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPee
 
 impl Group {
     fn new(address: LocalAddress) -> Self {
-        let mailbox = Registry::of_process().and_then(|registry| Mailbox::of_process(registry, check_group));
-        let is_sharing = mailbox.is_some();
-        let routes = Routes::new(address.ip, mailbox);
-        let mut group = Self { address, file: None, members: Vec::new(), routes: Arc::new(routes) };
-        // Without a mailbox packets cannot be forwarded, so nothing is shared.
-        if is_sharing {
-            group.open_file();
+        Self { address, file: None, members: Vec::new(), routes: Arc::new(Routes::new(address.ip, None)) }
+    }
+
+    /// Prepares the group for its first member.
+    fn begin(&mut self, postbox: Option<&Arc<Postbox>>) {
+        self.file = None;
+        self.routes = Arc::new(Routes::new(self.address.ip, postbox.cloned()));
+        if postbox.is_some() {
+            self.open_file();
         }
-        group
     }
 
     fn slots(&self) -> Vec<u8> {
@@ -255,9 +262,13 @@ impl Group {
     fn join<E: From<io::Error>>(
         &mut self,
         request: JoinRequest<'_>,
+        postbox: Option<&Arc<Postbox>>,
         bind: impl FnOnce() -> Result<Socket, E>,
         check: impl FnOnce(&Socket, &dyn Fn() -> Vec<u64>) -> Result<(), E>,
     ) -> Result<Membership, E> {
+        if self.members.is_empty() {
+            self.begin(postbox);
+        }
         let own = self.slots();
         for _ in 0..OPENINGS {
             let Some(file) = self.file.clone() else { return self.join_alone(request, bind, check) };
@@ -348,7 +359,7 @@ impl Group {
         let member = Member {
             process: std::process::id(),
             inode: inode(socket.as_fd()).unwrap_or_default(),
-            name: self.routes.mailbox.as_ref().map_or_else(Name::default, |mailbox| mailbox.name()),
+            name: self.routes.postbox.as_ref().map_or_else(Name::default, |postbox| postbox.name()),
             capabilities: request.capabilities,
             key_share: key_share(),
             blocks: request.blocks(),
@@ -393,6 +404,7 @@ impl Group {
             file,
             routes: Arc::clone(&self.routes),
             generation: Generation::now(),
+            _mailbox: None,
         }
     }
 
@@ -455,13 +467,13 @@ impl Group {
 
     /// Requests that all processes of the group, including this one, check it.
     fn request_checks(&self, members: &[(u8, Member)]) {
-        let Some(mailbox) = &self.routes.mailbox else { return };
+        let Some(postbox) = &self.routes.postbox else { return };
         let mut names: Vec<Name> = members.iter().map(|(_, member)| member.name).collect();
         names.sort_unstable();
         names.dedup();
-        mailbox.request_remote_checks(names.into_iter(), self.address.ip);
+        postbox.request_remote_checks(names.into_iter(), self.address.ip);
         if !self.members.is_empty() {
-            mailbox.request_check(self.address.ip, true);
+            postbox.request_check(self.address.ip, true);
         }
     }
 }

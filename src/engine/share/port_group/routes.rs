@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use super::super::mailbox::{Mailbox, destination_block, lock};
+use super::super::mailbox::{Postbox, destination_block, lock};
 use super::super::management::{Addressee, RequestRoutes, addressee, is_for_all, request_key};
 use super::super::registry::{Member, Name};
 use super::{Membership, Route};
@@ -21,7 +21,8 @@ const MOST_TO_ALL: usize = 4_096;
 /// Destinations of packets for other processes on an address.
 pub(super) struct Routes {
     pub(super) address: IpAddr,
-    pub(super) mailbox: Option<Arc<Mailbox>>,
+    /// `None`: packets cannot be forwarded, so nothing is shared.
+    pub(super) postbox: Option<Arc<Postbox>>,
     by_block: RwLock<HashMap<u16, Name>>,
     /// A block of each member, and its process.
     members: RwLock<Vec<(u16, Name)>>,
@@ -39,10 +40,10 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    pub(super) fn new(address: IpAddr, mailbox: Option<Arc<Mailbox>>) -> Self {
+    pub(super) fn new(address: IpAddr, postbox: Option<Arc<Postbox>>) -> Self {
         Self {
             address,
-            mailbox,
+            postbox,
             by_block: RwLock::default(),
             members: RwLock::default(),
             to_all: Mutex::default(),
@@ -187,10 +188,10 @@ impl Membership {
     /// Requests a check of the group, unless one is requested already.
     fn request_check(&self) {
         let routes = &self.routes;
-        if let Some(mailbox) = &routes.mailbox
+        if let Some(postbox) = &routes.postbox
             && !routes.is_check_requested.swap(true, Ordering::Relaxed)
         {
-            mailbox.request_check(routes.address, false);
+            postbox.request_check(routes.address, false);
         }
     }
 
@@ -205,15 +206,15 @@ impl Membership {
     }
 
     fn forward_management(&self, name: &Name, block: u16, datagram: &Datagram<'_>) -> Route {
-        if let Some(mailbox) = &self.routes.mailbox {
-            mailbox.forward_management(name, block, datagram);
+        if let Some(postbox) = &self.routes.postbox {
+            postbox.forward_management(name, block, datagram);
         }
         Route::Forwarded
     }
 
     fn route_to(&self, block: u16, datagram: &Datagram<'_>) -> Route {
-        match (&self.routes.mailbox, self.note_misrouted(block)) {
-            (Some(mailbox), Some(name)) if mailbox.forward(&name, datagram) => Route::Forwarded,
+        match (&self.routes.postbox, self.note_misrouted(block)) {
+            (Some(postbox), Some(name)) if postbox.forward(&name, datagram) => Route::Forwarded,
             (Some(_), Some(_)) => Route::Lost,
             _ => Route::Here,
         }
