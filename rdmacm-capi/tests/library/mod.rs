@@ -45,9 +45,11 @@ pub fn program() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let program = own_folder("program").join("connections");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/connections.c");
+        let sources = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/connections"));
+        let sources = sources.expect("the folder of the program").map(|entry| entry.expect("an entry").path());
         let mut compiler = Command::new("cc");
-        compiler.args(["-Wall", "-Werror", "-O1", "-pthread", "-o"]).arg(&program).arg(source);
+        compiler.args(["-Wall", "-Werror", "-O1", "-pthread", "-o"]).arg(&program);
+        compiler.args(sources.filter(|source| source.extension().is_some_and(|kind| kind == "c")));
         compiler.arg(folder().join("librdmacm.so.1")).arg(folder().join("libibverbs.so.1"));
         assert!(compiler.status().expect("a C compiler").success(), "{compiler:?} failed");
         program
