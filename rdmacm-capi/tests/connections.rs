@@ -89,6 +89,12 @@ fn synchronous_calls_wait_for_their_events() {
     assert_eq!(output_of("synchronous", 6), expected);
 }
 
+/// 57 bytes of data do not fit into a request.
+#[test]
+fn endpoint_that_fails_leaves_nothing() {
+    assert_eq!(output_of("failed_endpoint", 19), "EINVAL");
+}
+
 /// For `poll`, `select` and `epoll`; nonblocking, if the program sets it; and with each event an edge.
 #[test]
 fn descriptor_is_readable_exactly_while_events_wait() {

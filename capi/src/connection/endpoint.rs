@@ -46,9 +46,6 @@ unsafe fn prepare(id: *mut cm::Id, info: &cm::AddrInfo, pd: *mut abi::Pd, init: 
             create_classic(id, pd, &mut *init)?;
         }
         if info.ai_connect_len > 0 && !info.ai_connect.is_null() {
-            if info.ai_connect_len > CONNECT_BYTES {
-                return Err(INVALID);
-            }
             let data = std::slice::from_raw_parts(info.ai_connect.cast::<u8>(), info.ai_connect_len);
             id_of(id)?.inner().connect_data = data.to_vec();
         }
@@ -67,9 +64,14 @@ pub(super) unsafe extern "C" fn rdma_create_ep(
         unsafe {
             let info = &*info;
             let space = PortSpace::ALL.iter().copied().find(|known| *known as c_int == info.ai_port_space);
-            let made = Id::create(null_mut(), null_mut(), space.ok_or(INVALID)?, info.ai_qp_type as u32)?;
+            let space = space.ok_or(INVALID)?;
+            if info.ai_connect_len > CONNECT_BYTES {
+                tracing::info!(given = info.ai_connect_len, limit = CONNECT_BYTES, "ai_connect_len is too long");
+                return Err(INVALID);
+            }
+            let made = Id::create(null_mut(), null_mut(), space, info.ai_qp_type as u32)?;
             if let Err(error) = prepare(made, info, pd, init) {
-                destroy(made)?;
+                rdma_destroy_ep(made);
                 return Err(error);
             }
             id.write(made);

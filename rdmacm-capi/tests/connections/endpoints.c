@@ -138,3 +138,22 @@ void lookups(void) {
     rdma_free_devices(list);
     destroy(id);
 }
+
+// An endpoint that cannot be made leaves nothing: its queue pair would keep the protection domain.
+void failed_endpoint(void) {
+    struct rdma_addrinfo hints = {.ai_port_space = RDMA_PS_TCP}, *info;
+    struct ibv_qp_init_attr attributes = qp_attributes(IBV_QPT_RC);
+    struct rdma_cm_id *id;
+    char data[57] = "too long";
+    CHECK(rdma_getaddrinfo(addresses[0], "7486", &hints, &info) == 0);
+    CHECK(rdma_create_ep(&id, info, NULL, NULL) == 0);
+    struct ibv_pd *pd = ibv_alloc_pd(id->verbs);
+    CHECK(pd);
+    rdma_destroy_ep(id);
+    info->ai_connect = data;
+    info->ai_connect_len = sizeof data;
+    TRY(rdma_create_ep(&id, info, pd, &attributes));
+    info->ai_connect_len = 0;
+    CHECK(ibv_dealloc_pd(pd) == 0);
+    rdma_freeaddrinfo(info);
+}
