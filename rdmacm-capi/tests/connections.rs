@@ -95,6 +95,27 @@ fn endpoint_that_fails_leaves_nothing() {
     assert_eq!(output_of("failed_endpoint", 19), "EINVAL");
 }
 
+#[test]
+fn identifiers_use_their_own_objects_and_those_of_the_program() {
+    let routed = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; ";
+    assert_eq!(output_of("objects", 20), format!("{routed}0 0 0 0 EINVAL 0"));
+}
+
+#[test]
+fn domain_of_an_endpoint_is_that_of_its_children() {
+    let child = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; its domain; REJECTED 28; ";
+    assert_eq!(output_of("endpoint_domains", 21), format!("its domain; {child}{child}").trim_end());
+}
+
+/// TCP: parameters are required, and their resources are limited. The other spaces send the request: 8 and 1 are the
+/// answers of an address without a listener.
+#[test]
+fn parameters_are_checked_in_the_space_of_tcp() {
+    let routed = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; ";
+    let expected = ["EINVAL", "EINVAL", "REJECTED 8", "REJECTED 8", "UNREACHABLE 1", "UNREACHABLE 1"];
+    assert_eq!(output_of("other_spaces", 22), expected.map(|end| format!("{routed}{end};")).join(" "));
+}
+
 /// For `poll`, `select` and `epoll`; nonblocking, if the program sets it; and with each event an edge.
 #[test]
 fn descriptor_is_readable_exactly_while_events_wait() {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use rdma_verbs::provider::abi::cm;
 use rdma_verbs::provider::{
-    ConnectInit, Connection, ConnectionEnd, DatagramEnd, Inquiry, QueuePair, RejectReason, ResolveInit, VendorId,
-    VendorOptions,
+    ConnectInit, Connection, ConnectionEnd, DatagramEnd, Inquiry, PortSpace, QueuePair, RejectReason, ResolveInit,
+    VendorId, VendorOptions,
 };
 use rdma_verbs::types::{Qpn, QueuePairState};
 
@@ -38,13 +38,13 @@ struct Parameters {
 }
 
 impl Parameters {
-    /// Reads the parameters; without any, those of an identifier with a queue pair are the maxima.
+    /// Reads the parameters; if the program may leave them out, the maxima are usual.
     ///
     /// # Safety
     /// `from` is null or the program's, and so is its private data.
-    unsafe fn read(from: *const cm::ConnParam, has_queue_pair: bool) -> Result<Self> {
+    unsafe fn read(from: *const cm::ConnParam, may_be_absent: bool) -> Result<Self> {
         if from.is_null() {
-            return if has_queue_pair { Ok(Self::usual()) } else { Err(INVALID) };
+            return if may_be_absent { Ok(Self::usual()) } else { Err(INVALID) };
         }
         // SAFETY: the caller's promise.
         let from = unsafe { *from };
@@ -76,11 +76,18 @@ impl Parameters {
 
     /// Returns the end of a connection that these parameters describe. `most` are the most resources and the most depth
     /// if the program leaves them to the device.
-    fn end(self, device: &Device, own: Option<&OwnQueuePair>, most: (u8, u8)) -> Result<ConnectionEnd> {
+    fn end(
+        self,
+        device: &Device,
+        space: PortSpace,
+        own: Option<&OwnQueuePair>,
+        most: (u8, u8),
+    ) -> Result<ConnectionEnd> {
         let attributes = &device.shared().attributes;
         let within = |given: u8, limit: u8, most: u8| match given {
             MAXIMUM => Ok(limit.min(most)),
-            given if given <= limit => Ok(given),
+            // As in rdma-core, only this space is checked.
+            given if given <= limit || space != PortSpace::Tcp => Ok(given),
             given => {
                 tracing::info!(given, limit, "responder_resources or initiator_depth is more than the device allows");
                 Err(INVALID)
@@ -154,7 +161,7 @@ unsafe fn connect(visible: *mut cm::Id, parameters: *const cm::ConnParam) -> Res
         (device, port, local, remote, inner.options, inner.vendor_options, inner.connect_data.clone())
     };
     // SAFETY: the caller's promise.
-    let mut parameters = unsafe { Parameters::read(parameters, own.is_some())? };
+    let mut parameters = unsafe { Parameters::read(parameters, own.is_some() || id.space != PortSpace::Tcp)? };
     data.append(&mut parameters.private_data);
     let mut path = bring_up::path(device, local, remote, &options)?;
     path.retry_count = parameters.retry_count;
@@ -171,7 +178,7 @@ unsafe fn connect(visible: *mut cm::Id, parameters: *const cm::ConnParam) -> Res
         );
     }
     parameters.private_data = data;
-    let mut end = parameters.end(device, own.as_ref(), (MAXIMUM, MAXIMUM))?;
+    let mut end = parameters.end(device, id.space, own.as_ref(), (MAXIMUM, MAXIMUM))?;
     if own.is_none() {
         end.vendor_options = vendor_options;
     }
@@ -230,7 +237,7 @@ unsafe fn accept(visible: *mut cm::Id, parameters: *const cm::ConnParam) -> Resu
     let Some(remote) = &ends.remote else { return Err(INVALID) };
     // It serves no more than the peer has outstanding, and the other way round.
     let most = (remote.initiator_depth, remote.responder_resources);
-    let mut end = parameters.end(device, own.as_ref(), most)?;
+    let mut end = parameters.end(device, id.space, own.as_ref(), most)?;
     (end.responder_resources, end.initiator_depth) =
         (end.responder_resources.min(most.0), end.initiator_depth.min(most.1));
     end.starting_psn = ends.local.starting_psn;

@@ -35,8 +35,11 @@ unsafe fn prepare(id: *mut cm::Id, info: &cm::AddrInfo, pd: *mut abi::Pd, init: 
         if info.ai_flags & PASSIVE != 0 {
             let _section = Section::begin();
             bind(id, read(info.ai_src_addr)?)?;
-            let init = init.as_ref().map(|init| abi::QpInitAttr { qp_type, ..*init });
-            id_of(id)?.inner().endpoint = Some(Endpoint { pd, init });
+            if !pd.is_null() {
+                (*id).pd = pd;
+            }
+            let init = init.as_ref().map(|init| Endpoint(abi::QpInitAttr { qp_type, ..*init }));
+            id_of(id)?.inner().endpoint = init;
             return Ok(());
         }
         called(rdma_resolve_addr(id, info.ai_src_addr, info.ai_dst_addr, RESOLVE))?;
@@ -117,8 +120,8 @@ unsafe fn request(listener: *mut cm::Id) -> Result<*mut cm::Id> {
         }
         let id = (*event).id;
         let endpoint = state.inner().endpoint;
-        if let Some(Endpoint { pd, init: Some(mut init) }) = endpoint
-            && let Err(error) = create_classic(id, pd, &mut init)
+        if let Some(Endpoint(mut init)) = endpoint
+            && let Err(error) = create_classic(id, (*listener).pd, &mut init)
         {
             (*listener).event = event;
             destroy(id)?;

@@ -85,12 +85,9 @@ pub(super) struct Group {
     pub(super) is_attached: bool,
 }
 
-/// The attributes of a passive endpoint's children.
+/// The attributes of the queue pairs of a passive endpoint's children.
 #[derive(Clone, Copy)]
-pub(super) struct Endpoint {
-    pub(super) pd: *mut abi::Pd,
-    pub(super) init: Option<abi::QpInitAttr>,
-}
+pub(super) struct Endpoint(pub(super) abi::QpInitAttr);
 
 // SAFETY: the pointers are the program's, and are only used in its calls.
 unsafe impl Send for Endpoint {}

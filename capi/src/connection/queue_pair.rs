@@ -18,54 +18,113 @@ use crate::{completion_channel, completion_queue, queue_pair, queue_pair_init, s
 /// Bits of `ibv_srq_init_attr_mask`.
 const SRQ_PD: u32 = 1 << 1;
 
+/// The fields of an identifier for one of its completion queues.
+#[derive(Clone, Copy)]
+struct CqFields {
+    cq: *mut *mut abi::Cq,
+    channel: *mut *mut abi::CompChannel,
+}
+
+/// Returns the fields for the completion queues of sends and of receives.
+///
+/// # Safety
+/// The identifier is the program's.
+unsafe fn cq_fields(id: *mut cm::Id) -> [CqFields; 2] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        [
+            CqFields { cq: &raw mut (*id).send_cq, channel: &raw mut (*id).send_cq_channel },
+            CqFields { cq: &raw mut (*id).recv_cq, channel: &raw mut (*id).recv_cq_channel },
+        ]
+    }
+}
+
 /// Creates a completion queue with a channel of its own. `rdma_get_send_comp` and its sibling rely on that, and on the
 /// identifier as the queue's context.
 ///
 /// # Safety
-/// The identifier is the program's and has a device; so are both pointers.
-unsafe fn create_cq(
-    id: *mut cm::Id,
-    entries: u32,
-    channel: &mut *mut abi::CompChannel,
-    cq: &mut *mut abi::Cq,
-) -> Result<()> {
+/// The identifier is the program's and has a device; the fields are the identifier's.
+unsafe fn create_cq(id: *mut cm::Id, fields: CqFields, entries: u32) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
         let context = (*id).verbs;
-        *channel = completion_channel::create(shared_of(context), context)?;
+        let channel = completion_channel::create(shared_of(context), context)?;
+        fields.channel.write(channel);
         let init = completion_queue::Init {
             cqe: entries.max(1),
             cq_context: id.cast(),
-            channel: *channel,
+            channel,
             comp_vector: 0,
             timestamps: false,
             uses: Vec::new(),
         };
-        *cq = completion_queue::create(context, abi::CqEx::zeroed(), init)?.cast();
+        fields.cq.write(completion_queue::create(context, abi::CqEx::zeroed(), init)?.cast());
     }
     Ok(())
 }
 
-/// Destroys the completion queues that belong to an identifier.
+/// Destroys a completion queue of an identifier, with its channel.
+///
+/// # Safety
+/// The fields are those of an identifier of the program, and nothing uses the queue.
+unsafe fn destroy_cq(fields: CqFields) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (cq, channel) = (fields.cq.replace(null_mut()), fields.channel.replace(null_mut()));
+        if !cq.is_null() {
+            let _ = completion_queue::destroy(cq);
+        }
+        if !channel.is_null() {
+            let _ = completion_channel::destroy(channel);
+        }
+    }
+}
+
+/// Destroys the completion queues of an identifier, also those that the program has set.
 ///
 /// # Safety
 /// The identifier is the program's, and nothing uses the queues.
 unsafe fn destroy_cqs(id: *mut cm::Id) {
-    // SAFETY: the caller's promise; the objects were made by `create_cq`.
+    // SAFETY: the caller's promise.
     unsafe {
-        for (cq, channel) in [
-            (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
-            (&raw mut (*id).recv_cq, &raw mut (*id).recv_cq_channel),
-        ] {
-            let (cq, channel) = (cq.replace(null_mut()), channel.replace(null_mut()));
-            if !cq.is_null() {
-                let _ = completion_queue::destroy(cq);
+        if (*id).send_cq == (*id).recv_cq {
+            (*id).send_cq = null_mut();
+        }
+        if (*id).send_cq_channel == (*id).recv_cq_channel {
+            (*id).send_cq_channel = null_mut();
+        }
+        cq_fields(id).into_iter().for_each(|fields| destroy_cq(fields));
+    }
+}
+
+/// Sets the completion queues of a new queue pair: those of the program, or those of the identifier. Creates what both
+/// lack.
+///
+/// # Safety
+/// All pointers are the program's, and the identifier has a device.
+unsafe fn set_cqs(id: *mut cm::Id, init: &mut abi::QpInitAttrEx) -> Result<()> {
+    let entries = [init.cap.max_send_wr, init.cap.max_recv_wr];
+    // SAFETY: the caller's promise.
+    unsafe {
+        let fields = cq_fields(id);
+        let differ = |fields: CqFields, given: *mut abi::Cq| {
+            let own = fields.cq.read();
+            !own.is_null() && !given.is_null() && own != given
+        };
+        if differ(fields[0], init.send_cq) || differ(fields[1], init.recv_cq) {
+            return Err(INVALID);
+        }
+        let given = [&mut init.send_cq, &mut init.recv_cq];
+        for ((given, fields), entries) in given.into_iter().zip(fields).zip(entries) {
+            if given.is_null() && fields.cq.read().is_null() {
+                create_cq(id, fields, entries)?;
             }
-            if !channel.is_null() {
-                let _ = completion_channel::destroy(channel);
+            if given.is_null() {
+                *given = fields.cq.read();
             }
         }
     }
+    Ok(())
 }
 
 /// Creates the queue pair of an identifier.
@@ -79,20 +138,14 @@ unsafe fn create_queue_pair(visible: *mut cm::Id, init: &mut abi::QpInitAttrEx) 
         if (*visible).verbs.is_null() || !(*visible).qp.is_null() {
             return Err(INVALID);
         }
-        if init.comp_mask & create::PD == 0 {
+        if init.comp_mask & create::PD == 0 || init.pd.is_null() {
             init.comp_mask |= create::PD;
             init.pd = (*visible).pd;
-        } else if init.pd.is_null() || (*init.pd).context != (*visible).verbs {
+        }
+        if init.pd.is_null() || (*init.pd).context != (*visible).verbs {
             return Err(INVALID);
         }
-        if init.send_cq.is_null() {
-            create_cq(visible, init.cap.max_send_wr, &mut (*visible).send_cq_channel, &mut (*visible).send_cq)?;
-            init.send_cq = (*visible).send_cq;
-        }
-        if init.recv_cq.is_null() {
-            create_cq(visible, init.cap.max_recv_wr, &mut (*visible).recv_cq_channel, &mut (*visible).recv_cq)?;
-            init.recv_cq = (*visible).recv_cq;
-        }
+        set_cqs(visible, init)?;
         if init.srq.is_null() {
             init.srq = (*visible).srq;
         }
@@ -120,19 +173,21 @@ unsafe fn create_queue_pair(visible: *mut cm::Id, init: &mut abi::QpInitAttrEx) 
 /// # Safety
 /// All pointers are the program's.
 pub(super) unsafe fn create(visible: *mut cm::Id, init: &mut abi::QpInitAttrEx) -> Result<()> {
-    let created = {
-        let _section = Section::begin();
-        // SAFETY: the caller's promise.
-        unsafe { create_queue_pair(visible, init) }
-    };
-    created.inspect_err(|_| {
-        // SAFETY: the caller's promise; a queue pair that exists uses the queues, which are then not destroyed.
-        unsafe {
-            if id_of(visible).is_ok() && (*visible).qp.is_null() {
-                destroy_cqs(visible);
+    let _section = Section::begin();
+    // SAFETY: the caller's promise. No queue pair uses the queues that are destroyed, because its creation has failed.
+    unsafe {
+        id_of(visible)?;
+        let before = cq_fields(visible).map(|fields| (fields.cq.read(), fields.channel.read()));
+        let created = create_queue_pair(visible, init);
+        if created.is_err() {
+            for (fields, (cq, channel)) in cq_fields(visible).into_iter().zip(before) {
+                if cq.is_null() && channel.is_null() {
+                    destroy_cq(fields);
+                }
             }
         }
-    })
+        created
+    }
 }
 
 /// # Safety
@@ -179,14 +234,17 @@ unsafe fn create_shared(id: *mut cm::Id, init: &mut abi::SrqInitAttrEx) -> Resul
         if (*id).verbs.is_null() || !(*id).srq.is_null() {
             return Err(INVALID);
         }
-        if init.comp_mask & SRQ_PD == 0 {
+        if init.comp_mask & SRQ_PD == 0 || init.pd.is_null() {
             init.comp_mask |= SRQ_PD;
             init.pd = (*id).pd;
-        } else if init.pd.is_null() || (*init.pd).context != (*id).verbs {
+        }
+        if init.pd.is_null() || (*init.pd).context != (*id).verbs {
             return Err(INVALID);
         }
-        let srq = shared_receive::create_extended(init)?;
-        ((*id).srq, (*id).pd) = (srq, init.pd);
+        (*id).srq = shared_receive::create_extended(init)?;
+        if (*id).pd.is_null() {
+            (*id).pd = init.pd;
+        }
         Ok(())
     }
 }

@@ -180,3 +180,22 @@ void reply_waits(void) {
     destroy(listener);
     rdma_destroy_event_channel(other);
 }
+
+// Parameters that only the space of TCP requires or limits.
+void other_spaces(void) {
+    struct rdma_cm_id *present = listening(RDMA_PS_TCP, 7999);
+    static const enum rdma_port_space spaces[] = {RDMA_PS_TCP, RDMA_PS_IB, RDMA_PS_UDP};
+    struct rdma_conn_param wanted = parameters(NULL);
+    wanted.responder_resources = wanted.initiator_depth = 254;
+    for (int i = 0; i < 3; i++) {
+        for (int given = 0; given < 2; given++) {
+            struct rdma_cm_id *client = routed(spaces[i], 7489);
+            if (rdma_connect(client, given ? &wanted : NULL) == 0)
+                take(client);
+            else
+                printf("%s; ", error_name(errno));
+            destroy(client);
+        }
+    }
+    destroy(present);
+}

@@ -157,3 +157,76 @@ void failed_endpoint(void) {
     CHECK(ibv_dealloc_pd(pd) == 0);
     rdma_freeaddrinfo(info);
 }
+
+// The objects that an identifier has, and those that the program gives.
+void objects(void) {
+    struct rdma_cm_id *id = routed(RDMA_PS_TCP, 7487);
+    struct ibv_pd *own = id->pd, *given = ibv_alloc_pd(id->verbs);
+    struct ibv_srq_init_attr srq = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct ibv_qp_init_attr attributes = qp_attributes(IBV_QPT_RC);
+    CHECK(given && own != given);
+    // An identifier with a domain keeps it for its queue; a queue pair's domain is the identifier's.
+    TRY(rdma_create_srq(id, given, &srq));
+    CHECK(id->pd == own && id->srq->pd == given);
+    rdma_destroy_srq(id);
+    TRY(rdma_create_qp(id, given, &attributes));
+    CHECK(id->pd == given && id->qp->pd == given);
+    rdma_destroy_qp(id);
+    // The bit without a domain is no domain.
+    struct ibv_qp_init_attr_ex extended = {.qp_type = IBV_QPT_RC, .cap = {8, 8, 1, 1, 0}, .comp_mask = IBV_QP_INIT_ATTR_PD};
+    TRY(rdma_create_qp_ex(id, &extended));
+    CHECK(extended.pd == given && id->qp->pd == given);
+    rdma_destroy_qp(id);
+    struct ibv_srq_init_attr_ex shared = {
+        .attr = {.max_wr = 4, .max_sge = 1}, .comp_mask = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE,
+    };
+    TRY(rdma_create_srq_ex(id, &shared));
+    CHECK(shared.pd == given && id->srq->pd == given);
+    rdma_destroy_srq(id);
+
+    // Completion queues in the identifier are used, and destroyed with its queue pair.
+    struct ibv_cq *one = ibv_create_cq(id->verbs, 16, id, NULL, 0), *other = ibv_create_cq(id->verbs, 16, id, NULL, 0);
+    CHECK(one && other);
+    id->send_cq = id->recv_cq = one;
+    attributes = qp_attributes(IBV_QPT_RC);
+    attributes.recv_cq = other;
+    TRY(rdma_create_qp(id, NULL, &attributes));
+    CHECK(id->send_cq == one && id->recv_cq == one);
+    attributes.recv_cq = NULL;
+    TRY(rdma_create_qp(id, NULL, &attributes));
+    CHECK(id->qp->send_cq == one && id->qp->recv_cq == one && attributes.send_cq == one && !id->send_cq_channel);
+    rdma_destroy_qp(id);
+    CHECK(!id->send_cq && !id->recv_cq && ibv_destroy_cq(other) == 0);
+    CHECK(ibv_dealloc_pd(given) == 0);
+    destroy(id);
+}
+
+// The children of an endpoint get its protection domain, which the program may set later.
+void endpoint_domains(void) {
+    struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP}, *info;
+    struct ibv_qp_init_attr attributes = qp_attributes(IBV_QPT_RC);
+    struct rdma_cm_id *bound = create_id(RDMA_PS_TCP), *listener, *child;
+    CHECK(rdma_bind_addr(bound, at(&server_address, 0)) == 0);
+    struct ibv_pd *domains[] = {ibv_alloc_pd(bound->verbs), ibv_alloc_pd(bound->verbs)};
+    CHECK(domains[0] && domains[1]);
+    CHECK(rdma_getaddrinfo(addresses[0], "7488", &hints, &info) == 0);
+    CHECK(rdma_create_ep(&listener, info, domains[0], &attributes) == 0);
+    rdma_freeaddrinfo(info);
+    CHECK(rdma_listen(listener, 2) == 0);
+    printf("%s; ", listener->pd == domains[0] ? "its domain" : "another domain");
+    struct rdma_conn_param wanted = parameters(NULL);
+    for (int i = 0; i < 2; i++) {
+        struct rdma_cm_id *client = routed(RDMA_PS_TCP, 7488);
+        create_qp(client, IBV_QPT_RC);
+        CHECK(rdma_connect(client, &wanted) == 0);
+        listener->pd = domains[i];
+        CHECK(rdma_get_request(listener, &child) == 0);
+        printf("%s; ", child->qp->pd == domains[i] && child->pd == domains[i] ? "its domain" : "another domain");
+        rdma_destroy_ep(child);
+        take(client);
+        destroy(client);
+    }
+    rdma_destroy_ep(listener);
+    CHECK(ibv_dealloc_pd(domains[0]) == 0 && ibv_dealloc_pd(domains[1]) == 0);
+    destroy(bound);
+}
