@@ -116,6 +116,12 @@ fn parameters_are_checked_in_the_space_of_tcp() {
     assert_eq!(output_of("other_spaces", 22), expected.map(|end| format!("{routed}{end};")).join(" "));
 }
 
+/// 197 bytes of data do not fit into a reply.
+#[test]
+fn queue_pair_of_a_reply_that_fails_is_in_the_error_state() {
+    assert_eq!(output_of("refused_reply", 23), "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; EINVAL 1 1; REJECTED 28;");
+}
+
 /// For `poll`, `select` and `epoll`; nonblocking, if the program sets it; and with each event an edge.
 #[test]
 fn descriptor_is_readable_exactly_while_events_wait() {

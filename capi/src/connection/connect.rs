@@ -255,7 +255,9 @@ unsafe fn accept(visible: *mut cm::Id, parameters: *const cm::ConnParam) -> Resu
             // SAFETY: the caller's promise, and it has a queue pair.
             unsafe { store_state((*visible).qp, QueuePairState::ReadyToSend as u32) };
         }
-        Ok(connection.accept(&end, None)?)
+        // Without a reply the peer does not use the queue pair.
+        // SAFETY: the caller's promise.
+        Ok(connection.accept(&end, None).inspect_err(|_| unsafe { fail_queue_pair(visible) })?)
     };
     accepted().inspect_err(|_| {
         let mut inner = id.inner();

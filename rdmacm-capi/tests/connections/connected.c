@@ -199,3 +199,27 @@ void other_spaces(void) {
     }
     destroy(present);
 }
+
+// The queue pair of a request whose reply cannot be sent is not left ready to send.
+void refused_reply(void) {
+    struct rdma_cm_id *listener = listening(RDMA_PS_TCP, 7490), *client = routed(RDMA_PS_TCP, 7490);
+    struct rdma_conn_param wanted = parameters(NULL);
+    static const char data[197];
+    struct ibv_qp_attr attributes;
+    struct ibv_qp_init_attr init;
+    create_qp(client, IBV_QPT_RC);
+    CHECK(rdma_connect(client, &wanted) == 0);
+    struct rdma_cm_event *event = next();
+    struct rdma_cm_id *child = event->id;
+    CHECK(rdma_ack_cm_event(event) == 0);
+    create_qp(child, IBV_QPT_RC);
+    wanted.private_data = data;
+    wanted.private_data_len = sizeof data;
+    TRY(rdma_accept(child, &wanted));
+    CHECK(ibv_query_qp(child->qp, &attributes, IBV_QP_STATE, &init) == 0);
+    printf("%d %d; ", attributes.qp_state == IBV_QPS_ERR, child->qp->state == IBV_QPS_ERR);
+    destroy(child);
+    take(client);
+    destroy(client);
+    destroy(listener);
+}
