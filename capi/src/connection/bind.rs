@@ -250,18 +250,17 @@ pub(super) unsafe extern "C" fn rdma_resolve_addr(
 unsafe fn route(visible: *mut cm::Id) -> Result<()> {
     // SAFETY: the caller's promise.
     let id = unsafe { id_of(visible)? };
-    let path = {
-        let mut inner = id.inner();
+    let (device, local, remote, options) = {
+        let inner = id.inner();
         let (Phase::AddressResolved, Some(device), Some(local), Some(remote)) =
             (inner.phase, inner.device, inner.local, inner.remote)
         else {
             return Err(INVALID);
         };
-        inner.phase = Phase::RouteResolved;
-        let options = inner.options;
-        drop(inner);
-        bring_up::path(device, local, remote, &options)?
+        (device, local, remote, inner.options)
     };
+    let path = bring_up::path(device, local, remote, &options)?;
+    id.inner().phase = Phase::RouteResolved;
     // SAFETY: the caller's promise.
     unsafe { set_path_record(visible, &path) };
     id.push(Queued::new(id, event_type::ROUTE_RESOLVED, 0, Content::None));
