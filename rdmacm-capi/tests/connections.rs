@@ -122,6 +122,12 @@ fn queue_pair_of_a_reply_that_fails_is_in_the_error_state() {
     assert_eq!(output_of("refused_reply", 23), "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; EINVAL 1 1; REJECTED 28;");
 }
 
+/// A synchronous call waits for an event only if there will be one.
+#[test]
+fn connection_may_be_ended_again() {
+    assert_eq!(output_of("repeated_ends", 24), "0 0 0");
+}
+
 /// For `poll`, `select` and `epoll`; nonblocking, if the program sets it; and with each event an edge.
 #[test]
 fn descriptor_is_readable_exactly_while_events_wait() {

@@ -75,6 +75,11 @@ impl Queue {
         Some(taken)
     }
 
+    /// Returns whether an event of an identifier waits.
+    pub(super) fn has_event_of(&self, id: &Id) -> bool {
+        self.lock().iter().any(|queued| std::ptr::eq(&*queued.id, id))
+    }
+
     /// Removes the events of an identifier that `is_meant` selects.
     pub(super) fn remove(&self, id: &Id, is_meant: impl Fn(&Queued) -> bool) -> Vec<Queued> {
         let mut waiting = self.lock();

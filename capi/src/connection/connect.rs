@@ -375,8 +375,10 @@ unsafe fn disconnect(visible: *mut cm::Id) -> Result<bool> {
     let connection = connection_of(id)?;
     // SAFETY: the caller's promise.
     unsafe { fail_queue_pair(visible) };
+    // One that has ended before has no event left, unless the program has not read it.
+    let has_event = id.is_set_up_or_has_events();
     // As on Linux, nothing is left to do in the other states.
-    Ok(connection.disconnect().is_ok())
+    Ok(connection.disconnect().is_ok() && has_event)
 }
 
 pub(super) unsafe extern "C" fn rdma_disconnect(id: *mut cm::Id) -> c_int {

@@ -228,6 +228,13 @@ impl Id {
         }
     }
 
+    /// Returns whether the connection is set up, or the program has not read all events of the identifier.
+    pub(super) fn is_set_up_or_has_events(&self) -> bool {
+        // The last event is added while the lock is held under which it changes the phase.
+        let inner = self.inner();
+        matches!(inner.phase, Phase::Accepted | Phase::Connected) || lock(&self.destination).queue.has_event_of(self)
+    }
+
     /// Removes events that the program has not read.
     pub(super) fn discard(&self, is_meant: impl Fn(&Queued) -> bool) -> Vec<Queued> {
         lock(&self.destination).queue.remove(self, is_meant)

@@ -152,15 +152,16 @@ impl Id {
             ConnectionEvent::TimeWaitExit => (event_type::TIMEWAIT_EXIT, 0, None, Content::None),
             other => return tracing::debug!(?other, "an event of a connection is ignored"),
         };
-        if let Some(phase) = phase {
-            let over = {
-                let mut inner = self.inner();
+        let over = {
+            let mut inner = self.inner();
+            // Together, so that a call that sees the phase also finds the event.
+            self.push(Queued::new(self, event, status, content));
+            phase.and_then(|phase| {
                 inner.phase = phase;
                 inner.queue_pair.take()
-            };
-            drop(over);
-        }
-        self.push(Queued::new(self, event, status, content));
+            })
+        };
+        drop(over);
     }
 
     /// Queues a peer's reply. The thread that reads the event moves the identifier's queue pair, if there is one: this

@@ -230,3 +230,36 @@ void endpoint_domains(void) {
     CHECK(ibv_dealloc_pd(domains[0]) == 0 && ibv_dealloc_pd(domains[1]) == 0);
     destroy(bound);
 }
+
+static void *serve_and_end(void *argument) {
+    struct rdma_cm_id *id = serve(argument);
+    CHECK(rdma_disconnect(id) == 0 && id->event->event == RDMA_CM_EVENT_DISCONNECTED);
+    rdma_destroy_ep(id);
+    return NULL;
+}
+
+// Calls that end a connection again return, though no event follows.
+void repeated_ends(void) {
+    struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP}, *info;
+    struct ibv_qp_init_attr attributes = qp_attributes(IBV_QPT_RC);
+    struct rdma_cm_id *listener, *client;
+    struct rdma_conn_param wanted = parameters("sync");
+    pthread_t thread;
+    CHECK(rdma_getaddrinfo(addresses[0], "7491", &hints, &info) == 0);
+    CHECK(rdma_create_ep(&listener, info, NULL, &attributes) == 0 && rdma_listen(listener, 0) == 0);
+    rdma_freeaddrinfo(info);
+    CHECK(pthread_create(&thread, NULL, serve_and_end, listener) == 0);
+    hints.ai_flags = 0;
+    CHECK(rdma_getaddrinfo(addresses[0], "7491", &hints, &info) == 0);
+    attributes = qp_attributes(IBV_QPT_RC);
+    CHECK(rdma_create_ep(&client, info, NULL, &attributes) == 0);
+    rdma_freeaddrinfo(info);
+    CHECK(rdma_connect(client, &wanted) == 0);
+    CHECK(rdma_disconnect(client) == 0 && client->event->event == RDMA_CM_EVENT_DISCONNECTED);
+    // The end of the time wait may be read by one of them.
+    for (int i = 0; i < 3; i++)
+        TRY(rdma_disconnect(client));
+    CHECK(pthread_join(thread, NULL) == 0);
+    rdma_destroy_ep(client);
+    rdma_destroy_ep(listener);
+}
