@@ -6,12 +6,18 @@ use std::process::Command;
 
 /// Returns the program's output for this case. Each case has its own addresses.
 fn output_of(case: &str, last: u8) -> String {
+    output_with(case, last, |_, _| {})
+}
+
+/// As [`output_of`], with a change to the program's environment.
+fn output_with(case: &str, last: u8, change: impl FnOnce(&mut Command, &[String; 2])) -> String {
     let mut program = Command::new(library::program());
     let addresses = [1, 2].map(|host| format!("127.63.{host}.{last}"));
-    program.arg(case).args(addresses).env("LD_LIBRARY_PATH", library::folder());
+    program.arg(case).args(&addresses).env("LD_LIBRARY_PATH", library::folder());
     for variable in ["RDMA_VERBS_ADDRESSES", "RDMA_VERBS_LOG", "RDMA_VERBS_MTU"] {
         program.env_remove(variable);
     }
+    change(&mut program, &addresses);
     let output = program.output().expect("the program runs");
     let text = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
     assert!(output.status.success(), "{case}: {text} {output:?}");
@@ -126,6 +132,15 @@ fn queue_pair_of_a_reply_that_fails_is_in_the_error_state() {
 #[test]
 fn connection_may_be_ended_again() {
     assert_eq!(output_of("repeated_ends", 24), "0 0 0");
+}
+
+/// Each address has a device. Both requests to the first one arrive before those to the other one.
+#[test]
+fn devices_of_a_listener_take_turns() {
+    let output = output_with("devices_in_turn", 25, |program, addresses| {
+        program.env("RDMA_VERBS_ADDRESSES", addresses.join(","));
+    });
+    assert_eq!(output, "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; ".repeat(4) + "first; second; first; second;");
 }
 
 /// For `poll`, `select` and `epoll`; nonblocking, if the program sets it; and with each event an edge.

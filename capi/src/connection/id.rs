@@ -1,5 +1,6 @@
 //! Identifiers: `rdma_cm_id`.
 
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::ptr::null_mut;
@@ -47,12 +48,15 @@ pub(super) enum Phase {
     Over,
 }
 
+/// The listeners of an identifier, one of each device. The first one is asked next for a request.
+pub(super) type Listeners = Mutex<VecDeque<(&'static Device, Arc<dyn ConnectionListener>)>>;
+
 /// The object of the provider whose events the identifier has.
 #[derive(Clone, Default)]
 pub(super) enum Source {
     #[default]
     None,
-    Listeners(Arc<Vec<(&'static Device, Arc<dyn ConnectionListener>)>>),
+    Listeners(Arc<Listeners>),
     Connection(Arc<dyn Connection>),
     Resolution(Arc<dyn Resolution>),
 }

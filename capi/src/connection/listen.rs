@@ -1,8 +1,9 @@
 //! Listeners.
 
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rdma_verbs::provider::abi::cm;
 use rdma_verbs::provider::{BoundPort, ConnectionListener, ListenInit};
@@ -17,7 +18,7 @@ use crate::error::{Errno, INVALID, Result, zero_or_minus_one};
 /// Maximum number of requests that wait at a listener (`net.rdma_ucm.max_backlog`).
 const MAX_BACKLOG: c_int = 1024;
 
-type Parts = Vec<(&'static Device, Arc<dyn ConnectionListener>)>;
+type Parts = VecDeque<(&'static Device, Arc<dyn ConnectionListener>)>;
 
 /// # Safety
 /// The identifier is the program's.
@@ -38,7 +39,7 @@ unsafe fn listen(visible: *mut cm::Id, backlog: c_int) -> Result<()> {
     let parts = on_all(id, &*port, &devices, backlog as u32)?;
     {
         let mut inner = id.inner();
-        (inner.phase, inner.source) = (Phase::Listening, Source::Listeners(Arc::new(parts)));
+        (inner.phase, inner.source) = (Phase::Listening, Source::Listeners(Arc::new(Mutex::new(parts))));
     }
     id.pump();
     Ok(())
@@ -49,7 +50,7 @@ fn on_all(id: &Id, port: &dyn BoundPort, devices: &[&'static Device], backlog: u
     let options = id.inner().options;
     let (mut parts, mut failure) = (Parts::new(), None);
     for device in devices {
-        let first = parts.first().map(|(_, listener)| &**listener);
+        let first = parts.front().map(|(_, listener)| &**listener);
         let init = ListenInit {
             address: port.local_addr(),
             space: id.space,
@@ -60,7 +61,7 @@ fn on_all(id: &Id, port: &dyn BoundPort, devices: &[&'static Device], backlog: u
             port: if first.is_none() { Some(port) } else { None },
         };
         match device.manager()?.listen(&init) {
-            Ok(listener) => parts.push((*device, listener)),
+            Ok(listener) => parts.push_back((*device, listener)),
             Err(error) => {
                 tracing::info!(device = device.shared().device.name(), %error, "no listener on a device");
                 failure = Some(from_port(error));

@@ -6,13 +6,13 @@ use std::sync::{Arc, TryLockError};
 use std::task::{Wake, Waker};
 
 use rdma_verbs::provider::{
-    ConnectionEnd, ConnectionEvent, ConnectionListener, EventWait, ListenerEvent, RejectReason, ResolutionEvent, Result,
+    ConnectionEnd, ConnectionEvent, EventWait, ListenerEvent, RejectReason, ResolutionEvent, Result,
 };
 
 use super::bring_up;
 use super::devices::Device;
 use super::event::{Content, Queued, event_type};
-use super::id::{Id, Phase, Source};
+use super::id::{Id, Listeners, Phase, Source, lock};
 use crate::error::INVALID;
 
 thread_local! {
@@ -104,7 +104,7 @@ impl Id {
             let taken = match &source {
                 Source::None => return,
                 Source::Listeners(_) if has_request => return,
-                Source::Listeners(parts) => next_request(parts, &waker),
+                Source::Listeners(listeners) => next_request(listeners, &waker),
                 Source::Connection(connection) => {
                     let wait = EventWait::Waker(&waker);
                     connection.next_event(wait).map(|event| event.map(Arrived::Connection))
@@ -226,11 +226,24 @@ impl Id {
     }
 }
 
-/// Takes the next request of a listener, of any of its devices.
-fn next_request(parts: &[(&'static Device, Arc<dyn ConnectionListener>)], waker: &Waker) -> Result<Option<Arrived>> {
-    for (device, listener) in parts {
-        if let Some(event) = listener.next_event(EventWait::Waker(waker))? {
-            return Ok(Some(Arrived::Request(event, device)));
+/// Takes the next request of any of the devices, which take turns. A device that has failed is left out, unless it is
+/// the last one. Only the owner of the identifier's turn calls this.
+fn next_request(listeners: &Listeners, waker: &Waker) -> Result<Option<Arrived>> {
+    let count = lock(listeners).len();
+    for _ in 0..count {
+        let Some((device, listener)) = lock(listeners).pop_front() else { break };
+        match listener.next_event(EventWait::Waker(waker)) {
+            Ok(event) => {
+                lock(listeners).push_back((device, listener));
+                if let Some(event) = event {
+                    return Ok(Some(Arrived::Request(event, device)));
+                }
+            }
+            Err(error) if lock(listeners).is_empty() => return Err(error),
+            Err(error) => {
+                let device = device.shared().device.name();
+                tracing::warn!(device, %error, "a listener on all addresses goes on without the device");
+            }
         }
     }
     Ok(None)

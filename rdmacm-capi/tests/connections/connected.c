@@ -223,3 +223,36 @@ void refused_reply(void) {
     destroy(client);
     destroy(listener);
 }
+
+// The devices of a listener on all addresses take turns, however many requests one of them has.
+void devices_in_turn(void) {
+    struct rdma_event_channel *other = rdma_create_event_channel(), *own = channel;
+    struct rdma_cm_id *listener, *clients[4];
+    struct sockaddr_in any = {.sin_family = AF_INET};
+    struct sockaddr_in to[] = {server_address, server_address, client_address, client_address};
+    struct rdma_conn_param wanted = parameters(NULL);
+    CHECK(rdma_create_id(other, &listener, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(listener, at(&any, 7492)) == 0 && rdma_listen(listener, 8) == 0);
+    for (int i = 0; i < 4; i++) {
+        server_address = to[i];
+        clients[i] = routed(RDMA_PS_TCP, 7492);
+        create_qp(clients[i], IBV_QPT_RC);
+        CHECK(rdma_connect(clients[i], &wanted) == 0);
+        // Requests arrive in this order, and wait.
+        usleep(200000);
+    }
+    channel = other;
+    for (int i = 0; i < 4; i++) {
+        struct rdma_cm_event *event = next();
+        CHECK(event->event == RDMA_CM_EVENT_CONNECT_REQUEST && event->listen_id == listener);
+        struct sockaddr_in *local = (void *)rdma_get_local_addr(event->id);
+        printf("%s; ", local->sin_addr.s_addr == to[0].sin_addr.s_addr ? "first" : "second");
+        CHECK(rdma_destroy_id(event->id) == 0);
+        CHECK(rdma_ack_cm_event(event) == 0);
+    }
+    channel = own;
+    for (int i = 0; i < 4; i++)
+        destroy(clients[i]);
+    destroy(listener);
+    rdma_destroy_event_channel(other);
+}
