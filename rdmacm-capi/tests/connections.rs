@@ -154,6 +154,12 @@ fn destruction_waits_for_acknowledgements() {
     assert_eq!(output_of("destruction", 8), "waited");
 }
 
+/// Other threads, which take its requests, use it no longer.
+#[test]
+fn port_is_free_when_its_listener_is_destroyed() {
+    assert_eq!(output_of("freed_port", 26), "freed");
+}
+
 #[test]
 fn threads_share_a_channel() {
     assert_eq!(output_of("threads", 10), "100 ended");

@@ -325,6 +325,8 @@ pub(super) unsafe fn destroy(visible: *mut cm::Id) -> Result<()> {
         };
         // The queue pair leaves the groups when it is destroyed. The program may have done that itself, so `qp` cannot
         // be used here.
+        // A thread that takes events meanwhile uses the source as well. It finds none next time.
+        drop(lock(&id.turn));
         // A peer's request that the program has not read is rejected, the connection ends, the port becomes free.
         drop((unread, source, parts));
     }

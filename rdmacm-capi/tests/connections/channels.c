@@ -199,3 +199,43 @@ void forked(void) {
     destroy(id);
     destroy(listener);
 }
+
+static int is_done;
+
+// Sends requests until the test is done, whether a listener is there or not.
+static void *request_always(void *unused) {
+    struct rdma_conn_param wanted = parameters(NULL);
+    struct sockaddr_in here = client_address, there = server_address;
+    while (!__atomic_load_n(&is_done, __ATOMIC_SEQ_CST)) {
+        struct rdma_cm_id *ids[8];
+        struct rdma_event_channel *own = rdma_create_event_channel();
+        CHECK(own);
+        for (int i = 0; i < 8; i++) {
+            CHECK(rdma_create_id(own, &ids[i], NULL, RDMA_PS_TCP) == 0);
+            CHECK(rdma_resolve_addr(ids[i], at(&here, 0), at(&there, 7493), 1000) == 0);
+            CHECK(rdma_resolve_route(ids[i], 1000) == 0);
+            create_qp(ids[i], IBV_QPT_RC);
+            CHECK(rdma_connect(ids[i], &wanted) == 0);
+        }
+        for (int i = 0; i < 8; i++)
+            destroy(ids[i]);
+        rdma_destroy_event_channel(own);
+    }
+    return unused;
+}
+
+// A listener's port is free when the listener is destroyed, though other threads take its requests.
+void freed_port(void) {
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++)
+        CHECK(pthread_create(&threads[i], NULL, request_always, NULL) == 0);
+    for (int round = 0; round < 2000; round++) {
+        struct rdma_cm_id *listener = listening(RDMA_PS_TCP, 7493);
+        usleep(round % 20 * 20);
+        destroy(listener);
+    }
+    __atomic_store_n(&is_done, 1, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < 2; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    printf("freed");
+}
