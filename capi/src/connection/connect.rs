@@ -191,10 +191,13 @@ unsafe fn connect(visible: *mut cm::Id, parameters: *const cm::ConnParam) -> Res
 
 /// Notes that a request has left, and takes the events that may have arrived meanwhile.
 fn begin(id: &Arc<Id>, phase: Phase, source: Source, queue_pair: Option<Arc<dyn QueuePair>>, ends: Ends) -> Result<()> {
-    {
+    let before = {
         let mut inner = id.inner();
-        (inner.phase, inner.source, inner.queue_pair, inner.ends) = (phase, source, queue_pair, Some(ends));
-    }
+        (inner.phase, inner.ends) = (phase, Some(ends));
+        let source = std::mem::replace(&mut inner.source, source);
+        (source, std::mem::replace(&mut inner.queue_pair, queue_pair))
+    };
+    drop(before);
     id.pump();
     Ok(())
 }
