@@ -193,6 +193,12 @@ fn signals_and_cancellation_end_a_wait() {
     assert_eq!(output_of("interruption", 12), "EINTR; cancelled; 0");
 }
 
+/// The cancellation is pending before, and takes effect after the calls.
+#[test]
+fn calls_are_no_cancellation_points() {
+    assert_eq!(output_of("cancelled_calls", 27), "called, cancelled");
+}
+
 #[test]
 fn calls_out_of_order_have_the_error_numbers_of_linux() {
     let expected = "EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL EINVAL ; EADDRNOTAVAIL EADDRNOTAVAIL \

@@ -10,6 +10,10 @@
 //! event, and adds it to the queue of its channel (`pump`). No thread is started for this, and no code of the program
 //! runs. A reply's queue pair is moved by the thread that reads the reply's event, as in rdma-core.
 //!
+//! # Cancellation
+//!
+//! A thread may be cancelled in `rdma_get_cm_event`, and in no other function.
+//!
 //! # Locks
 //!
 //! No lock of this folder is held while a function of the provider is called, except an identifier's `turn`, which
@@ -66,12 +70,30 @@ use multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicas
 use queue_pair::{
     rdma_create_qp, rdma_create_qp_ex, rdma_create_srq, rdma_create_srq_ex, rdma_destroy_qp, rdma_destroy_srq,
 };
+use types::*;
 
 use crate::version::exported;
+use crate::waiting::Uncancelled;
+
+/// The function in the table: one in which a thread may be cancelled is there itself. The others hold locks and values
+/// with destructors where they write to descriptors or to the log, which are cancellation points of the C library.
+macro_rules! entry {
+    ("C-unwind" $name:ident $arguments:tt -> $result:ty) => {
+        $name
+    };
+    ("C" $name:ident($($argument:ident: $kind:ty),*) -> $result:ty) => {{
+        unsafe extern "C" fn uncancelled($($argument: $kind),*) -> $result {
+            let _held = Uncancelled::begin();
+            // SAFETY: the caller's promise: the function's own arguments.
+            unsafe { $name($($argument),*) }
+        }
+        uncancelled
+    }};
+}
 
 macro_rules! implemented {
-    ($($node:literal $abi:literal fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
-        static TABLE: Table = Table { $($name,)* };
+    ($($node:literal $abi:tt fn $name:ident $arguments:tt -> $result:ty;)*) => {
+        static TABLE: Table = Table { $($name: entry!($abi $name $arguments -> $result),)* };
     };
 }
 

@@ -239,3 +239,36 @@ void freed_port(void) {
         CHECK(pthread_join(threads[i], NULL) == 0);
     printf("freed");
 }
+
+// Calls all that may write to a descriptor, with a cancellation pending.
+static void *call_cancelled(void *calls) {
+    struct rdma_event_channel *other = rdma_create_event_channel();
+    struct sockaddr_in group = {.sin_family = AF_INET};
+    struct rdma_conn_param wanted = parameters(NULL);
+    struct rdma_cm_id *id, *listener;
+    CHECK(other && inet_pton(AF_INET, "239.47.1.3", &group.sin_addr) == 1);
+    CHECK(pthread_cancel(pthread_self()) == 0);
+    CHECK(rdma_create_id(NULL, &listener, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(listener, at(&server_address, 7494)) == 0 && rdma_listen(listener, 1) == 0);
+    CHECK(rdma_create_id(other, &id, NULL, RDMA_PS_UDP) == 0);
+    CHECK(rdma_resolve_addr(id, at(&client_address, 0), at(&server_address, 7494), 1000) == 0);
+    CHECK(rdma_join_multicast(id, (struct sockaddr *)&group, NULL) == 0);
+    CHECK(rdma_resolve_route(id, 1000) == 0);
+    CHECK(rdma_migrate_id(id, channel) == 0);
+    CHECK(rdma_leave_multicast(id, (struct sockaddr *)&group) == 0);
+    CHECK(rdma_connect(id, &wanted) == 0);
+    CHECK(rdma_disconnect(id) == -1 && rdma_destroy_id(id) == 0 && rdma_destroy_id(listener) == 0);
+    rdma_destroy_event_channel(other);
+    *(int *)calls = 1;
+    pthread_testcancel();
+    return NULL;
+}
+
+// A thread is cancelled in none of these calls, so that they leave nothing half done.
+void cancelled_calls(void) {
+    int calls = 0;
+    void *result;
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, call_cancelled, &calls) == 0 && pthread_join(thread, &result) == 0);
+    printf("%s, %s", calls ? "called" : "not called", result == PTHREAD_CANCELED ? "cancelled" : "not cancelled");
+}
