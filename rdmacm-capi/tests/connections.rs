@@ -171,6 +171,12 @@ fn child_uses_the_library_and_not_what_it_inherits() {
     assert_eq!(output_of("forked", 11), expected);
 }
 
+/// 0: every child could acknowledge the event.
+#[test]
+fn child_may_acknowledge_what_it_inherits() {
+    assert_eq!(output_of("forked_acknowledgement", 28), "0");
+}
+
 #[test]
 fn shared_receive_queues_belong_to_identifiers() {
     let expected = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; 0 EINVAL 0 0 EINVAL ESTABLISHED 0; ESTABLISHED 0;";

@@ -220,6 +220,11 @@ impl Id {
         matches!(self.space, PortSpace::Udp | PortSpace::Ipoib)
     }
 
+    /// Returns whether a parent has created it.
+    fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
+    }
+
     pub(super) fn is_synchronous(&self) -> bool {
         self.is_synchronous.load(Ordering::Acquire)
     }
@@ -249,8 +254,12 @@ impl Id {
         *lock(&self.unacknowledged) += 1;
     }
 
-    /// Notes that the program has acknowledged an event.
+    /// Notes that the program has acknowledged an event. Nothing waits for that in a forked child, which may have
+    /// inherited the lock taken.
     pub(super) fn note_acknowledged(&self) {
+        if self.is_inherited() {
+            return;
+        }
         let mut count = lock(&self.unacknowledged);
         *count = count.saturating_sub(1);
         self.acknowledged.notify_all();
@@ -283,7 +292,7 @@ pub(super) unsafe fn id_of<'a>(id: *mut cm::Id) -> Result<&'a Arc<Id>> {
     // SAFETY: the caller's promise.
     let id = unsafe { own(id) };
     // A child that inherited it may have inherited its locks taken.
-    if id.process == std::process::id() { Ok(id) } else { Err(INVALID) }
+    if id.is_inherited() { Err(INVALID) } else { Ok(id) }
 }
 
 pub(super) unsafe extern "C" fn rdma_create_id(

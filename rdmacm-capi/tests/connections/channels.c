@@ -272,3 +272,40 @@ void cancelled_calls(void) {
     CHECK(pthread_create(&thread, NULL, call_cancelled, &calls) == 0 && pthread_join(thread, &result) == 0);
     printf("%s, %s", calls ? "called" : "not called", result == PTHREAD_CANCELED ? "cancelled" : "not cancelled");
 }
+
+static struct sockaddr_in some_group = {.sin_family = AF_INET};
+
+static void *acknowledge_always(void *id) {
+    while (!__atomic_load_n(&is_done, __ATOMIC_SEQ_CST)) {
+        CHECK(rdma_join_multicast(id, (struct sockaddr *)&some_group, NULL) == 0);
+        CHECK(rdma_ack_cm_event(next()) == 0);
+        CHECK(rdma_leave_multicast(id, (struct sockaddr *)&some_group) == 0);
+    }
+    return NULL;
+}
+
+// A child may acknowledge what it has inherited, also if a thread of its parent was doing that.
+void forked_acknowledgement(void) {
+    struct rdma_cm_id *id = create_id(RDMA_PS_UDP);
+    pthread_t thread;
+    int status = 0;
+    inet_pton(AF_INET, "239.47.1.4", &some_group.sin_addr);
+    CHECK(rdma_bind_addr(id, at(&server_address, 0)) == 0);
+    CHECK(rdma_join_multicast(id, (struct sockaddr *)&some_group, NULL) == 0);
+    struct rdma_cm_event *inherited = next();
+    CHECK(pthread_create(&thread, NULL, acknowledge_always, id) == 0);
+    for (int i = 0; i < 400 && status == 0; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            alarm(5);
+            _exit(rdma_ack_cm_event(inherited) == 0 ? 0 : 1);
+        }
+        CHECK(waitpid(child, &status, 0) == child);
+    }
+    __atomic_store_n(&is_done, 1, __ATOMIC_SEQ_CST);
+    CHECK(pthread_join(thread, NULL) == 0);
+    printf("%x", status);
+    CHECK(rdma_ack_cm_event(inherited) == 0);
+    destroy(id);
+}
