@@ -48,7 +48,7 @@ pub(super) enum Phase {
     Over,
 }
 
-/// The listeners of an identifier, one of each device. The first one is asked next for a request.
+/// The listeners of an identifier, one of each device. The first one has the next turn.
 pub(super) type Listeners = Mutex<VecDeque<(&'static Device, Arc<dyn ConnectionListener>)>>;
 
 /// The object of the provider whose events the identifier has.
