@@ -171,6 +171,13 @@ fn child_uses_the_library_and_not_what_it_inherits() {
     assert_eq!(output_of("forked", 11), expected);
 }
 
+/// It is stopped for 1.5 s. 17: the timeout of 0.54 s that Linux' rdma_cm has.
+#[test]
+fn connection_outlasts_a_peer_that_does_not_run() {
+    let routed = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; ";
+    assert_eq!(output_of("stopped_peer", 29), format!("{routed}ESTABLISHED 0; 17 success"));
+}
+
 /// 0: every child could acknowledge the event.
 #[test]
 fn child_may_acknowledge_what_it_inherits() {

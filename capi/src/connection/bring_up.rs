@@ -18,8 +18,10 @@ use crate::modify::c_attributes;
 pub(super) const QKEY: Qkey = Qkey(0x0123_4567);
 /// Code of the time that a peer waits when no receive is posted: 0.64 ms. Linux leaves it 0, which is 655 ms.
 const MIN_RNR_TIMER: u8 = 12;
-/// Code of the transport timeout: 67 ms, as in the crate's own connections.
-const TIMEOUT: u8 = 14;
+/// Code of the transport timeout: 0.54 s, as on Linux 6.12, where a packet is assumed to take half of it at most. Eight
+/// tries take 4.3 s, so that a peer that is not scheduled for seconds keeps its connections: adapters respond without
+/// their programs, and programs rely on that.
+const TIMEOUT: u8 = 17;
 /// Number of retries of a path whose program chooses none.
 pub(super) const RETRIES: u8 = 7;
 

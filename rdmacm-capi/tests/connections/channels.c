@@ -309,3 +309,50 @@ void forked_acknowledgement(void) {
     CHECK(rdma_ack_cm_event(inherited) == 0);
     destroy(id);
 }
+
+// A connection outlasts that the peer's process does not run for a while.
+void stopped_peer(void) {
+    static char memory[64];
+    struct rdma_cm_event *event;
+    struct ibv_wc completion;
+    int ready[2], status;
+    CHECK(pipe(ready) == 0);
+    pid_t peer = fork();
+    CHECK(peer >= 0);
+    if (peer == 0) {
+        CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+        CHECK((channel = rdma_create_event_channel()));
+        listening(RDMA_PS_TCP, 7495);
+        CHECK(write(ready[1], "", 1) == 1);
+        struct rdma_cm_id *id = (event = next())->id;
+        CHECK(rdma_ack_cm_event(event) == 0);
+        create_qp(id, IBV_QPT_RC);
+        struct ibv_mr *region = rdma_reg_msgs(id, memory, sizeof memory);
+        CHECK(region && rdma_post_recv(id, NULL, memory, sizeof memory, region) == 0);
+        struct rdma_conn_param wanted = parameters(NULL);
+        CHECK(rdma_accept(id, &wanted) == 0);
+        CHECK(rdma_get_recv_comp(id, &completion) == 1 && completion.status == IBV_WC_SUCCESS);
+        // Until the parent has its completion, and ends the connection.
+        while ((event = next())->event != RDMA_CM_EVENT_DISCONNECTED)
+            CHECK(rdma_ack_cm_event(event) == 0);
+        _exit(0);
+    }
+    CHECK(read(ready[0], memory, 1) == 1);
+    struct rdma_cm_id *client = routed(RDMA_PS_TCP, 7495);
+    struct rdma_conn_param wanted = parameters(NULL);
+    create_qp(client, IBV_QPT_RC);
+    CHECK(rdma_connect(client, &wanted) == 0);
+    take(client);
+    struct ibv_mr *region = rdma_reg_msgs(client, memory, sizeof memory);
+    CHECK(region);
+    CHECK(kill(peer, SIGSTOP) == 0 && waitpid(peer, &status, WUNTRACED) == peer && WIFSTOPPED(status));
+    CHECK(rdma_post_send(client, NULL, memory, 10, region, 0) == 0);
+    usleep(1500000);
+    CHECK(kill(peer, SIGCONT) == 0);
+    CHECK(rdma_get_send_comp(client, &completion) == 1);
+    printf("%d %s", timeout_of(client->qp), ibv_wc_status_str(completion.status));
+    CHECK(rdma_disconnect(client) == 0);
+    CHECK(waitpid(peer, &status, 0) == peer);
+    rdma_dereg_mr(region);
+    destroy(client);
+}
