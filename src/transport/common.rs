@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::history::History;
 use super::marks::{ArrivedMarks, Marking};
-use super::path::{Path, PathKey};
+use super::path::{Acquaintance, Path, PathKey};
 use crate::memory::MemoryView;
 use crate::queue::{AsyncEventQueue, CompletionQueue, Overflow, SourceToken};
 use crate::types::{
@@ -159,7 +159,7 @@ impl Common {
 
     /// Whether NAKs to the peer list all gaps.
     pub(super) fn sends_gap_runs(&self) -> bool {
-        self.path.as_ref().is_some_and(|path| path.accepts_gap_runs() && path.is_known_to_peer)
+        self.path.as_ref().is_some_and(|path| path.accepts_gap_runs() && path.acquaintance == Acquaintance::Mutual)
     }
 
     /// Whether the peer supports NAKs that list all gaps.

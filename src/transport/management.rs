@@ -15,7 +15,7 @@ use crate::wire::{Bth, Deth, Flow, Headers, ICRC_BYTES, Opcode, Packet, icrc};
 /// Number of the queue pair of management datagrams.
 pub const MANAGEMENT_QPN: Qpn = Qpn::new(1);
 /// Q_Key of queue pair 1 (IBTA 10.2.4).
-const MANAGEMENT_QKEY: Qkey = Qkey(0x8001_0000);
+pub(super) const MANAGEMENT_QKEY: Qkey = Qkey(0x8001_0000);
 /// Maximum number of datagrams that wait to be polled: as many as the receives of Linux' queue pair 1 (`mad.c`,
 /// `mad_recvq_size`).
 const MOST_WAITING: usize = 512;
@@ -55,10 +55,10 @@ pub struct ManagementQueuePair {
 }
 
 impl ManagementQueuePair {
-    /// Checks a packet as `rxe_recv.c` does (`check_type_state`, `check_keys`), and keeps its datagram. Linux 6.12
+    /// Checks a packet as `rxe_recv.c` does (`check_type_state`, `check_keys`), and returns its datagram. Linux 6.12
     /// drops a datagram that is longer than 256 bytes and fills up a shorter one; both are refused here.
     #[cold]
-    pub(super) fn take(&mut self, datagram: &Datagram<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+    pub(super) fn check<'a>(datagram: &Datagram<'_>, packet: &Packet<'a>) -> Result<&'a [u8; MAD_BYTES], DropReason> {
         let Headers { bth, deth: Some(deth), .. } = packet.headers else { return Err(DropReason::WrongService) };
         if bth.opcode != Opcode::UD_SEND_ONLY {
             return Err(DropReason::WrongService);
@@ -69,8 +69,13 @@ impl ManagementQueuePair {
         if deth.qkey != MANAGEMENT_QKEY {
             return Err(DropReason::BadQkey);
         }
-        let Ok(bytes) = <&[u8; MAD_BYTES]>::try_from(packet.payload) else { return Err(DropReason::BadLength) };
+        let Ok(bytes) = packet.payload.try_into() else { return Err(DropReason::BadLength) };
         identify(datagram)?;
+        Ok(bytes)
+    }
+
+    /// Keeps a datagram that [`ManagementQueuePair::check`] returned.
+    pub(super) fn take(&mut self, datagram: &Datagram<'_>, bytes: &[u8; MAD_BYTES]) -> Result<(), DropReason> {
         if self.arrived.len() >= MOST_WAITING {
             return Err(DropReason::NoReceive);
         }
@@ -161,7 +166,7 @@ mod tests {
             payload,
         };
         let packet = Packet::parse(payload).unwrap();
-        queue_pair.take(&datagram, &packet).err()
+        ManagementQueuePair::check(&datagram, &packet).and_then(|bytes| queue_pair.take(&datagram, bytes)).err()
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod burst;
 mod common;
 pub(crate) mod congestion;
 mod datagram;
+mod discovery;
 mod endpoint;
 mod history;
 mod loop_bound;

@@ -107,6 +107,19 @@ impl PathKey {
     }
 }
 
+/// Whether the peer knows this end's capabilities, too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Acquaintance {
+    /// It does.
+    Mutual,
+    /// It may not: the ends found each other in the registry. The first packet with the key or with an offer of it
+    /// shows that it does.
+    OneSided,
+    /// The same, after the connection began: the peer may have sent packets from another port before, and sends all
+    /// from one port once it knows this end.
+    Discovered,
+}
+
 /// The path of one connection, with the state learned about its peer.
 pub(super) struct Path {
     pub(super) source: SourceAddress,
@@ -114,9 +127,7 @@ pub(super) struct Path {
     pub(super) destination: Qpn,
     pub(super) mtu: Mtu,
     pub(super) peer: PeerCapabilities,
-    /// Whether the peer knows this end's capabilities, too. Between peers that discover each other, the first packet
-    /// with the key or with an offer of it shows this.
-    pub(super) is_known_to_peer: bool,
+    pub(super) acquaintance: Acquaintance,
     /// The ECN bits change when packets are acknowledged or time out ([`Marking`]).
     pub(super) traffic_class: Cell<TrafficClass>,
     pub(super) hop_limit: u8,

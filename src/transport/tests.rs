@@ -3,6 +3,7 @@
 mod amplification;
 mod bursts;
 mod congestion;
+mod discovery;
 mod early;
 mod failures;
 mod fair_queue;

@@ -100,6 +100,10 @@ counters! {
         PaceWait = "pace_wait_us",
         /// Microseconds in which a path had packets to send and its window was full. Counted per device.
         WindowWait = "window_wait_us",
+        /// Questions sent to find out whether a peer is native.
+        DiscoveryQuestions = "discovery_questions",
+        /// Peers that were found to be native, and know that this end is.
+        DiscoveredPeers = "discovered_peers",
     }
 }
 

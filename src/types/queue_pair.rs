@@ -213,7 +213,8 @@ pub struct QueuePairAttributes {
     pub rnr_retry: Option<u8>,
     /// Whether an event is raised when the send queue has drained.
     pub en_sqd_async_notify: Option<bool>,
-    /// Capabilities of the peer beyond the standard. None by default: a standard peer.
+    /// Capabilities of the peer beyond the standard. None by default: a standard peer, unless the device finds out more
+    /// ([`SoftOptions::discovery`](crate::provider::soft::SoftOptions::discovery)).
     pub peer: Option<PeerCapabilities>,
     /// The key that this end and a native peer share, for INIT to RTR. No query returns it.
     pub peer_key: Option<PeerKey>,

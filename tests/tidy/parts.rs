@@ -17,6 +17,7 @@ const TRANSPORT: &[&str] = &[
     "segments",
     "peer_fault",
     "packet_check",
+    "discovery",
     "burst",
     "datagram",
     "marks",

@@ -44,6 +44,7 @@ pub(in crate::engine) mod tests {
             guid: 7,
             blocks: QpnBlocks::lease(1, 1).unwrap(),
             capabilities: PeerCapabilities::STANDARD,
+            discovers: false,
             sizes: SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 },
             max_queue_pairs: 16,
             max_segments: 64,

@@ -51,6 +51,8 @@ pub(crate) struct ShardConfig {
     pub(crate) blocks: QpnBlocks,
     /// Capabilities advertised to peers on this machine.
     pub(crate) capabilities: PeerCapabilities,
+    /// Whether queue pairs discover native peers on other hosts.
+    pub(crate) discovers: bool,
     pub(crate) sizes: SocketSizes,
     pub(crate) max_queue_pairs: u32,
     /// Most datagrams in one segmented send.
@@ -133,6 +135,7 @@ impl Shard {
             max_segments: config.max_segments,
             reorder_budget: config.reorder_budget,
             congestion: congestion_of(config.congestion, config.max_bytes_per_second),
+            capabilities: if config.discovers { config.capabilities } else { PeerCapabilities::STANDARD },
         });
         let buffer = vec![0; MAX_SEND_BYTES].into();
         let clock = Clock::new();
@@ -293,6 +296,11 @@ impl Shard {
         if !reports && leaves_host(own, peer) {
             self.command(|core, _| core.link.report_marks());
         }
+    }
+
+    /// Returns whether packets between these addresses leave this host. Queries all addresses from the kernel.
+    pub(crate) fn leaves_host(own: IpAddr, peer: IpAddr) -> bool {
+        leaves_host(own, peer)
     }
 
     /// Lets the sending socket on this port send to multicast groups.

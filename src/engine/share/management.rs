@@ -2,17 +2,18 @@
 //!
 //! A communication id begins with the block of the shard that has drawn it. A message with the receiver's id therefore
 //! finds its shard as a packet finds its queue pair. A request names a service; the table of ports has the block of its
-//! listener. Everything else is for any shard of the address.
+//! listener. A datagram of the discovery names a queue pair. Everything else is for any shard of the address.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use super::ports::{self, Listening};
 use crate::transport::MANAGEMENT_QPN;
-use crate::wire::mad::{Attribute, ManagementClass, RejectReason, ServiceId};
+use crate::wire::mad::{Attribute, Discovery, ManagementClass, Method, RejectReason, ServiceId};
 
 /// Offsets in a packet, which begins with the base transport header (12 bytes) and the datagram header (8 bytes).
 pub(super) const DESTINATION_OFFSET: usize = 4;
+const MAD_OFFSET: usize = 20;
 const CLASS_OFFSET: usize = 21;
 pub(super) const ATTRIBUTE_OFFSET: usize = 36;
 /// The id in a SIDR_REP.
@@ -26,6 +27,12 @@ const REQUEST_GUID_OFFSET: usize = 60;
 /// The reason of a REJ, and the additional information behind it: the sender's GUID if it gives up its REQ.
 const REASON_OFFSET: usize = 54;
 const INFORMATION_OFFSET: usize = 56;
+/// The receiver's queue pair in a datagram of the discovery, and the sender's.
+pub(super) const RECEIVER_OFFSET: usize = MAD_OFFSET + Discovery::RECEIVER_OFFSET;
+const SENDER_OFFSET: usize = MAD_OFFSET + Discovery::SENDER_OFFSET;
+/// Method and status of a datagram.
+const METHOD_OFFSET: usize = MAD_OFFSET + 3;
+const STATUS_OFFSET: usize = MAD_OFFSET + 4;
 /// Bits of a communication id below the block.
 pub(super) const ID_BITS: u32 = 20;
 
@@ -39,6 +46,9 @@ pub(super) enum Addressee {
     Block(u16),
     /// The shard with this block, because it has the listener. Packets are not steered to it.
     Listener(u16),
+    /// The shard with this block, whose question is refused: the refusal is the question with another method. Packets
+    /// are not steered to it.
+    Asker(u16),
     /// A listener's shard, which is not one of those known.
     Elsewhere,
     /// Any shard of the address.
@@ -51,8 +61,12 @@ pub(super) fn addressee(packet: &[u8], destination: IpAddr, is_known: impl Fn(u1
     if word(packet, DESTINATION_OFFSET)? & 0xff_ffff != MANAGEMENT_QPN.value() {
         return None;
     }
-    let is_message = packet.get(CLASS_OFFSET) == Some(&ManagementClass::COMMUNICATION_MANAGEMENT.0);
-    let addressee = is_message.then(|| addressee_of_message(packet, destination, is_known)).flatten();
+    let class = packet.get(CLASS_OFFSET).map(|class| ManagementClass(*class));
+    let addressee = match class {
+        Some(ManagementClass::COMMUNICATION_MANAGEMENT) => addressee_of_message(packet, destination, is_known),
+        Some(ManagementClass::DISCOVERY) => addressee_of_discovery(packet),
+        _ => None,
+    };
     Some(addressee.unwrap_or(Addressee::Any))
 }
 
@@ -73,6 +87,19 @@ fn addressee_of_message(packet: &[u8], destination: IpAddr, is_known: impl Fn(u1
     Some(Addressee::Block((id >> ID_BITS) as u16))
 }
 
+/// Returns the shard whose queue pair a datagram of the discovery is for.
+fn addressee_of_discovery(packet: &[u8]) -> Option<Addressee> {
+    if half(packet, ATTRIBUTE_OFFSET)? != Attribute::DISCOVERY.0 {
+        return None;
+    }
+    let block = |offset: usize| word(packet, offset).map(|number| ((number & 0xff_ffff) >> 12) as u16);
+    let is_response = packet.get(METHOD_OFFSET) == Some(&Method::GET_RESPONSE.0);
+    if is_response && half(packet, STATUS_OFFSET)? != 0 {
+        return block(SENDER_OFFSET).map(Addressee::Asker);
+    }
+    block(RECEIVER_OFFSET).map(Addressee::Block)
+}
+
 /// The numbers of a REQ that identify it: its sender's GUID and communication id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct RequestKey(u64, u32);
@@ -80,11 +107,10 @@ pub(super) struct RequestKey(u64, u32);
 /// Returns the key of a REQ, or of the REQ that a REJ gives up, if its sender has had no response: the REJ then has no
 /// communication id of the receiver.
 pub(super) fn request_key(packet: &[u8]) -> Option<RequestKey> {
-    let half = |offset: usize| word(packet, offset).map(|word| (word >> 16) as u16);
-    let offset = match Attribute(half(ATTRIBUTE_OFFSET)?) {
+    let offset = match Attribute(half(packet, ATTRIBUTE_OFFSET)?) {
         Attribute::CONNECT_REQUEST => REQUEST_GUID_OFFSET,
         Attribute::REJECT
-            if word(packet, SECOND_ID_OFFSET)? == 0 && half(REASON_OFFSET)? == RejectReason::TIMEOUT.0 =>
+            if word(packet, SECOND_ID_OFFSET)? == 0 && half(packet, REASON_OFFSET)? == RejectReason::TIMEOUT.0 =>
         {
             INFORMATION_OFFSET
         }
@@ -131,6 +157,10 @@ impl RequestRoutes {
     }
 }
 
+fn half(packet: &[u8], offset: usize) -> Option<u16> {
+    packet.get(offset..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
+}
+
 fn word(packet: &[u8], offset: usize) -> Option<u32> {
     packet.get(offset..)?.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
@@ -140,16 +170,20 @@ mod tests {
     use super::*;
     use crate::types::Qpn;
     use crate::wire::mad::{
-        AdditionalInformation, CommunicationId, ConnectRequest, DisconnectReply, DisconnectRequest, Message, PortSpace,
-        Reject, ServiceIdReply,
+        AdditionalInformation, CommunicationId, ConnectRequest, DisconnectReply, DisconnectRequest, DiscoveryContent,
+        Mad, Message, PortSpace, Reject, ServiceIdReply,
     };
     use crate::wire::{Bth, Deth, Headers, Opcode};
 
     fn packet(message: Message) -> Vec<u8> {
+        packet_of(&message.to_mad(7))
+    }
+
+    fn packet_of(mad: &Mad) -> Vec<u8> {
         let bth = Bth { destination: MANAGEMENT_QPN, ..Bth::with_payload(Opcode::UD_SEND_ONLY, 256) };
         let mut bytes = vec![0; 20];
         Headers { bth, deth: Some(Deth::default()), ..Headers::default() }.emit(&mut bytes);
-        bytes.extend(message.to_mad(7).write());
+        bytes.extend(mad.write());
         bytes.extend([0; 4]);
         bytes
     }
@@ -179,6 +213,22 @@ mod tests {
             let expected = if length < 8 { None } else { Some(Addressee::Any) };
             assert_eq!(of(&request[..length]), expected, "{length} bytes");
         }
+    }
+
+    #[test]
+    fn the_discovery_goes_to_the_queue_pair_that_it_is_about() {
+        let (receiver, sender) = (Qpn::new(0xab_c123), Qpn::new(0x12_3456));
+        let question = Discovery { nonce: 7, receiver, sender, content: DiscoveryContent::Question }.to_mad();
+        assert_eq!(of(&packet_of(&question)), Some(Addressee::Block(0xabc)));
+        let answer = Mad { method: Method::GET_RESPONSE, ..question };
+        assert_eq!(of(&packet_of(&answer)), Some(Addressee::Block(0xabc)));
+        assert_eq!(of(&packet_of(&question.unsupported_response().unwrap())), Some(Addressee::Asker(0x123)));
+        assert_eq!(of(&packet_of(&Mad { attribute: Attribute(7), ..question })), Some(Addressee::Any));
+        let whole = packet_of(&question);
+        assert!((0..whole.len()).all(|length| of(&whole[..length]).is_none_or(|found| match found {
+            Addressee::Any => length < 64,
+            found => length >= 64 && found == Addressee::Block(0xabc),
+        })));
     }
 
     #[test]

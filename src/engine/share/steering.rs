@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use super::management::{
-    ATTRIBUTE_OFFSET, DESTINATION_OFFSET, FIRST_ID_OFFSET, ID_BITS, SECOND_ID_OFFSET, SERVICE_OFFSET,
+    ATTRIBUTE_OFFSET, DESTINATION_OFFSET, FIRST_ID_OFFSET, ID_BITS, RECEIVER_OFFSET, SECOND_ID_OFFSET, SERVICE_OFFSET,
 };
 use super::registry::{Member, MemberListener, SLOTS};
 use crate::sys::Instruction;
@@ -35,7 +35,9 @@ const MAX_INSTRUCTIONS: usize = 4_096;
 /// branch.
 const MAX_SERVICES: usize = 64;
 /// Instructions before the search of the blocks.
-const BEFORE_SEARCH: usize = 19;
+const BEFORE_SEARCH: usize = 22;
+/// The jump to the search of the services.
+const TO_SERVICES: usize = BEFORE_SEARCH - 4;
 /// Most blocks whose search fits into it. A leaf has one instruction, and so has a branch; but a branch with more than
 /// [`NEAR_BLOCKS`] on its lower side has two, and there are fewer of these than one per [`NEAR_BLOCKS`] blocks. Each
 /// socket has one instruction.
@@ -84,28 +86,32 @@ pub(super) fn program(members: &[Steered<'_>]) -> Vec<Instruction> {
         // The second word of the base transport header: a reserved byte, then the destination queue pair.
         plain(LOAD_WORD, DESTINATION_OFFSET as u32),
         plain(AND, 0xff_ffff),
-        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 15, jump_false: 0, value: 0x1000 },
+        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 18, jump_false: 0, value: 0x1000 },
         Instruction { code: JUMP_IF_EQUAL, jump_true: 3, jump_false: 0, value: MANAGEMENT_QPN.value() },
-        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 0, jump_false: 13, value: FIRST_PROBE },
+        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 0, jump_false: 16, value: FIRST_PROBE },
         plain(AND, 0x7ff),
         plain(RETURN_ACCUMULATOR, 0),
-        // A message to queue pair 1: requests by the service, others by the receiver's communication id.
+        // A datagram to queue pair 1: requests by the service, other messages by the receiver's communication id, those
+        // of the discovery by the receiver.
         plain(LOAD_HALF, ATTRIBUTE_OFFSET as u32),
-        Instruction { code: JUMP_IF_EQUAL, jump_true: 4, jump_false: 0, value: Attribute::SERVICE_ID_REPLY.0.into() },
-        Instruction { code: JUMP_IF_EQUAL, jump_true: 6, jump_false: 0, value: Attribute::CONNECT_REQUEST.0.into() },
-        Instruction { code: JUMP_IF_EQUAL, jump_true: 5, jump_false: 0, value: Attribute::SERVICE_ID_REQUEST.0.into() },
+        Instruction { code: JUMP_IF_EQUAL, jump_true: 5, jump_false: 0, value: Attribute::SERVICE_ID_REPLY.0.into() },
+        Instruction { code: JUMP_IF_EQUAL, jump_true: 7, jump_false: 0, value: Attribute::CONNECT_REQUEST.0.into() },
+        Instruction { code: JUMP_IF_EQUAL, jump_true: 6, jump_false: 0, value: Attribute::SERVICE_ID_REQUEST.0.into() },
+        Instruction { code: JUMP_IF_EQUAL, jump_true: 7, jump_false: 0, value: Attribute::DISCOVERY.0.into() },
         plain(LOAD_WORD, SECOND_ID_OFFSET as u32),
         plain(JUMP, 1),
         plain(LOAD_WORD, FIRST_ID_OFFSET as u32),
         plain(SHIFT_RIGHT, ID_BITS),
-        plain(JUMP, 3),
+        plain(JUMP, 5),
         plain(LOAD_WORD, SERVICE_OFFSET as u32 + 4),
         // To the search of the services.
         plain(JUMP, 0),
+        plain(LOAD_WORD, RECEIVER_OFFSET as u32),
+        plain(AND, 0xff_ffff),
         plain(SHIFT_RIGHT, 12),
     ];
     search(&mut program, &sorted_blocks(members));
-    program[BEFORE_SEARCH - 2].value = (program.len() - (BEFORE_SEARCH - 1)) as u32;
+    program[TO_SERVICES].value = (program.len() - TO_SERVICES - 1) as u32;
     search(&mut program, &sorted_services(members));
     end_at_sockets(&mut program, members.len());
     program
@@ -280,6 +286,17 @@ mod tests {
             assert_eq!(run(&program, &message(Attribute::CONNECT_REPLY, 48, id)), index, "{id:#x}");
             assert_eq!(run(&program, &message(Attribute::DISCONNECT_REQUEST, 48, id)), index, "{id:#x}");
             assert_eq!(run(&program, &message(Attribute::SERVICE_ID_REPLY, 44, id)), index, "{id:#x}");
+        }
+    }
+
+    #[test]
+    fn the_discovery_goes_to_the_owner_of_the_receiver() {
+        let program = of_blocks(&[&[0x111], &[0x222, 0x333], &[0x444]]);
+        for (receiver, index) in [(0x11_1000_u32, 0), (0x22_2fff, 1), (0x33_3123, 1), (0xa544_4001, 2)] {
+            let mut packet = packet_for(1);
+            packet[36..38].copy_from_slice(&Attribute::DISCOVERY.0.to_be_bytes());
+            packet[60..64].copy_from_slice(&receiver.to_be_bytes());
+            assert_eq!(run(&program, &packet), index, "{receiver:#x}");
         }
     }
 

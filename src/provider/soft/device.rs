@@ -87,6 +87,8 @@ pub(super) struct Device {
     capabilities: Capabilities,
     /// Whether peers find this process before its queue pairs are connected.
     pub(super) present_from_init: bool,
+    /// Whether queue pairs discover native peers on other hosts.
+    pub(super) discovers: bool,
     max_mtu: Mtu,
     /// Unique, because a region of one domain must never be taken for one of another.
     pub(super) domain_numbers: Numbers,
@@ -114,6 +116,7 @@ impl Device {
         let mut shards = Vec::new();
         let reorder_budget = Arc::default();
         let (congestion, max_bytes_per_second) = (options.congestion_algorithm(), options.path_rate());
+        let discovers = options.discovers_peers();
         for _ in 0..options.shards {
             let blocks = QpnBlocks::lease(LEAST_BLOCKS, MOST_BLOCKS)
                 .map_err(|error| fail("no queue pair numbers are available for the device", error))?;
@@ -121,6 +124,7 @@ impl Device {
                 guid: guid(&interface.device_name),
                 blocks,
                 capabilities: advertised_capabilities(&capabilities),
+                discovers,
                 sizes,
                 max_queue_pairs: MAX_QP_PER_SHARD,
                 max_segments: capabilities.max_segments.unwrap_or(1),
@@ -156,6 +160,7 @@ impl Device {
             captures: Limit::new("the limit on captures", MAX_CAPTURES),
             capabilities,
             present_from_init: options.present_from_init,
+            discovers,
             max_mtu: options.max_mtu,
             domain_numbers: Numbers::up_to(u32::MAX),
             completion_queue_numbers: Numbers::up_to(u32::MAX),

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use super::errors;
 use super::limit::check_range;
 use super::queue_pair::SoftQueuePair;
-use crate::engine::{RegisteredPeer, registered_peer};
+use crate::engine::{RegisteredPeer, Shard, registered_peer};
 use crate::provider::{Error, Result};
 use crate::sys::LocalAddress;
 use crate::transport::SourceAddress;
@@ -27,6 +27,13 @@ pub(super) enum PathKind {
     Segmenting,
 }
 
+/// How a peer is discovered.
+#[derive(Clone, Copy)]
+struct PeerDiscovery {
+    /// Port of the socket for bursts to a native peer.
+    segmenting_port: Option<u16>,
+}
+
 impl SoftQueuePair {
     pub(super) fn modify_state(&self, attributes: &QueuePairAttributes) -> Result<()> {
         let mut path = self.path.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,7 +45,7 @@ impl SoftQueuePair {
             // Capabilities learned later do not change the sockets.
             peer.segmentation_offload &= can_segment && *path != PathKind::Plain;
         }
-        let mut kind = *path;
+        let (mut kind, mut discovery) = (*path, None);
         let source = match &given.ah_attr {
             None => None,
             Some(vector) => {
@@ -53,7 +60,9 @@ impl SoftQueuePair {
                 }
                 let peer = given.peer.or(status.attributes.peer).unwrap_or(PeerCapabilities::STANDARD);
                 kind = if peer.segmentation_offload { PathKind::Segmenting } else { PathKind::Plain };
-                Some(self.open_source(vector, kind, &given, &status)?)
+                let source = self.open_source(vector, kind, &given, &status)?;
+                discovery = self.discovery(vector, &given, &status, source);
+                Some(source)
             }
         };
         let addresses =
@@ -66,7 +75,7 @@ impl SoftQueuePair {
         if given.qp_state == Some(QueuePairState::Reset) {
             self.shard.send_acknowledgements(self.qpn);
         }
-        self.modify_endpoint(&given, source, &limits)?;
+        self.modify_endpoint(&given, source, &limits, discovery)?;
         if self.device.present_from_init && !is_datagram && given.qp_state == Some(QueuePairState::Init) {
             self.shard.receive_connected(&addresses());
         }
@@ -84,6 +93,26 @@ impl SoftQueuePair {
         let mut peer = registered_peer(vector.dgid.to_ip(), given.dest_qp_num?.value())?;
         peer.capabilities.segmentation_offload &= can_segment;
         Some(peer)
+    }
+
+    /// Returns how the peer is discovered, if nothing is known about it: it is on another host, and the application
+    /// states nothing.
+    fn discovery(
+        &self,
+        vector: &AddressVector,
+        given: &QueuePairAttributes,
+        status: &QueuePairStatus,
+        source: SourceAddress,
+    ) -> Option<PeerDiscovery> {
+        let is_known = given.peer.or(status.attributes.peer).is_some() || given.peer_key.is_some();
+        let connects = self.qp_type.is_connected() && given.qp_state == Some(QueuePairState::ReadyToReceive);
+        if !self.device.discovers || is_known || !connects || !Shard::leaves_host(source.address, vector.dgid.to_ip()) {
+            return None;
+        }
+        let can_segment = self.device.advertised_capabilities().segmentation_offload;
+        // Opened here, because the peer is discovered while the shard is held. Without it no bursts are sent.
+        let segmenting = can_segment.then(|| self.open_source(vector, PathKind::Segmenting, given, status).ok());
+        Some(PeerDiscovery { segmenting_port: segmenting.flatten().map(|source| source.source_port) })
     }
 
     /// Reports errors of the change itself before any of the path, and before a socket is opened for it.
@@ -107,6 +136,7 @@ impl SoftQueuePair {
         given: &QueuePairAttributes,
         source: Option<SourceAddress>,
         limits: &ModifyLimits,
+        discovery: Option<PeerDiscovery>,
     ) -> Result<()> {
         let mut outcome = Err(errors::engine_failed("modify_qp"));
         self.shard.command(|core, now| {
@@ -116,6 +146,9 @@ impl SoftQueuePair {
                 return;
             }
             let modified = core.endpoint.modify_queue_pair(now, self.qpn, given, source, limits);
+            if let (Ok(()), Some(PeerDiscovery { segmenting_port })) = (&modified, discovery) {
+                core.endpoint.discover_peer(now, self.qpn, segmenting_port);
+            }
             if let Some(state) = core.endpoint.queue_pair_state(self.qpn) {
                 self.state.note(state);
             }

@@ -13,6 +13,8 @@ use crate::types::{CaptureOptions, CongestionAlgorithm, Mtu, VendorIdentity};
 const CONGESTION_VARIABLE: &str = "RDMA_VERBS_CONGESTION";
 /// Environment variable bounding the rate of each path to another host.
 const PATH_RATE_VARIABLE: &str = "RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND";
+/// Environment variable that switches the discovery of native peers off.
+const DISCOVERY_VARIABLE: &str = "RDMA_VERBS_DISCOVERY";
 /// Largest number of shards of a device.
 pub(super) const MAX_SHARDS: u32 = 16;
 
@@ -36,6 +38,7 @@ pub struct SoftOptions {
     pub(super) vendor: VendorIdentity,
     pub(super) capture: Option<CaptureOptions>,
     pub(super) present_from_init: bool,
+    pub(super) discovery: Option<bool>,
     pub(super) congestion: Option<CongestionAlgorithm>,
     pub(super) max_path_bytes_per_second: Option<u64>,
 }
@@ -51,6 +54,7 @@ impl SoftOptions {
             vendor: VendorIdentity { vendor_id: 0x00ff_ffff, vendor_part_id: 1, hw_ver: 1 },
             capture: None,
             present_from_init: false,
+            discovery: None,
             congestion: None,
             max_path_bytes_per_second: None,
         }
@@ -122,6 +126,23 @@ impl SoftOptions {
         self
     }
 
+    /// Sets whether the device finds out if a peer on another host runs this crate, too, when a queue pair is connected
+    /// without the peer's capabilities; on by default. Overrides the environment variable `RDMA_VERBS_DISCOVERY`, which
+    /// is `on` or `off`. A device without discovery does not answer such questions either, and counts as a standard
+    /// peer for those that ask.
+    ///
+    /// ```
+    /// use rdma_verbs::provider::soft::SoftOptions;
+    ///
+    /// let context = SoftOptions::new().discovery(false).open("soft:127.0.1.94")?;
+    /// # drop(context);
+    /// # Ok::<(), rdma_verbs::provider::Error>(())
+    /// ```
+    pub const fn discovery(mut self, discovers: bool) -> Self {
+        self.discovery = Some(discovers);
+        self
+    }
+
     /// Sets the algorithm that determines how fast the device may send to other hosts; CUBIC by default. Overrides the
     /// environment variable `RDMA_VERBS_CONGESTION`.
     ///
@@ -170,6 +191,11 @@ impl SoftOptions {
         self.congestion.or_else(from_environment).unwrap_or_default()
     }
 
+    /// Returns whether peers are discovered: the choice of the program, or that of the environment.
+    pub(super) fn discovers_peers(&self) -> bool {
+        self.discovery.or_else(|| from_environment(DISCOVERY_VARIABLE, parse_switch)).unwrap_or(true)
+    }
+
     /// Opens a device by name with these options.
     ///
     /// # Errors
@@ -208,9 +234,28 @@ fn parse_rate(given: &str) -> std::result::Result<u64, String> {
     given.trim().parse().map_err(refused)
 }
 
+/// Parses the value of a switch.
+fn parse_switch(given: &str) -> std::result::Result<bool, String> {
+    match given.trim() {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("\"{given}\" is neither on nor off")),
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_switch_is_on_or_off() {
+        assert_eq!((parse_switch(" on "), parse_switch("off")), (Ok(true), Ok(false)));
+        for given in ["", "1", "ON", "no"] {
+            assert_eq!(parse_switch(given), Err(format!("\"{given}\" is neither on nor off")));
+        }
+        let discovers = |options: SoftOptions| options.discovers_peers();
+        assert!(discovers(SoftOptions::new().discovery(true)) && !discovers(SoftOptions::new().discovery(false)));
+    }
 
     #[test]
     fn a_rate_is_a_number_of_bytes() {

@@ -4,7 +4,7 @@ use super::Endpoint;
 use crate::memory::MemoryView;
 use crate::transport::common::Pass;
 use crate::transport::datagram::{CheckField, Datagram, DatagramOutcome};
-use crate::transport::management::MANAGEMENT_QPN;
+use crate::transport::management::{MANAGEMENT_QPN, ManagementQueuePair};
 use crate::transport::queue_pair::{HeaderTemplate, QueuePair};
 use crate::types::{Counter, DropReason, Qpn, Time};
 use crate::wire::Packet;
@@ -66,7 +66,7 @@ impl Endpoint {
                 self.settle_arrivals(now);
                 let Some(slot) = self.slot_of(bth.destination) else {
                     if bth.destination == MANAGEMENT_QPN && !datagram.destination.is_multicast() {
-                        return self.take_management(datagram, packet);
+                        return self.take_management(now, datagram, packet);
                     }
                     return self.drop_unmatched(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
                 };
@@ -92,8 +92,15 @@ impl Endpoint {
     }
 
     #[cold]
-    fn take_management(&mut self, datagram: &Datagram<'_>, packet: &Packet<'_>) -> DatagramOutcome {
-        if let Err(reason) = self.management.take(datagram, packet) {
+    fn take_management(&mut self, now: Time, datagram: &Datagram<'_>, packet: &Packet<'_>) -> DatagramOutcome {
+        let bytes = match ManagementQueuePair::check(datagram, packet) {
+            Ok(bytes) => bytes,
+            Err(reason) => return self.drop_datagram(reason),
+        };
+        if let Some(message) = self.discovery_in(bytes) {
+            return self.take_discovery(now, datagram, &message);
+        }
+        if let Err(reason) = self.management.take(datagram, bytes) {
             return self.drop_datagram(reason);
         }
         self.counters.add(Counter::ReceivedPackets, 1);

@@ -1,6 +1,7 @@
 //! The endpoint: all queue pairs of one shard, and the path of packets to and from them.
 
 mod arrival;
+mod discovery;
 mod fair_queue;
 mod multicast;
 mod overflow;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use super::common::Pass;
 use super::congestion::CongestionFactory;
 use super::datagram::SourceAddress;
+use super::discovery::AnswerLimit;
 use super::history::UnmatchedHistory;
 use super::management::ManagementQueuePair;
 use super::queue_pair::{QueuePair, QueuePairInit};
@@ -25,7 +27,8 @@ use super::responder::ReorderBudget;
 use crate::memory::MemoryView;
 use crate::types::modify::{ModifyError, ModifyLimits};
 use crate::types::{
-    Cause, Counters, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, RateLimit, Time,
+    Cause, Counters, PeerCapabilities, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
+    RateLimit, Time,
 };
 
 use arrival::Arrivals;
@@ -57,6 +60,9 @@ pub struct EndpointConfig {
     /// Builds the paths' congestion controllers. Without it each connection may have as much in flight as its peer's
     /// socket holds; to a standard peer, less after a loss.
     pub congestion: Option<Arc<dyn CongestionFactory>>,
+    /// The capabilities that this endpoint states when it discovers peers and is discovered. Those of a standard peer:
+    /// it takes no part.
+    pub capabilities: PeerCapabilities,
 }
 
 impl Default for EndpointConfig {
@@ -69,6 +75,7 @@ impl Default for EndpointConfig {
             reorder_budget: Arc::default(),
             max_segments: 64,
             congestion: None,
+            capabilities: PeerCapabilities::STANDARD,
         }
     }
 }
@@ -138,6 +145,7 @@ pub struct Endpoint {
     unmatched: UnmatchedHistory,
     pub(super) groups: Groups,
     management: ManagementQueuePair,
+    answer_limit: AnswerLimit,
 }
 
 impl Endpoint {
@@ -161,6 +169,7 @@ impl Endpoint {
             unmatched: UnmatchedHistory::default(),
             groups: Groups::default(),
             management: ManagementQueuePair::default(),
+            answer_limit: AnswerLimit::default(),
         }
     }
 

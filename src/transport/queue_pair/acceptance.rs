@@ -9,7 +9,7 @@
 use super::QueuePair;
 use crate::transport::datagram::{CheckField, Datagram};
 use crate::transport::packet_check::{LARGEST_SEGMENT_INDEX, offers_key};
-use crate::transport::path::{Evidence, HiddenFields, MOST_DOUBTS};
+use crate::transport::path::{Acquaintance, Evidence, HiddenFields, MOST_DOUBTS};
 use crate::types::{DropReason, Psn, QueuePairState};
 use crate::wire::icrc::Match;
 use crate::wire::{Bth, Opcode};
@@ -99,10 +99,12 @@ impl QueuePair {
     pub(in crate::transport) fn learn(&mut self, evidence: Evidence) {
         let Some(path) = &mut self.common.path else { return };
         if path.peer.is_native() {
-            path.peer_port.get_or_insert(evidence.source_port);
             if evidence.offers_key {
                 self.packet_check.note_offer();
-                path.is_known_to_peer = true;
+                path.acquaintance = Acquaintance::Mutual;
+            }
+            if path.acquaintance != Acquaintance::Discovered {
+                path.peer_port.get_or_insert(evidence.source_port);
             }
         } else {
             path.flush_as_linux |= evidence.as_linux;
@@ -173,7 +175,7 @@ impl QueuePair {
         if difference == mask {
             if !self.packet_check.requires_key() {
                 self.packet_check.note_keyed();
-                path.is_known_to_peer = true;
+                path.acquaintance = Acquaintance::Mutual;
                 // The packets in the reorder buffer arrived without the key. The peer retransmits them.
                 self.responder.forget_early();
             }

@@ -1,6 +1,7 @@
 //! A queue pair as the endpoint holds it: state, path, the two halves, and the transition to the error state.
 
 mod acceptance;
+mod discovery;
 mod fast_path;
 mod marks;
 mod modify;
@@ -12,6 +13,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::common::Common;
+use super::discovery::Discovery;
 use super::packet_check::PacketCheck;
 use super::requester::{RequestFailure, Requester};
 use super::responder::{ReceiveSource, Receives, ReorderBudget, Responder};
@@ -52,6 +54,8 @@ pub(super) struct QueuePair {
     pub(super) packet_check: PacketCheck,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
+    /// The discovery of a peer whose capabilities the application did not state.
+    discovery: Option<Box<Discovery>>,
     /// Whether it is in the endpoint's list of queue pairs with something to send.
     pub(super) listed: bool,
     /// Whether it is in the endpoint's list of held acknowledgements.
@@ -71,6 +75,7 @@ impl QueuePair {
             packet_check: PacketCheck::default(),
             requester: Requester::new(init.send, init.send_completions, init.signal_all, init.cap.max_send_wr),
             responder: Responder::new(reorder_budget, receives),
+            discovery: None,
             listed: false,
             held: false,
             responses_first: false,
@@ -110,6 +115,7 @@ impl QueuePair {
         self.responder.reset();
         self.common.reset();
         self.packet_check = PacketCheck::default();
+        self.discovery = None;
         self.has_panicked = false;
     }
 
@@ -127,6 +133,7 @@ impl QueuePair {
         }
         let was_error = self.common.state == QueuePairState::Error;
         self.common.state = QueuePairState::Error;
+        self.discovery = None;
         self.requester.stop();
         self.responder.stop();
         self.requester.note_in_flight(&self.common);
@@ -168,17 +175,19 @@ impl QueuePair {
         self.requester.flush(&mut self.common, Cause::EarlierFailure);
     }
 
-    /// Handles expired timers of both halves.
+    /// Handles expired timers.
     pub(super) fn handle_timeout(&mut self, now: Time) {
         if let Err(failure) = self.requester.handle_timeout(&mut self.common, now) {
             self.fail(failure);
         }
         self.responder.handle_timeout(&mut self.common, now);
+        self.discovery.iter_mut().for_each(|discovery| discovery.handle_timeout(now));
     }
 
-    /// Returns the earliest deadline of both halves.
+    /// Returns the earliest deadline.
     pub(super) fn next_deadline(&self) -> Option<Time> {
-        Time::earliest([self.requester.deadline(), self.responder.deadline()])
+        let discovery = self.discovery.as_ref().and_then(|discovery| discovery.deadline());
+        Time::earliest([self.requester.deadline(), self.responder.deadline(), discovery])
     }
 
     /// Does the work that follows every input: handles an overflow, reports the end of a drain, and updates the packets
@@ -246,6 +255,7 @@ impl QueuePair {
         // In INIT no packet of the peer is accepted, and nothing posted is sent or flushed: outstanding sends are
         // returned without completions, because their completion queue may have no room.
         self.common.state = QueuePairState::Init;
+        self.discovery = None;
         self.requester.stop();
         self.responder.stop();
         self.requester.note_in_flight(&self.common);

@@ -7,7 +7,7 @@ use super::{QueuePair, address_of};
 use crate::transport::congestion::CongestionFactory;
 use crate::transport::datagram::SourceAddress;
 use crate::transport::marks::{Marking, TrafficClass};
-use crate::transport::path::{HiddenFields, Path, PathKey};
+use crate::transport::path::{Acquaintance, HiddenFields, Path, PathKey};
 use crate::transport::window_share::WindowShare;
 use crate::types::modify::{Mask, ModifyError, ModifyLimits, check_ranges, check_transition, merge};
 use crate::types::{Cause, ErrorOrigin, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
@@ -49,6 +49,8 @@ impl QueuePair {
             _ => {}
         }
         let from = self.common.state;
+        // The application knows the peer better.
+        self.discovery.take_if(|_| given.peer.is_some());
         merge(&mut self.common.attributes, given);
         use QueuePairState::{Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
         match (from, to) {
@@ -90,7 +92,7 @@ impl QueuePair {
     }
 
     /// Handles a change of the path or the peer's capabilities.
-    fn note_path(&mut self, given: &QueuePairAttributes, congestion: Option<&dyn CongestionFactory>) {
+    pub(super) fn note_path(&mut self, given: &QueuePairAttributes, congestion: Option<&dyn CongestionFactory>) {
         let Some(path) = &mut self.common.path else { return };
         if let Some(peer) = given.peer {
             path.peer = peer;
@@ -112,6 +114,7 @@ impl QueuePair {
         window_share: impl FnOnce(PathKey) -> Arc<WindowShare>,
     ) {
         if given.ah_attr.is_some() {
+            self.discovery.iter_mut().for_each(|discovery| discovery.forget_segmenting_port());
             self.set_path(source, window_share);
         }
         if let Some(max_dest_rd_atomic) = given.max_dest_rd_atomic {
@@ -126,15 +129,18 @@ impl QueuePair {
         let key = PathKey::new(source.address, peer_address, traffic_class);
         let flow = Flow { source: source.address, destination: peer_address, source_port: source.source_port };
         self.requester.reset_share();
-        let begins_known = || self.common.attributes.peer_key.as_ref().is_none_or(|key| key.is_agreed);
-        let is_known_to_peer = self.common.path.as_ref().map_or_else(begins_known, |path| path.is_known_to_peer);
+        let first = || match &self.common.attributes.peer_key {
+            Some(key) if !key.is_agreed => Acquaintance::OneSided,
+            _ => Acquaintance::Mutual,
+        };
+        let acquaintance = self.common.path.as_ref().map_or_else(first, |path| path.acquaintance);
         let mut path = Path {
             source,
             peer_address,
             destination: self.common.attributes.dest_qp_num.unwrap_or_default(),
             mtu: self.common.attributes.path_mtu.unwrap_or_default(),
             peer: self.common.attributes.peer.unwrap_or(PeerCapabilities::STANDARD),
-            is_known_to_peer,
+            acquaintance,
             traffic_class: traffic_class.into(),
             hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
             peer_port: None,

@@ -58,6 +58,9 @@ impl QueuePair {
         if self.owes_notification() {
             return self.fill_notification(sink, envelope);
         }
+        if self.owes_discovery() {
+            return self.fill_discovery(pass.now, sink, envelope);
+        }
         self.hold_back(pass.now);
         if self.common.is_markable() && !self.begins_with_data(pass.now) {
             envelope.traffic_class = without_ecn(envelope.traffic_class);
@@ -202,7 +205,8 @@ impl QueuePair {
         }
         let has_response = || self.responder.plan_response(&self.common, now).is_some();
         let may_send = || has_response() || self.owes_notification();
-        self.common.path.is_some() && (may_send() || self.requester.may_send_request(&self.common))
+        self.common.path.is_some()
+            && (may_send() || self.owes_discovery() || self.requester.may_send_request(&self.common))
     }
 
     /// Ends the send. Returns whether it has packets.

@@ -59,6 +59,8 @@ codes! {
         PERFORMANCE_MANAGEMENT = 0x04, "performance management";
         /// Communication management.
         COMMUNICATION_MANAGEMENT = 0x07, "communication management";
+        /// Discovery of native peers: one of the classes of vendors, which contain the vendor's OUI.
+        DISCOVERY = 0x3f, "discovery of native peers";
         /// Subnet management with directed routes. It belongs to queue pair 0.
         DIRECTED_SUBNET_MANAGEMENT = 0x81, "directed subnet management";
     }
@@ -99,6 +101,8 @@ codes! {
         LOAD_ALTERNATE_PATH = 0x19, "LAP";
         /// Response to a request to load an alternate path.
         ALTERNATE_PATH_RESPONSE = 0x1a, "APR";
+        /// Question and answer of the [discovery](ManagementClass::DISCOVERY) of native peers.
+        DISCOVERY = 0x5244, "DISCOVERY";
     }
     /// Why a message is rejected. A standard peer's application sees the number.
     RejectReason: 16 of u16 {

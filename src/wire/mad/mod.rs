@@ -12,6 +12,7 @@ mod codes;
 mod connect;
 mod contents;
 mod disconnect;
+mod discovery;
 mod field;
 mod ip_header;
 mod message;
@@ -28,6 +29,7 @@ pub use codes::{Attribute, ManagementClass, Method, RejectReason, ServiceIdStatu
 pub use connect::{ConnectReply, ConnectRequest, MessageReceipt, ReadyToUse, Reject};
 pub use contents::{ADDITIONAL_INFORMATION_BYTES, AdditionalInformation, PrivateData, VendorOptions};
 pub use disconnect::{DisconnectReply, DisconnectRequest};
+pub use discovery::{Discovery, DiscoveryAnswer, DiscoveryContent};
 pub use ip_header::{IpAddresses, IpHeader, IpHeaderError};
 pub use message::Message;
 pub use native::{AlternatePath, NativeOffer};

@@ -203,11 +203,12 @@ impl ConnectReply {
 
 impl Mad {
     /// Returns the bytes of the datagram that are a secret of native peers, which captures withhold: the share in an
-    /// offer of any version.
+    /// offer or in an answer of the discovery, of any version.
     pub fn secret(&self) -> Option<Range<usize>> {
         let is_request = self.attribute == Attribute::CONNECT_REQUEST && self.check_header().is_ok();
         let alternate_path: AlternatePath = Field::read(self, ALTERNATE_PATH);
-        (is_request && alternate_path.has_share()).then_some(SHARE)
+        let offered = (is_request && alternate_path.has_share()).then_some(SHARE);
+        offered.or_else(|| self.secret_of_discovery())
     }
 }
 

@@ -8,21 +8,22 @@ use std::fmt;
 
 use super::{
     AlternatePathResponse, BASE_VERSION, CM_VERSION, CommunicationId, ConnectReply, ConnectRequest, DisconnectReply,
-    DisconnectRequest, ExtendedTransport, IpHeader, LoadAlternatePath, Mad, ManagementClass, Message, MessageReceipt,
-    Method, MtuCode, PortSpace, ReadyToUse, ReceivedMessage, Reject, RejectReason, RejectedMessage, ServiceId,
-    ServiceIdReply, ServiceIdRequest, ServiceIdStatus, TimeoutCode, TransportType, UNSUPPORTED,
+    DisconnectRequest, Discovery, ExtendedTransport, IpHeader, LoadAlternatePath, Mad, ManagementClass, Message,
+    MessageReceipt, Method, MtuCode, PortSpace, ReadyToUse, ReceivedMessage, Reject, RejectReason, RejectedMessage,
+    ServiceId, ServiceIdReply, ServiceIdRequest, ServiceIdStatus, TimeoutCode, TransportType, UNSUPPORTED,
 };
 use crate::types::Gid;
 
 /// Most bytes of a datagram's line.
 pub const LONGEST_SUMMARY: usize = 320;
 
-/// The message, or the header if it is not a message.
+/// The message or the datagram of the discovery, or the header if it is neither.
 impl fmt::Display for Mad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Message::read(self) {
-            Ok(message) => message.fmt(f),
-            Err(_) => self.fmt_header(f),
+        match (Message::read(self), Discovery::read(self)) {
+            (Ok(message), _) => message.fmt(f),
+            (Err(_), Some(discovery)) => discovery.fmt(f),
+            (Err(_), None) => self.fmt_header(f),
         }
     }
 }

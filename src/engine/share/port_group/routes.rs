@@ -155,7 +155,11 @@ impl Membership {
     fn route_management(&self, addressee: Addressee, datagram: &Datagram<'_>) -> Route {
         match addressee {
             Addressee::Any => Route::Here,
-            Addressee::Block(block) | Addressee::Listener(block) if self.blocks.contains(&block) => Route::Here,
+            Addressee::Block(block) | Addressee::Listener(block) | Addressee::Asker(block)
+                if self.blocks.contains(&block) =>
+            {
+                Route::Here
+            }
             Addressee::Block(block) => match self.note_misrouted(block) {
                 Some(name) => self.forward_management(&name, block, datagram),
                 None => self.send_to_all(datagram),
@@ -163,6 +167,10 @@ impl Membership {
             Addressee::Listener(block) => {
                 let name = self.routes.name_of(block);
                 name.map_or(Route::Forwarded, |name| self.forward_management(&name, block, datagram))
+            }
+            Addressee::Asker(block) => {
+                let name = self.routes.name_of(block);
+                name.map_or(Route::Here, |name| self.forward_management(&name, block, datagram))
             }
             Addressee::Elsewhere if self.routes.is_known_elsewhere() => Route::Here,
             Addressee::Elsewhere => {
