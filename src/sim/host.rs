@@ -120,10 +120,18 @@ impl Host {
 
     /// Creates a host with a congestion controller for its connections.
     pub fn with_congestion(address: IpAddr, seed: u64, congestion: Option<Arc<dyn CongestionFactory>>) -> Self {
+        Self::with_config(address, seed, EndpointConfig { congestion, ..EndpointConfig::default() })
+    }
+
+    /// Creates a host that states these capabilities when it discovers peers.
+    pub fn with_capabilities(address: IpAddr, seed: u64, capabilities: PeerCapabilities) -> Self {
+        Self::with_config(address, seed, EndpointConfig { capabilities, ..EndpointConfig::default() })
+    }
+
+    fn with_config(address: IpAddr, seed: u64, config: EndpointConfig) -> Self {
         let mut random = Random::new(seed);
         let numbers = Box::new(move || random.number() as u32);
-        let config =
-            EndpointConfig { random: numbers, qpn_blocks: vec![0x123], congestion, ..EndpointConfig::default() };
+        let config = EndpointConfig { random: numbers, qpn_blocks: vec![0x123], ..config };
         Self { address, endpoint: Endpoint::new(config), memory: RegionTable::new(1_024) }
     }
 

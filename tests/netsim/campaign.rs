@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::netsim::watch::{run_watched, watched};
 use super::netsim::world::{Outcome, run};
-use super::netsim::{connections, datagrams, handshakes, shared, turns, unreliable, windows};
+use super::netsim::{connections, datagrams, discoveries, handshakes, shared, turns, unreliable, windows};
 
 /// Numbers of seeds, unless `NETSIM_SEEDS` sets another: enough that each event is frequent, and a part of these for
 /// every `cargo test`.
@@ -39,12 +39,13 @@ const REPORT_EVERY: Duration = Duration::from_secs(20);
 type World = fn(u64, bool) -> Outcome;
 
 /// The smaller worlds, by the variables that name a seed to replay.
-const SMALL: [(&str, World); 6] = [
+const SMALL: [(&str, World); 7] = [
     ("NETSIM_UNRELIABLE_SEED", unreliable::run),
     ("NETSIM_SHARED_SEED", shared::run),
     ("NETSIM_DATAGRAM_SEED", datagrams::run),
     ("NETSIM_WINDOW_SEED", windows::run),
     ("NETSIM_TURNS_SEED", turns::run),
+    ("NETSIM_DISCOVERY_SEED", discoveries::run),
     ("NETSIM_CONNECTION_SEED", connections::run),
 ];
 
@@ -232,6 +233,11 @@ fn nothing_passes_a_key_that_was_revoked() {
 fn queue_pairs_with_a_common_peer_share_its_window() {
     // Without faults, a waiting queue pair rarely has packets in flight that request no acknowledgement.
     judge(turns::run, 3 * SMALL_SEEDS);
+}
+
+#[test]
+fn native_peers_discover_each_other_and_nothing_is_lost() {
+    judge(discoveries::run, SMALL_SEEDS / 2);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use netsim::watch::{run_watched, watched};
 use netsim::world::Outcome;
-use netsim::{datagrams, shared, turns, unreliable, windows};
+use netsim::{datagrams, discoveries, shared, turns, unreliable, windows};
 use rdma_verbs::fault::{Fault, enable};
 
 /// Number of seeds after which a fault counts as not found.
@@ -37,7 +37,8 @@ const OF_SHARED_RECEIVES: &[Fault] = &[
     Fault::XrcDomainOfTarget,
 ];
 /// The smaller worlds.
-const SMALL: [fn(u64, bool) -> Outcome; 5] = [unreliable::run, shared::run, datagrams::run, windows::run, turns::run];
+const SMALL: [fn(u64, bool) -> Outcome; 6] =
+    [unreliable::run, shared::run, datagrams::run, windows::run, turns::run, discoveries::run];
 
 /// Returns the failure of the first world that fails with this seed.
 fn break_of(seed: u64) -> Option<String> {
