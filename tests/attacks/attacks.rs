@@ -9,6 +9,7 @@ mod ahead;
 mod bits;
 mod blind;
 mod connections;
+mod discovery;
 mod flood;
 mod forge;
 mod icmp;
@@ -67,6 +68,7 @@ const FAMILIES: &[&[Attack]] = &[
     stale::ATTACKS,
     icmp::ATTACKS,
     inbox::ATTACKS,
+    discovery::ATTACKS,
 ];
 
 /// Enters a network namespace of this process. There is only one thread yet, so all threads will be in it.

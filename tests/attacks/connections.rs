@@ -9,6 +9,6 @@ mod local;
 pub(super) mod victim;
 
 use super::Attack;
-pub(super) use forger::Forger;
+pub(super) use forger::{Forger, Observer};
 
 pub(super) const FAMILIES: &[&[Attack]] = &[fields::ATTACKS, blind::ATTACKS, floods::ATTACKS, local::ATTACKS];

@@ -2,8 +2,8 @@
 //! written with the bits that it was read from, except reserved ones.
 
 use rdma_verbs::wire::mad::{
-    AlternatePath, CommunicationId, ConnectReply, IpHeader, LONGEST_SUMMARY, MAD_BYTES, Mad, Message, Method,
-    NativeOffer, PrivateData,
+    AlternatePath, CommunicationId, ConnectReply, Discovery, DiscoveryContent, IpHeader, LONGEST_SUMMARY, MAD_BYTES,
+    Mad, Message, Method, NativeOffer, PrivateData,
 };
 
 const PASSIVE_ID: CommunicationId = CommunicationId(0xabc1_2345);
@@ -23,6 +23,7 @@ pub(crate) fn run(datagram: &[u8]) {
         assert_eq!(response.unsupported_response(), None);
         assert!(Message::read(&mad).is_err());
     }
+    discovery(&mad);
     let Ok(message) = Message::read(&mad) else { return };
     let written = message.to_mad(mad.transaction_id);
     assert_eq!(Message::read(&written), Ok(message));
@@ -36,6 +37,21 @@ pub(crate) fn run(datagram: &[u8]) {
         Message::ServiceIdRequest(request) => ip_header(&request.private_data),
         Message::Reject(reject) => assert!(reject.information.as_bytes().len() <= reject.information.whole().len()),
         _ => {}
+    }
+}
+
+/// A datagram of the discovery is no message, has no more than the bits that it was read from, and is written as it was
+/// read.
+fn discovery(mad: &Mad) {
+    let Some(discovery) = Discovery::read(mad) else { return };
+    assert!(Message::read(mad).is_err());
+    let written = discovery.to_mad();
+    assert_eq!(Discovery::read(&written), Some(discovery));
+    let is_answer = matches!(discovery.content, DiscoveryContent::Answer(_));
+    assert_eq!(written.secret().is_some(), is_answer || matches!(discovery.content, DiscoveryContent::Refusal(_)));
+    if discovery.content == DiscoveryContent::Question {
+        let refusal = mad.unsupported_response().and_then(|refusal| Discovery::read(&refusal)).expect("a refusal");
+        assert_eq!(Discovery { content: DiscoveryContent::Question, ..refusal }, discovery);
     }
 }
 
