@@ -121,6 +121,43 @@ fn strangers_become_native_peers_with_a_key() {
     }
 }
 
+/// The discovery may end before the queue pairs can send.
+#[test]
+fn peers_discovered_in_rtr_have_the_key_in_rts() {
+    let mut ends =
+        [1, 2].map(|number| end(QueuePairType::ReliableConnection, &format!("192.0.2.{number}"), number, OWN));
+    let capabilities = PeerCapabilities::STANDARD;
+    let peers = [1, 0].map(|at: usize| Peer { address: ends[at].address, qpn: ends[at].qpn, capabilities });
+    for (end, peer) in ends.iter_mut().zip(&peers) {
+        end.connect_to(peer, None, QueuePairState::ReadyToReceive);
+    }
+    let mut pair = Pair::between(ends);
+    (0..2).for_each(|at| pair.discover(at));
+    pair.drive(Duration::from_millis(3));
+    assert_eq!([pair.peer_of(0), pair.peer_of(1)], [OWN; 2]);
+    for end in &mut pair.ends {
+        let to_rts = QueuePairAttributes::default()
+            .qp_state(QueuePairState::ReadyToSend)
+            .timeout(14)
+            .retry_cnt(7)
+            .rnr_retry(7)
+            .sq_psn(Psn::new(0xff_fff0))
+            .max_rd_atomic(4);
+        end.endpoint.modify_queue_pair(pair.now, end.qpn, &to_rts, None, &LIMITS).unwrap();
+    }
+    for _ in 0..2 {
+        assert!(pair.send_bytes(0, 50_000) > 20);
+        pair.send_bytes(1, 50_000);
+    }
+    let (now, bytes) = (pair.now, pair.ends[0].sge(0, 8));
+    pair.ends[0].post(now, Operation::Send, &[bytes]);
+    let mut packet = pair.ends[0].transmit(now).remove(0);
+    let [source, destination] = [0, 1].map(|at: usize| pair.ends[at].address);
+    let flow = Flow { source, destination, source_port: SEGMENTING_PORT };
+    let (covered, field) = packet.split_last_chunk_mut::<4>().unwrap();
+    assert_ne!(icrc::compute(&flow, 0, true, covered), u32::from_le_bytes(*field), "it has the key");
+}
+
 /// One end's program may connect long before the other one's.
 #[test]
 fn the_peer_may_come_later() {
