@@ -237,7 +237,7 @@ fn queue_pairs_with_a_common_peer_share_its_window() {
 
 #[test]
 fn native_peers_discover_each_other_and_nothing_is_lost() {
-    judge(discoveries::run, SMALL_SEEDS / 2);
+    judge_small(discoveries::run);
 }
 
 #[test]
