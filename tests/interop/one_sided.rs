@@ -5,6 +5,7 @@
 
 mod guest;
 mod placement;
+mod standard_peer;
 mod windows;
 
 use std::time::Duration;
@@ -338,7 +339,8 @@ fn errors_that_we_report(home: &mut Home) -> Outcome {
 
 fn run(arguments: &Arguments) -> Outcome {
     let mut home = Home::new(arguments)?;
-    let scenarios: [(&str, Scenario); 23] = [
+    let scenarios: [(&str, Scenario); 24] = [
+        ("a peer of unknown capabilities", standard_peer::stays_standard),
         ("our WRITEs and READs", our_writes_and_reads),
         ("our atomics", our_atomics),
         ("our messages", our_messages),
