@@ -66,6 +66,25 @@ impl Drop for Uncancelled {
     }
 }
 
+/// Returns a function for librdmacm's table: one in which a thread may be cancelled is there itself. The others hold
+/// locks and values with destructors where they write to descriptors or to the log, which are cancellation points of the
+/// C library.
+macro_rules! table_entry {
+    ("C-unwind" $name:ident $arguments:tt -> $result:ty) => {
+        $name
+    };
+    ("C" $name:ident($($argument:ident: $kind:ty),*) -> $result:ty) => {{
+        unsafe extern "C" fn uncancelled($($argument: $kind),*) -> $result {
+            let _held = $crate::waiting::Uncancelled::begin();
+            // SAFETY: the caller's promise: the function's own arguments.
+            unsafe { $name($($argument),*) }
+        }
+        uncancelled
+    }};
+}
+
+pub(crate) use table_entry;
+
 /// Polls until there is an event, and waits in between. Returns 0, or -1 and `errno`.
 ///
 /// Neither this function nor its caller may hold a value with a destructor, because threads are cancelled here.
@@ -95,6 +114,65 @@ pub(crate) unsafe extern "C-unwind" fn wait_for(try_event: impl Fn() -> PollResu
         if entry.revents & libc::POLLNVAL != 0 {
             // The program has closed it, as daemons close all open descriptors.
             set_errno(Errno(libc::EBADF));
+            return -1;
+        }
+    }
+}
+
+/// The result of trying a call that may have to wait for one of several descriptors.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) enum Attempt {
+    /// The call returns this number.
+    Done(isize),
+    /// Trying again is worthwhile when a descriptor has an event, or after so many milliseconds. The entries are those of
+    /// a list that stays until the next attempt.
+    Wait {
+        entries: *mut libc::pollfd,
+        count: usize,
+        milliseconds: c_int,
+    },
+    Failed(Errno),
+}
+
+impl From<Result<Attempt>> for Attempt {
+    fn from(result: Result<Self>) -> Self {
+        result.unwrap_or_else(Self::Failed)
+    }
+}
+
+/// Tries a call until it is done, and waits in between. `restarts` tells whether signals whose handlers were installed
+/// with `SA_RESTART` leave it waiting. Returns -1 and `errno` if it fails. `give_up` is called if the wait fails.
+///
+/// Neither this function nor its caller may hold a value with a destructor, because threads are cancelled here. The
+/// functions only call one with plain arguments, and do not unwind.
+///
+/// # Safety
+/// The list that `attempt` returns stays until the next call of it.
+#[inline(always)]
+pub(crate) unsafe extern "C-unwind" fn wait_for_any(
+    restarts: bool,
+    attempt: impl Fn() -> Attempt + Copy,
+    give_up: impl Fn() + Copy,
+) -> isize {
+    loop {
+        let before = set_cancel_state(unwinding::CANCEL_DISABLE);
+        let result = attempt();
+        set_cancel_state(before);
+        let (entries, count, milliseconds) = match result {
+            Attempt::Done(value) => return value,
+            Attempt::Wait { entries, count, milliseconds } => (entries, count, milliseconds),
+            Attempt::Failed(error) => {
+                set_errno(error);
+                return -1;
+            }
+        };
+        // SAFETY: the caller's promise.
+        if unsafe { unwinding::poll(entries, count as libc::nfds_t, milliseconds) } < 0 && !(restarts && should_retry())
+        {
+            let error = crate::error::last_errno();
+            give_up();
+            set_errno(error);
             return -1;
         }
     }

@@ -15,12 +15,11 @@
 #[path = "../../capi/src/connection/functions.rs"]
 mod functions;
 mod library;
-mod rsocket;
 mod types;
 
 use std::ffi::{c_char, c_int};
 
-use functions::connection_functions;
+use functions::{connection_functions, socket_functions};
 use types::*;
 
 /// The result of a function that has not done anything. `errno` has the reason.
@@ -29,6 +28,25 @@ trait Failed {
 }
 
 impl Failed for c_int {
+    fn failed() -> Self {
+        -1
+    }
+}
+
+impl Failed for isize {
+    fn failed() -> Self {
+        -1
+    }
+}
+
+/// As for signed sizes: `riowrite` returns -1 in this type.
+impl Failed for usize {
+    fn failed() -> Self {
+        Self::MAX
+    }
+}
+
+impl Failed for i64 {
     fn failed() -> Self {
         -1
     }
@@ -59,13 +77,13 @@ impl Failed for *const c_char {
 }
 
 macro_rules! exported {
-    ($($node:literal $abi:literal fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
+    ($part:ident: $($node:literal $abi:literal fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
         $(
             #[unsafe(no_mangle)]
             unsafe extern $abi fn $name($($argument: $kind),*) -> $result {
                 match library::functions() {
                     // SAFETY: the function of this name, with the arguments that its manual page requires.
-                    Some(table) => unsafe { (table.$name)($($argument),*) },
+                    Some(table) => unsafe { (table.$part.$name)($($argument),*) },
                     None => Failed::failed(),
                 }
             }
@@ -75,7 +93,16 @@ macro_rules! exported {
     };
 }
 
-connection_functions!(exported);
+macro_rules! exported_connections {
+    ($($list:tt)*) => { exported! { connections: $($list)* } };
+}
+
+macro_rules! exported_sockets {
+    ($($list:tt)*) => { exported! { sockets: $($list)* } };
+}
+
+connection_functions!(exported_connections);
+socket_functions!(exported_sockets);
 
 /// Tells this library from the system's librdmacm, which adapters need.
 #[unsafe(no_mangle)]

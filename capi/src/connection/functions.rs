@@ -1,9 +1,9 @@
-//! The functions of librdmacm, with their versions and types. This library implements them; `rdmacm-capi`, which has
-//! this file as well, exports them.
+//! The functions of librdmacm, with their versions and types: those of identifiers, and those of sockets. This library
+//! implements them; `rdmacm-capi`, which has this file as well, exports them.
 
 use super::types::*;
 
-/// Passes the list to a macro.
+/// Passes the list of the functions of identifiers to a macro.
 macro_rules! connection_functions {
     ($receiver:ident) => {
         $receiver! {
@@ -64,33 +64,118 @@ macro_rules! connection_functions {
     };
 }
 
+/// Passes the list of the functions of sockets to a macro. The last argument of `rfcntl` is the optional one of C, which
+/// is passed as a named one is.
+macro_rules! socket_functions {
+    ($receiver:ident) => {
+        $receiver! {
+            "RDMACM_1.0" "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+            "RDMACM_1.0" "C" fn rbind(socket: c_int, address: *const sockaddr, length: libc::socklen_t) -> c_int;
+            "RDMACM_1.0" "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int;
+            "RDMACM_1.0" "C-unwind" fn raccept(
+                socket: c_int, address: *mut sockaddr, length: *mut libc::socklen_t
+            ) -> c_int;
+            "RDMACM_1.0" "C-unwind" fn rconnect(
+                socket: c_int, address: *const sockaddr, length: libc::socklen_t
+            ) -> c_int;
+            "RDMACM_1.0" "C-unwind" fn rshutdown(socket: c_int, how: c_int) -> c_int;
+            "RDMACM_1.0" "C-unwind" fn rclose(socket: c_int) -> c_int;
+            "RDMACM_1.0" "C-unwind" fn rrecv(socket: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize;
+            "RDMACM_1.0" "C-unwind" fn rrecvfrom(
+                socket: c_int, to: *mut c_void, length: usize, flags: c_int, address: *mut sockaddr,
+                address_length: *mut libc::socklen_t
+            ) -> isize;
+            "RDMACM_1.0" "C-unwind" fn rrecvmsg(socket: c_int, message: *mut libc::msghdr, flags: c_int) -> isize;
+            "RDMACM_1.0" "C-unwind" fn rsend(socket: c_int, from: *const c_void, length: usize, flags: c_int) -> isize;
+            "RDMACM_1.0" "C-unwind" fn rsendto(
+                socket: c_int, from: *const c_void, length: usize, flags: c_int, address: *const sockaddr,
+                address_length: libc::socklen_t
+            ) -> isize;
+            "RDMACM_1.0" "C-unwind" fn rsendmsg(socket: c_int, message: *const libc::msghdr, flags: c_int) -> isize;
+            "RDMACM_1.0" "C-unwind" fn rread(socket: c_int, to: *mut c_void, length: usize) -> isize;
+            "RDMACM_1.0" "C-unwind" fn rreadv(socket: c_int, list: *const libc::iovec, count: c_int) -> isize;
+            "RDMACM_1.0" "C-unwind" fn rwrite(socket: c_int, from: *const c_void, length: usize) -> isize;
+            "RDMACM_1.0" "C-unwind" fn rwritev(socket: c_int, list: *const libc::iovec, count: c_int) -> isize;
+            "RDMACM_1.0" "C-unwind" fn rpoll(
+                entries: *mut libc::pollfd, count: libc::nfds_t, milliseconds: c_int
+            ) -> c_int;
+            "RDMACM_1.0" "C-unwind" fn rselect(
+                count: c_int, readable: *mut libc::fd_set, writable: *mut libc::fd_set,
+                exceptional: *mut libc::fd_set, timeout: *mut libc::timeval
+            ) -> c_int;
+            "RDMACM_1.0" "C" fn rgetpeername(
+                socket: c_int, address: *mut sockaddr, length: *mut libc::socklen_t
+            ) -> c_int;
+            "RDMACM_1.0" "C" fn rgetsockname(
+                socket: c_int, address: *mut sockaddr, length: *mut libc::socklen_t
+            ) -> c_int;
+            "RDMACM_1.0" "C" fn rsetsockopt(
+                socket: c_int, level: c_int, name: c_int, value: *const c_void, length: libc::socklen_t
+            ) -> c_int;
+            "RDMACM_1.0" "C" fn rgetsockopt(
+                socket: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut libc::socklen_t
+            ) -> c_int;
+            "RDMACM_1.0" "C" fn rfcntl(socket: c_int, command: c_int, argument: libc::c_long) -> c_int;
+            "RDMACM_1.0" "C" fn riomap(
+                socket: c_int, memory: *mut c_void, length: usize, protection: c_int, flags: c_int, offset: libc::off_t
+            ) -> libc::off_t;
+            "RDMACM_1.0" "C" fn riounmap(socket: c_int, memory: *mut c_void, length: usize) -> c_int;
+            "RDMACM_1.0" "C-unwind" fn riowrite(
+                socket: c_int, from: *const c_void, length: usize, offset: libc::off_t, flags: c_int
+            ) -> usize;
+        }
+    };
+}
+
 macro_rules! text {
     ($($token:tt)*) => {
         stringify!($($token)*)
     };
 }
 
-/// The version of the list: it changes with each name and type.
-pub(crate) const VERSION: u64 = {
-    let (text, mut hash, mut at) = (connection_functions!(text).as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);
+/// The version of the lists: it changes with each name and type.
+pub(crate) const VERSION: u64 = hash(socket_functions!(text), hash(connection_functions!(text), 0xcbf2_9ce4_8422_2325));
+
+/// FNV-1a.
+const fn hash(text: &str, mut hash: u64) -> u64 {
+    let (text, mut at) = (text.as_bytes(), 0);
     while at < text.len() {
-        // FNV-1a.
         hash = (hash ^ text[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
         at += 1;
     }
     hash
-};
+}
 
-macro_rules! table {
+macro_rules! connection_table {
     ($($node:literal $abi:literal fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
-        /// The functions in memory, in the order of the list.
+        /// The functions of identifiers in memory, in the order of the list.
+        #[derive(Clone, Copy)]
         #[repr(C)]
-        pub(crate) struct Table {
+        pub(crate) struct ConnectionTable {
             $(pub(crate) $name: unsafe extern $abi fn($($kind),*) -> $result,)*
         }
     };
 }
 
-pub(crate) use connection_functions;
+macro_rules! socket_table {
+    ($($node:literal $abi:literal fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
+        /// The functions of sockets in memory, in the order of the list.
+        #[derive(Clone, Copy)]
+        #[repr(C)]
+        pub(crate) struct SocketTable {
+            $(pub(crate) $name: unsafe extern $abi fn($($kind),*) -> $result,)*
+        }
+    };
+}
 
-connection_functions!(table);
+pub(crate) use {connection_functions, socket_functions};
+
+connection_functions!(connection_table);
+socket_functions!(socket_table);
+
+/// The functions in memory.
+#[repr(C)]
+pub(crate) struct Table {
+    pub(crate) connections: ConnectionTable,
+    pub(crate) sockets: SocketTable,
+}

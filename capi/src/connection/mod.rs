@@ -63,7 +63,8 @@ use connect::{
 use devices::{rdma_free_devices, rdma_get_devices};
 use endpoint::{rdma_create_ep, rdma_destroy_ep, rdma_get_request};
 use event::{rdma_ack_cm_event, rdma_event_str, rdma_get_cm_event};
-use functions::{Table, VERSION, connection_functions};
+use functions::connection_functions;
+pub(crate) use functions::{ConnectionTable, SocketTable, Table, VERSION, socket_functions};
 use id::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
 use listen::rdma_listen;
 use multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
@@ -72,39 +73,14 @@ use queue_pair::{
 };
 use types::*;
 
-use crate::version::exported;
-use crate::waiting::Uncancelled;
-
-/// The function in the table: one in which a thread may be cancelled is there itself. The others hold locks and values
-/// with destructors where they write to descriptors or to the log, which are cancellation points of the C library.
-macro_rules! entry {
-    ("C-unwind" $name:ident $arguments:tt -> $result:ty) => {
-        $name
-    };
-    ("C" $name:ident($($argument:ident: $kind:ty),*) -> $result:ty) => {{
-        unsafe extern "C" fn uncancelled($($argument: $kind),*) -> $result {
-            let _held = Uncancelled::begin();
-            // SAFETY: the caller's promise: the function's own arguments.
-            unsafe { $name($($argument),*) }
-        }
-        uncancelled
-    }};
-}
+use crate::waiting::table_entry;
 
 macro_rules! implemented {
     ($($node:literal $abi:tt fn $name:ident $arguments:tt -> $result:ty;)*) => {
-        static TABLE: Table = Table { $($name: entry!($abi $name $arguments -> $result),)* };
+        /// The functions, for the sockets and for librdmacm.
+        pub(crate) const TABLE: ConnectionTable =
+            ConnectionTable { $($name: table_entry!($abi $name $arguments -> $result),)* };
     };
 }
 
 connection_functions!(implemented);
-
-/// Returns the functions of librdmacm, if the caller has the same list of them; otherwise null.
-#[unsafe(no_mangle)]
-extern "C" fn rdma_verbs_connection_functions(version: u64) -> *const Table {
-    if version == VERSION { &raw const TABLE } else { std::ptr::null() }
-}
-
-exported! {
-    "RDMA_VERBS_PRIVATE": rdma_verbs_connection_functions;
-}
