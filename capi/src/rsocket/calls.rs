@@ -84,6 +84,7 @@ extern "C" fn give_up(socket: c_int) {
 unsafe extern "C" fn try_accept(socket: c_int, progress: *mut Progress) -> Attempt {
     // SAFETY: the caller's promise.
     let progress = unsafe { &mut *progress };
+    let _inside = Inside::begin();
     Sockets::stream(socket).and_then(|stream| transfer::accept(&stream, progress)).into()
 }
 
@@ -139,6 +140,7 @@ pub(super) unsafe extern "C-unwind" fn rconnect(
 /// `progress` is the caller's.
 unsafe extern "C" fn try_shutdown(socket: c_int, progress: *mut Progress, how: c_int) -> Attempt {
     let shut = || {
+        let _inside = Inside::begin();
         // SAFETY: the caller's promise.
         let progress = unsafe { &mut *progress };
         match Sockets::find(socket)? {
@@ -393,6 +395,7 @@ unsafe extern "C" fn try_write_mapped(
     flags: c_int,
 ) -> Attempt {
     let write = || {
+        let _inside = Inside::begin();
         // SAFETY: the caller's promise.
         let (progress, parts) = unsafe { (&mut *progress, Parts::new(part, 1)?) };
         transfer::write_mapped(&*Sockets::stream(socket)?, progress, parts, offset as u64, flags)

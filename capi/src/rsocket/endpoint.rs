@@ -253,7 +253,12 @@ impl Endpoint {
                 match completion.status {
                     CompletionStatus::Success if sent == Sent::Disconnect => handled.change = Change::Disconnected,
                     CompletionStatus::Success => {}
-                    _ => handled.failure = Some(Errno(libc::EIO)),
+                    status => {
+                        if handled.failure.is_none() {
+                            tracing::info!(?status, cause = ?completion.cause, "a message of a socket has failed");
+                        }
+                        handled.failure = Some(Errno(libc::EIO));
+                    }
                 }
             } else if completion.status == CompletionStatus::Success && handled.failure.is_none() {
                 receives += 1;

@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::inside::Inside;
 use super::sockets::{Socket, Sockets};
 use super::stream::{Inner, Phase, Stream};
 use super::transfer::wake_others;
@@ -45,6 +46,8 @@ fn events_of(inner: &Inner, asked: i16) -> i16 {
     }
     found &= asked;
     match inner.phase {
+        // Programs take it for the end, so that data which the thread waits for comes before it.
+        Phase::Disconnected if found & libc::POLLIN != 0 && inner.has_data() => found,
         Phase::Disconnected => found | libc::POLLHUP,
         Phase::Failed | Phase::Refused => found | libc::POLLERR,
         Phase::Closed => libc::POLLNVAL,
@@ -186,6 +189,7 @@ fn poll_once(entries: &mut [libc::pollfd], time: &mut Time, waited: &mut Vec<lib
 /// The entries are the program's, and `time` is the caller's.
 unsafe extern "C" fn try_poll(entries: *mut libc::pollfd, count: usize, time: *mut Time) -> Attempt {
     let poll = || {
+        let _inside = Inside::begin();
         // SAFETY: the caller's promise.
         let (entries, time) = unsafe { (slice(entries, count)?, &mut *time) };
         let polled = WAITED
