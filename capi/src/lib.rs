@@ -22,7 +22,7 @@
 //!
 //! A panic is a bug of this library, and never crosses the boundary: every function that C can call is `extern "C"`,
 //! which aborts instead of unwinding into the caller. No profile has `panic = "abort"`: with it the cancellation of a
-//! thread, which unwinds, aborts the process. The two verbs that wait are `extern "C-unwind"`, so that their threads
+//! thread, which unwinds, aborts the process. The functions that wait are `extern "C-unwind"`, so that their threads
 //! can be cancelled, but do their work in functions that are `extern "C"` (`waiting`). A program must not continue
 //! after its library failed half-way through a verb.
 #![warn(missing_docs)]

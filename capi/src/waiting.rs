@@ -125,8 +125,8 @@ pub(crate) unsafe extern "C-unwind" fn wait_for(try_event: impl Fn() -> PollResu
 pub(crate) enum Attempt {
     /// The call returns this number.
     Done(isize),
-    /// Trying again is worthwhile when a descriptor has an event, or after so many milliseconds. The entries are those of
-    /// a list that stays until the next attempt.
+    /// Trying again is worthwhile when a descriptor has an event, or after so many milliseconds. The entries are those
+    /// of a list that stays until the next attempt.
     Wait {
         entries: *mut libc::pollfd,
         count: usize,

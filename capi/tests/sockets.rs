@@ -18,7 +18,7 @@ use protocol::wire::{Buffer, ConnectionData, Mapping, Message, from_scale, to_sc
 
 const SIZES: Sizes = Sizes { send_queue: 20, receive_queue: 16, send_buffer: 8192, receive_buffer: 8192 };
 
-/// What a peer of the same sizes states.
+/// The private data of a peer of the same sizes.
 fn peer() -> ConnectionData {
     ConnectionData {
         credits: 16,

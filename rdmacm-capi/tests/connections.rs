@@ -11,7 +11,7 @@ fn output_of(case: &str, last: u8) -> String {
 
 /// As [`output_of`], with a change to the program's environment.
 fn output_with(case: &str, last: u8, change: impl FnOnce(&mut Command, &[String; 2])) -> String {
-    let mut program = Command::new(library::program());
+    let mut program = Command::new(library::program("connections"));
     let addresses = [1, 2].map(|host| format!("127.63.{host}.{last}"));
     program.arg(case).args(&addresses).env("LD_LIBRARY_PATH", library::folder());
     for variable in ["RDMA_VERBS_ADDRESSES", "RDMA_VERBS_LOG", "RDMA_VERBS_MTU"] {
@@ -234,7 +234,7 @@ fn with_libibverbs(name: &str, source: &str) -> (String, String) {
     compiler.args(["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", "-o"]).arg(&object);
     compiler.arg(file).arg(folder.join("functions.c"));
     assert!(compiler.status().expect("a C compiler").success(), "{compiler:?} failed");
-    let mut program = Command::new(library::program());
+    let mut program = Command::new(library::program("connections"));
     let output = program.arg("foreign").env("LD_LIBRARY_PATH", folder).output().expect("the program runs");
     [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).into()
 }

@@ -64,8 +64,8 @@ macro_rules! connection_functions {
     };
 }
 
-/// Passes the list of the functions of sockets to a macro. The last argument of `rfcntl` is the optional one of C, which
-/// is passed as a named one is.
+/// Passes the list of the functions of sockets to a macro. The last argument of `rfcntl` is the optional one of C,
+/// which is passed as a named one is.
 macro_rules! socket_functions {
     ($receiver:ident) => {
         $receiver! {

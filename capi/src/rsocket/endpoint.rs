@@ -121,7 +121,7 @@ pub(super) fn allocate(pd: *mut abi::Pd, length: usize, access: AccessFlags) -> 
     Ok(unsafe { domain_of(pd)? }.domain.inner.reg_mr(backing, None, access)?)
 }
 
-/// What an endpoint is made for.
+/// The sizes of an endpoint.
 #[derive(Clone, Copy)]
 pub(super) struct Init {
     pub(super) sizes: Sizes,

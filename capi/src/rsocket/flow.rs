@@ -1,10 +1,10 @@
-//! The state of a connected stream, without input and output: which messages this end may send, what the peer's messages
-//! mean, and where data lies in the buffers.
+//! The state of a connected stream, without input and output: which messages this end may send, what the peer's
+//! messages mean, and where data lies in the buffers.
 //!
 //! Each end owns a ring for received data, which it lends to the peer in halves: a message of the peer with data writes
-//! the next bytes of the half that it was given first, and states how many. When a half has been read, this end lends it
-//! again, by writing an entry into the peer's table of buffers. The number of messages that a peer may send is limited
-//! separately, by credits. Messages that grant something need neither; [`CONTROLS`] of them may be outstanding.
+//! the next bytes of the half that it was given first, and states how many. When a half has been read, this end lends
+//! it again, by writing an entry into the peer's table of buffers. The number of messages that a peer may send is
+//! limited separately, by credits. Messages that grant something need neither; [`CONTROLS`] of them may be outstanding.
 //!
 //! A peer is not trusted: what it states is compared with what it was given.
 
@@ -26,7 +26,7 @@ pub(crate) struct Sizes {
     pub(crate) receive_buffer: u32,
 }
 
-/// What a completed request of this end was.
+/// The kind of a completed request of this end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Sent {
     /// A message with so many bytes of the buffer for sending.
@@ -174,8 +174,8 @@ impl Flow {
         self.has_room()
     }
 
-    /// Takes what a message of up to `length` bytes needs: returns where in the peer's memory it goes, with the number of
-    /// bytes, and where in the buffer for sending it can be put.
+    /// Takes what a message of up to `length` bytes needs: returns where in the peer's memory it goes, with the number
+    /// of bytes, and where in the buffer for sending it can be put.
     pub(crate) fn take_data(&mut self, length: u32) -> Option<(Buffer, Room)> {
         if !self.can_send() || length == 0 {
             return None;
@@ -201,8 +201,8 @@ impl Flow {
         Some((length, self.take_room(length)))
     }
 
-    /// Takes what the announcement of a mapped range needs: returns the address in the peer's table, and where the entry
-    /// can be put. `None` if it cannot be sent now, or if the peer's table has no such entry.
+    /// Takes what the announcement of a mapped range needs: returns the address in the peer's table, and where the
+    /// entry can be put. `None` if it cannot be sent now, or if the peer's table has no such entry.
     pub(crate) fn take_mapping(&mut self, index: u16) -> Option<(u64, Room)> {
         if !self.can_send() || index >= self.peer.mappings.unwrap_or(0) || (self.send_free as usize) < MAPPING_BYTES {
             return None;

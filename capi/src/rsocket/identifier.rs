@@ -265,7 +265,8 @@ unsafe fn private_data(parameters: &cm::ConnParam) -> Vec<u8> {
 
 impl Drop for Identifier {
     fn drop(&mut self) {
-        // SAFETY: nothing uses the identifier any more; each event that was read is acknowledged. The channel goes last.
+        // SAFETY: nothing uses the identifier any more; each event that was read is acknowledged. The channel goes
+        // last.
         unsafe {
             (TABLE.rdma_destroy_id)(self.id);
             (TABLE.rdma_destroy_event_channel)(self.channel);

@@ -3,9 +3,9 @@
 //!
 //! # Threads
 //!
-//! Each socket has one lock, which is not held while a thread waits. A thread that waits is among the socket's `waiters`
-//! and wakes when another one has changed the socket. One thread of the process (`service`) accepts requests, completes
-//! connections, and exchanges the addresses of datagram sockets.
+//! Each socket has one lock, which is not held while a thread waits. A thread that waits is among the socket's
+//! `waiters` and wakes when another one has changed the socket. One thread of the process (`service`) accepts requests,
+//! completes connections, and exchanges the addresses of datagram sockets.
 //!
 //! # Cancellation
 //!

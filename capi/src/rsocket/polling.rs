@@ -18,8 +18,8 @@ use crate::waiting::{Attempt, wait_for_any};
 const MAX_ENTRIES: usize = 1 << 20;
 
 thread_local! {
-    /// What the thread waits for, and the entries of `rselect`. Both stay as long as the thread, which may be cancelled
-    /// while it waits.
+    /// The entries that the thread waits for, and those of `rselect`. Both stay as long as the thread, which may be
+    /// cancelled while it waits.
     static WAITED: RefCell<Vec<libc::pollfd>> = const { RefCell::new(Vec::new()) };
     static SELECTED: RefCell<Vec<libc::pollfd>> = const { RefCell::new(Vec::new()) };
 }
@@ -31,7 +31,7 @@ fn waiters(socket: &Socket) -> &Waiters {
     }
 }
 
-/// Returns the events of a stream, of those that are asked for, and errors.
+/// Returns the events of a stream, of those in `asked`, and errors.
 fn events_of(inner: &Inner, asked: i16) -> i16 {
     let mut found = 0;
     let mut add = |event: i16, is_so: bool| found |= if is_so { event } else { 0 };
@@ -75,7 +75,8 @@ fn check_stream(stream: &Stream, asked: i16, waits: bool) -> Result<(i16, RawFd)
     Ok((found, fd))
 }
 
-/// Looks at all entries once. Returns the number of those with events. If there are none and the thread is going to wait,
+/// Looks at all entries once. Returns the number of those with events. If there are none and the thread is going to
+/// wait,
 /// `waited` has what to wait for.
 fn check(entries: &mut [libc::pollfd], waited: &mut Vec<libc::pollfd>, waits: bool) -> Result<c_int> {
     let mut count = 0;
@@ -219,7 +220,7 @@ pub(super) unsafe extern "C-unwind" fn rpoll(
 ) -> c_int {
     let mut time = Time::new(milliseconds);
     let (time, count) = (&raw mut time, count as usize);
-    // SAFETY: the program's entries. What the thread waits for stays until the next attempt.
+    // SAFETY: the program's entries. Those that the thread waits for stay until the next attempt.
     unsafe { wait_for_any(false, || try_poll(entries, count, time), || give_up(entries, count)) as c_int }
 }
 

@@ -47,7 +47,7 @@ pub(super) enum Phase {
     Closed,
 }
 
-/// What a listener has besides.
+/// The state of a listener.
 #[derive(Default)]
 pub(super) struct Listening {
     pub(super) accepted: VecDeque<Arc<Stream>>,
@@ -197,7 +197,7 @@ impl Inner {
                 (Phase::Connecting | Phase::Accepting, Event::Failed(error)) => self.refuse(error),
                 (Phase::Connecting | Phase::Accepting, Event::Disconnected) => self.refuse(Errno(libc::ECONNRESET)),
                 (Phase::Connected, Event::Disconnected) => {
-                    // What the peer sent before is there.
+                    // Messages that the peer sent before have arrived.
                     self.process();
                     if self.phase == Phase::Connected {
                         self.phase = Phase::Disconnected;

@@ -134,7 +134,8 @@ impl Progress {
     }
 }
 
-/// Tries `step` until it returns something, as long as completions arrive and for the time of busy polling. Then returns
+/// Tries `step` until it returns something, as long as completions arrive and for the time of busy polling. Then
+/// returns
 /// `would_block` for a nonblocking call, or the wait. `is_ready` is what it waits for.
 fn attempt(
     stream: &Stream,
@@ -157,7 +158,7 @@ fn attempt(
                 has_changed |= inner.take_events();
             }
             if let Some(value) = step(&mut inner, progress)? {
-                // What was read may be lent to the peer again.
+                // The part of the ring that was read may be lent to the peer again.
                 if inner.phase == Phase::Connected
                     && let Some(Err(error)) = inner.endpoint.as_mut().map(Endpoint::grant)
                 {
@@ -227,7 +228,7 @@ pub(super) fn receive(stream: &Stream, progress: &mut Progress, parts: Parts, fl
         }
         Ok(Some(progress.done as isize))
     });
-    // What was received before an error is returned first.
+    // Data that was received before an error is returned first.
     match result {
         Err(_) if already.max(progress.done) > 0 => Ok(Attempt::Done(progress.done as isize)),
         other => other,

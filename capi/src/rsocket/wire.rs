@@ -1,5 +1,5 @@
-//! What two rsockets exchange: the private data of the connection's messages, immediate data, and the entries that they
-//! write into each other's tables. The format is that of rdma-core's rsockets, version 1.
+//! The messages between two rsockets: the private data of the connection's messages, immediate data, and the entries
+//! that they write into each other's tables. The format is that of rdma-core's rsockets, version 1.
 
 /// Version of the format.
 const VERSION: u8 = 1;
@@ -136,8 +136,8 @@ impl ConnectionData {
         bytes
     }
 
-    /// Decodes the private data of a peer, which may be longer; `None` if it is of no rsocket, of another version, or if
-    /// one of its ranges lies at no place in memory.
+    /// Decodes the private data of a peer, which may be longer; `None` if it is of no rsocket, of another version, or
+    /// if one of its ranges lies at no place in memory.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; CONNECTION_BYTES] = bytes.get(..CONNECTION_BYTES)?.try_into().ok()?;
         if bytes[0] != VERSION {
@@ -169,7 +169,7 @@ pub(crate) fn from_scale(code: u8) -> u16 {
     if code <= 128 { code.into() } else { u16::from(code & 0x7f) << 8 }
 }
 
-/// What a message is, in the upper three bits of its immediate data.
+/// The kind of a message, in the upper three bits of its immediate data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
     /// So many bytes were written to the receiver's current buffer.

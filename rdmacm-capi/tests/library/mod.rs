@@ -1,10 +1,11 @@
 //! The built libraries, in a folder as `capi/install` makes it, and C programs that use them.
 #![allow(dead_code, unreachable_pub, reason = "no test needs all of it")]
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 /// Returns the folder of both libraries, and builds them if needed, because `cargo test` does not: tests cannot link to
 /// them. If `RDMA_VERBS_CAPI` names a folder, the libraries installed there are used.
@@ -40,12 +41,13 @@ pub fn link(to: &Path, at: &Path) {
     symlink(to.canonicalize().expect("the library"), at).expect("a link");
 }
 
-/// Builds the C program of this folder, with the system's headers.
-pub fn program() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let program = own_folder("program").join("connections");
-        let sources = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/connections"));
+/// Builds the C program in the folder of this name, with the system's headers.
+pub fn program(name: &str) -> PathBuf {
+    static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut built = BUILT.lock().expect("no test panics here");
+    let build = || {
+        let program = own_folder("program").join(name);
+        let sources = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name));
         let sources = sources.expect("the folder of the program").map(|entry| entry.expect("an entry").path());
         let mut compiler = Command::new("cc");
         compiler.args(["-Wall", "-Werror", "-O1", "-pthread", "-o"]).arg(&program);
@@ -53,5 +55,6 @@ pub fn program() -> &'static Path {
         compiler.arg(folder().join("librdmacm.so.1")).arg(folder().join("libibverbs.so.1"));
         assert!(compiler.status().expect("a C compiler").success(), "{compiler:?} failed");
         program
-    })
+    };
+    built.entry(name.to_owned()).or_insert_with(build).clone()
 }

@@ -40,10 +40,10 @@ pub(crate) fn read_data_header(bytes: &[u8]) -> Option<(SocketAddr, usize)> {
     Some((SocketAddr::new(ip, port), length))
 }
 
-/// What goes through the UDP sockets.
+/// A message through the UDP sockets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Exchange {
-    /// Whether data follows, or only the sender's queue pair is told.
+    /// Whether data follows.
     pub(crate) has_data: bool,
     pub(crate) qpn: u32,
     /// Address of the queue pair.
@@ -66,8 +66,8 @@ impl Exchange {
         bytes
     }
 
-    /// Returns what a peer has sent, and the length of the header; `None` if it is no header, or one of the other version
-    /// of IP than it came with.
+    /// Returns what a peer has sent, and the length of the header; `None` if it is no header, or one of the other
+    /// version of IP than it came with.
     pub(crate) fn from_bytes(bytes: &[u8], is_v4: bool) -> Option<(Self, usize)> {
         let word = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         if word(0)? != TAG {
