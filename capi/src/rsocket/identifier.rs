@@ -1,7 +1,8 @@
-//! An rsocket's identifier: an `rdma_cm_id` with an event channel of its own, whose descriptor is the socket's number.
+//! An rsocket's identifier: an `rdma_cm_id` with an event channel of its own. The socket's number is a descriptor of
+//! that channel.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 
 use rdma_verbs::provider::abi::{self, cm};
@@ -28,6 +29,7 @@ const RESOLVE: c_int = 2000;
 pub(super) struct Identifier {
     id: *mut cm::Id,
     channel: *mut cm::EventChannel,
+    number: OwnedFd,
 }
 
 // SAFETY: functions of identifiers may be called from any thread.
@@ -65,6 +67,24 @@ fn create_channel() -> Result<*mut cm::EventChannel> {
     Ok(channel)
 }
 
+/// Returns a new descriptor of a channel. It is larger than those that the program has just opened: the functions of
+/// Debian's `librspreload.so` for `select` rely on that for the descriptor that the program sees, which it opens before
+/// it creates or accepts a socket. Other threads may close smaller ones meanwhile, so that the smallest is not enough.
+fn number_of(channel: *mut cm::EventChannel) -> Result<OwnedFd> {
+    const DISTANCE: c_int = 16;
+    let duplicate = |least: c_int| {
+        // SAFETY: the descriptor of a channel that exists.
+        match unsafe { libc::fcntl((*channel).fd, libc::F_DUPFD_CLOEXEC, least) } {
+            fd if fd < 0 => Err(last_errno()),
+            // SAFETY: a new descriptor with no other owner.
+            fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        }
+    };
+    let smallest = duplicate(0)?;
+    // There may be none so large.
+    Ok(duplicate(smallest.as_raw_fd() + DISTANCE).unwrap_or(smallest))
+}
+
 impl Identifier {
     /// Creates an identifier in a port space of rdma_cm.
     pub(super) fn create(space: c_int) -> Result<Self> {
@@ -76,7 +96,18 @@ impl Identifier {
             unsafe { (TABLE.rdma_destroy_event_channel)(channel) };
             return Err(error);
         }
-        Ok(Self { id, channel })
+        Self::of(id, channel)
+    }
+
+    /// Gives an identifier with a channel of its own a number. A failure destroys both.
+    fn of(id: *mut cm::Id, channel: *mut cm::EventChannel) -> Result<Self> {
+        number_of(channel).map(|number| Self { id, channel, number }).inspect_err(|_| {
+            // SAFETY: nothing else has them.
+            unsafe {
+                (TABLE.rdma_destroy_id)(id);
+                (TABLE.rdma_destroy_event_channel)(channel);
+            }
+        })
     }
 
     /// Gives the identifier of a peer's request a channel of its own.
@@ -90,7 +121,7 @@ impl Identifier {
             })
         };
         match adopt() {
-            Ok(channel) => Ok(Self { id, channel }),
+            Ok(channel) => Self::of(id, channel),
             Err(error) => {
                 // SAFETY: nothing else has the identifier.
                 unsafe { (TABLE.rdma_destroy_id)(id) };
@@ -99,21 +130,15 @@ impl Identifier {
         }
     }
 
-    /// Gives the identifier a new channel, which has a new descriptor.
+    /// Gives the socket a new number.
     pub(super) fn renumber(&mut self) -> Result<()> {
-        let channel = create_channel()?;
-        // SAFETY: this identifier, each event of which that was read is acknowledged, and the new channel.
-        let migrated = called(unsafe { (TABLE.rdma_migrate_id)(self.id, channel) });
-        let unused = if migrated.is_ok() { std::mem::replace(&mut self.channel, channel) } else { channel };
-        // SAFETY: nothing uses it.
-        unsafe { (TABLE.rdma_destroy_event_channel)(unused) };
-        migrated
+        self.number = number_of(self.channel)?;
+        Ok(())
     }
 
-    /// Returns the descriptor that is readable while events wait.
+    /// Returns the socket's number: a descriptor that is readable while events wait.
     pub(super) fn fd(&self) -> RawFd {
-        // SAFETY: the channel lives as long as this, and the field never changes.
-        unsafe { (*self.channel).fd }
+        self.number.as_raw_fd()
     }
 
     /// Returns the device's context and protection domain; null if the address belongs to no device yet.

@@ -232,13 +232,13 @@ impl Stream {
         Ok(Arc::new(Self { number, waiters: Waiters::default(), inner: Mutex::new(inner) }))
     }
 
-    /// Returns the number: the descriptor of the identifier's channel.
+    /// Returns the number: a descriptor of the identifier's channel.
     pub(super) fn number(&self) -> RawFd {
         self.number.load(Ordering::Acquire)
     }
 
-    /// Gives an accepted stream a number that is free now. `librspreload.so` opens the descriptor that the program sees
-    /// before it accepts, and Debian's relies on it being the smaller one of the two.
+    /// Gives an accepted stream a number that is free now, and larger than the descriptors that the program has just
+    /// opened.
     fn renumber(&self, sockets: &'static Sockets) {
         let mut inner = self.lock();
         inner.parent = Weak::new();
