@@ -49,8 +49,8 @@ pub(super) enum Addressee {
     /// The shard with this block, whose question is refused: the refusal is the question with another method. Packets
     /// are not steered to it.
     Asker(u16),
-    /// A listener's shard, which is not one of those known.
-    Elsewhere,
+    /// The shard with this block, because it has the listener. It is not one of those known.
+    Elsewhere(u16),
     /// Any shard of the address.
     Any,
 }
@@ -77,7 +77,7 @@ fn addressee_of_message(packet: &[u8], destination: IpAddr, is_known: impl Fn(u1
             let (space, port) = ServiceId(u64::from(high) << 32 | u64::from(low)).port()?;
             return match ports::listener(space, port, destination, is_known) {
                 Listening::At(block) => Some(Addressee::Listener(block)),
-                Listening::Elsewhere => Some(Addressee::Elsewhere),
+                Listening::Elsewhere(block) => Some(Addressee::Elsewhere(block)),
                 Listening::Nowhere => None,
             };
         }

@@ -1,6 +1,6 @@
 //! The process that a packet belongs to, if it arrived at another one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -14,6 +14,9 @@ use crate::transport::Datagram;
 
 /// A listener that is not known at an address is taken for one that has just begun, once in this time.
 const JUST_BEGUN: Duration = Duration::from_secs(10);
+
+/// Most listeners that are remembered as missed: other processes of this user can have any number.
+const MOST_MISSED: usize = 256;
 
 /// Most messages per second to all members of the group, one for each: any host can cause them.
 const MOST_TO_ALL: usize = 4_096;
@@ -34,8 +37,8 @@ pub(super) struct Routes {
     is_check_requested: AtomicBool,
     /// When the last check ended.
     checked_at: Mutex<Option<Instant>>,
-    /// When a request was for a listener that is not known here.
-    missed_at: Mutex<Option<Instant>>,
+    /// When a request was first for a listener that is not known here, by the listener's block.
+    missed_at: Mutex<BTreeMap<u16, Instant>>,
     requests: Mutex<RequestRoutes>,
 }
 
@@ -78,15 +81,17 @@ impl Routes {
 
     /// Returns whether a listener that is not known here does not listen at this address: a check has ended since one
     /// was missed first, which finds those that have just begun.
-    fn is_known_elsewhere(&self) -> bool {
+    pub(super) fn is_known_elsewhere(&self, block: u16) -> bool {
         let now = Instant::now();
         let mut missed_at = lock(&self.missed_at);
-        match *missed_at {
-            Some(first) if now - first < JUST_BEGUN => lock(&self.checked_at).is_some_and(|checked| checked > first),
-            _ => {
-                *missed_at = Some(now);
+        missed_at.retain(|_, first| now - *first < JUST_BEGUN);
+        match missed_at.get(&block) {
+            Some(first) => lock(&self.checked_at).is_some_and(|checked| checked > *first),
+            None if missed_at.len() < MOST_MISSED => {
+                missed_at.insert(block, now);
                 false
             }
+            None => true,
         }
     }
 
@@ -172,8 +177,8 @@ impl Membership {
                 let name = self.routes.name_of(block);
                 name.map_or(Route::Here, |name| self.forward_management(&name, block, datagram))
             }
-            Addressee::Elsewhere if self.routes.is_known_elsewhere() => Route::Here,
-            Addressee::Elsewhere => {
+            Addressee::Elsewhere(block) if self.routes.is_known_elsewhere(block) => Route::Here,
+            Addressee::Elsewhere(_) => {
                 self.request_check();
                 Route::Forwarded
             }

@@ -207,3 +207,15 @@ fn members_that_do_not_answer_fill_the_gaps() {
     assert_eq!(fill_gaps(&[None, Some(5), None], &[7, 5, 2]), [7, 5, 2]);
     assert_eq!(fill_gaps(&[Some(7), Some(2), Some(5)], &[2, 5, 7]), [7, 2, 5]);
 }
+
+/// Each listener that has begun since the last check gets another one.
+#[test]
+fn each_unknown_listener_is_missed_once() {
+    let routes = Routes::new("127.77.0.14".parse().unwrap(), None);
+    assert!(!routes.is_known_elsewhere(1) && !routes.is_known_elsewhere(1), "no check has ended");
+    routes.replace(&[]);
+    assert!(routes.is_known_elsewhere(1));
+    assert!(!routes.is_known_elsewhere(2), "this one may have begun after the check");
+    routes.replace(&[]);
+    assert!(routes.is_known_elsewhere(1) && routes.is_known_elsewhere(2));
+}

@@ -155,8 +155,8 @@ impl Drop for Port {
 pub(crate) enum Listening {
     /// At the shard with this block.
     At(u16),
-    /// At a shard that is not known yet.
-    Elsewhere,
+    /// At a shard that is not known yet: that with this block, or another one of the same listener.
+    Elsewhere(u16),
     /// No process listens.
     Nowhere,
 }

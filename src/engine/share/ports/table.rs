@@ -170,8 +170,10 @@ impl Table {
             }
         }
         let Some(best) = found.iter().map(|(quality, _)| *quality).min() else { return Listening::Nowhere };
-        let mut blocks = found.into_iter().filter(|(quality, _)| *quality == best).map(|(_, block)| block);
-        blocks.find(|block| is_known(*block)).map_or(Listening::Elsewhere, Listening::At)
+        let blocks: Vec<u16> =
+            found.into_iter().filter(|(quality, _)| *quality == best).map(|(_, block)| block).collect();
+        let known = blocks.iter().find(|block| is_known(**block)).map(|block| Listening::At(*block));
+        known.or(blocks.first().map(|block| Listening::Elsewhere(*block))).unwrap_or(Listening::Nowhere)
     }
 
     /// Returns the file that is there instead of a removed one.

@@ -156,7 +156,7 @@ fn a_listener_is_found_at_each_of_its_blocks() {
     };
     for table in [&first, &second] {
         assert_eq!([at(table, 1), at(table, 2)], [Listening::At(1), Listening::At(2)]);
-        assert_eq!(at(table, 3), Listening::Elsewhere);
+        assert_eq!(at(table, 3), Listening::Elsewhere(1));
     }
     drop(port);
     assert_eq!([at(&first, 2), at(&second, 2)], [Listening::Nowhere; 2]);

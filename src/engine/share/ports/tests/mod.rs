@@ -63,6 +63,6 @@ pub(super) fn block_of(table: &Table, key: (PortSpace, u16), destination: IpAddr
     match table.listener(key, destination, &|_| true) {
         Listening::At(block) => Some(block),
         Listening::Nowhere => None,
-        Listening::Elsewhere => panic!("all blocks are known"),
+        Listening::Elsewhere(_) => panic!("all blocks are known"),
     }
 }
