@@ -67,8 +67,8 @@ impl Drop for Uncancelled {
 }
 
 /// Returns a function for librdmacm's table: one in which a thread may be cancelled is there itself. The others hold
-/// locks and values with destructors where they write to descriptors or to the log, which are cancellation points of the
-/// C library.
+/// locks and values with destructors where they write to descriptors or to the log, which are cancellation points of
+/// the C library.
 macro_rules! table_entry {
     ("C-unwind" $name:ident $arguments:tt -> $result:ty) => {
         $name
