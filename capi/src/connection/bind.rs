@@ -64,7 +64,9 @@ pub(super) unsafe fn bind(visible: *mut cm::Id, address: SocketAddr) -> Result<(
     // SAFETY: the caller's promise.
     unsafe {
         (*visible).route.addr.src_addr = storage(local).0;
-        if let Some(device) = device {
+        // As on Linux, the addresses of `localhost` name no device: libfabric binds one of them to ask which devices
+        // there are, and would take no other than that of the loopback.
+        if let Some(device) = device.filter(|_| ip != loopback(ip.is_ipv4())) {
             set_device(visible, device, ip);
         }
     }

@@ -131,7 +131,9 @@ void lookups(void) {
     struct rdma_cm_id *id = create_id(RDMA_PS_TCP);
     CHECK(list && count > 0 && !list[count]);
     struct sockaddr_in loopback = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    CHECK(rdma_bind_addr(id, (struct sockaddr *)&loopback) == 0);
+    // The address of `localhost` names no device until a peer is known.
+    CHECK(rdma_bind_addr(id, (struct sockaddr *)&loopback) == 0 && !id->verbs && !id->pd);
+    CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&loopback, PATIENCE) == 0);
     for (int i = 0; i < count; i++)
         found += list[i] == id->verbs;
     printf("%d", found);

@@ -1,0 +1,105 @@
+# A network of their own for suites of programs that connect by address: the interface rdma0 with the address $address,
+# the loopback, and counters of all that leaves. There is no other RDMA device, so what goes to UDP port 4791 was sent
+# by the library, and a program that uses TCP instead is found. Sourced by the suites after common.sh; needs root.
+
+address=10.99.1.1
+
+# install PACKAGE...: installs missing packages.
+install() {
+  local package wanted=()
+  for package in "$@"; do
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || wanted+=("$package")
+  done
+  [ ${#wanted[@]} = 0 ] && return
+  apt-get update -q >/dev/null 2>&1
+  DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${wanted[@]}" >"$logs/apt" 2>&1 ||
+    { echo "packages cannot be installed: ${wanted[*]}" >&2; tail -n 3 "$logs/apt" >&2; exit 1; }
+}
+
+# enter_network ARGUMENTS...: builds the library, and runs the suite again in its network, with these arguments.
+enter_network() {
+  [ "$(id -u)" = 0 ] || { echo "$0 needs root: it makes a network namespace" >&2; exit 1; }
+  if [ -z "${IN_NETWORK:-}" ]; then
+    prepare
+    IN_NETWORK=1 RDMA_VERBS_CAPI=$library unshare --net --mount "$PWD/tests/suites/${0##*/}" "$@"
+    exit
+  fi
+  ip link set lo up && ip link add rdma0 type veth peer name rdma1 && ip address add $address/24 dev rdma0 &&
+    ip link set rdma0 up && ip link set rdma1 up && nft -f - <<'RULES' || exit 1
+table inet judge {
+  counter engine { }
+  counter streams { }
+  chain leaving {
+    type filter hook output priority 0;
+    udp dport 4791 counter name engine
+    meta l4proto tcp counter name streams
+  }
+}
+RULES
+  run=$library/rdma-verbs-run
+  unset LD_LIBRARY_PATH
+}
+
+# bytes NAME: what a counter has counted.
+bytes() {
+  nft list counter inet judge "$1" | sed -n 's/.*bytes \([0-9]*\).*/\1/p'
+}
+
+# moved BYTES: succeeds if the library sent at least as many bytes since `nft reset`, and TCP at most a tenth of them.
+moved() {
+  local rdma tcp
+  rdma=$(bytes engine) tcp=$(bytes streams)
+  [ "$rdma" -ge "$1" ] && [ $((tcp * 10)) -le "$rdma" ] && return
+  echo "the library sent $rdma bytes of at least $1, TCP $tcp" >>"$logs/client"
+  return 1
+}
+
+# await_server: waits until the server listens: on the TCP port $ready, or else with a device.
+await_server() {
+  local try
+  for try in $(seq 200); do
+    if [ -n "${ready:-}" ]; then
+      ss -Hltn "sport = :$ready" | grep -q . && return
+    else
+      # The socket is opened just before the program listens.
+      ss -Hlun "sport = :4791" | grep -q . && sleep 0.3 && return
+    fi
+    kill -0 "$server" 2>/dev/null || return
+    sleep 0.05
+  done
+}
+
+# serves NAME BYTES SERVER... -- CLIENT...: runs two programs, which must both succeed and move BYTES at least. With
+# ENDLESS the server is ended after its client.
+serves() {
+  local name=$1 least=$2 status=0
+  shift 2
+  server_command=()
+  while [ "$1" != -- ]; do
+    server_command+=("$1")
+    shift
+  done
+  shift
+  client_status=1 server_status=0
+  nft reset counters table inet judge >/dev/null
+  timeout -k 2 "${LIMIT:-60}" "$run" "${server_command[@]}" >"$logs/server" 2>&1 &
+  server=$!
+  await_server
+  timeout -k 2 "${LIMIT:-60}" "$run" "$@" >"$logs/client" 2>&1 && client_status=0
+  if [ $client_status != 0 ] || [ -n "${ENDLESS:-}" ]; then kill "$server" 2>/dev/null; fi
+  wait "$server" || server_status=$?
+  server=
+  [ -z "${ENDLESS:-}" ] || server_status=0
+  JUDGE="moved $least" judge_pair "$name"
+}
+
+# alone NAME BYTES COMMAND...: a command that starts both ends itself.
+alone() {
+  local name=$1 least=$2
+  shift 2
+  nft reset counters table inet judge >/dev/null
+  server_status=0 client_status=0
+  : >"$logs/server"
+  timeout -k 2 "${LIMIT:-60}" "$run" "$@" >"$logs/client" 2>&1 || client_status=$?
+  JUDGE="moved $least" judge_pair "$name"
+}
