@@ -47,8 +47,12 @@ impl QueuePair {
     pub(super) fn create(local: SocketAddr, (sends, receives): (u16, u16)) -> Result<Self> {
         let identifier = Identifier::create(PortSpace::Udp as i32)?;
         let (address, _) = address::to_c(local);
+        // An address of `localhost` alone names no device: a route does.
         // SAFETY: the address that was just made.
-        unsafe { identifier.bind((&raw const address).cast())? };
+        unsafe {
+            identifier.bind((&raw const address).cast())?;
+            identifier.resolve(std::ptr::null(), (&raw const address).cast())?;
+        }
         let (context, pd) = identifier.device();
         if context.is_null() {
             return Err(Errno(libc::EADDRNOTAVAIL));
