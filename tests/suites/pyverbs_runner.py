@@ -24,8 +24,11 @@ from tests.base import RDMATestCase  # noqa: E402
 
 
 def note_address(self, dev, port, idx):
-    """Says which address a device has: the tests look for it below /sys, where these devices are not."""
-    self.args.append([dev, port, idx, "127.0.0.1", "00:00:00:00:00:00"])
+    """Says which address a device has: the tests look for it below /sys, where these devices are not.
+
+    They ask for the device of an identifier when it is bound, which an address of localhost does not name.
+    """
+    self.args.append([dev, port, idx, "127.0.0.2", "00:00:00:00:00:00"])
 
 
 RDMATestCase._get_ip_mac = note_address

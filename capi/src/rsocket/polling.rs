@@ -76,8 +76,7 @@ fn check_stream(stream: &Stream, asked: i16, waits: bool) -> Result<(i16, RawFd)
 }
 
 /// Looks at all entries once. Returns the number of those with events. If there are none and the thread is going to
-/// wait,
-/// `waited` has what to wait for.
+/// wait, `waited` has what to wait for.
 fn check(entries: &mut [libc::pollfd], waited: &mut Vec<libc::pollfd>, waits: bool) -> Result<c_int> {
     let mut count = 0;
     waited.clear();
