@@ -13,8 +13,9 @@ use super::repetition::Repetition;
 use super::route::{Arrival, Route};
 use crate::types::Time;
 use crate::wire::mad::{
-    AdditionalInformation, Attribute, CommunicationId, ConnectReply, ConnectRequest, Mad, Message, MessageReceipt,
-    MessageRetries, ReadyToUse, ReceivedMessage, Reject, RejectReason, RejectedMessage, TimeoutCode, TransportType,
+    AdditionalInformation, Attribute, CommunicationId, ConnectReply, ConnectRequest, ConnectionTransport,
+    ExtendedTransport, Mad, Message, MessageReceipt, MessageRetries, ReadyToUse, ReceivedMessage, Reject, RejectReason,
+    RejectedMessage, RetryCount, TimeoutCode, TransportType,
 };
 
 /// The time in which the peer is to respond to a REQ, as Linux asks it: 4.3 s.
@@ -36,8 +37,12 @@ impl Manager {
             return Err(CallError::TooMany { objects: "connections", limit });
         }
         let mut request = request_of(self.guid, parameters)?;
+        if parameters.transport == ConnectionTransport::ExtendedReliable {
+            request = of_initiator(request);
+        }
         let local_id = self.draw_id()?;
-        request.alternate_path = self.draw_offer(parameters.native);
+        let native = parameters.native.filter(|_| parameters.transport == ConnectionTransport::Reliable);
+        request.alternate_path = self.draw_offer(native);
         let active = Active { request: Box::new(request), stale_retries: 0 };
         let (route, repetition) = (Route::along(&request.primary_path), Repetition::of_request());
         let handle = self.insert(Connection {
@@ -190,6 +195,9 @@ impl Manager {
         transaction: u64,
         reply: &ConnectReply,
     ) {
+        let request = self.connections.get(&handle).and_then(|connection| connection.active.as_ref());
+        let transport = request.and_then(|active| active.request.connection_transport()).unwrap_or_default();
+        let reply = &ConnectReply { local_qpn: reply.queue_pair(transport), ..*reply };
         // The peer's queue pair is that of a live connection, of which the peer has lost its end (IBTA 12.9.8.3.1;
         // `cm.c`, `cm_rep_handler`).
         if let Some(stale) = self.by_queue_pair.get(&(reply.local_guid, reply.local_qpn)).copied() {
@@ -319,4 +327,18 @@ fn request_of(guid: u64, parameters: &ConnectParameters) -> Result<ConnectReques
         private_data,
         ..ConnectRequest::default()
     })
+}
+
+/// Returns the REQ whose queue pair is an XRC initiator, which serves nothing and receives nothing (IBTA A14; `cm.c`,
+/// `cm_format_req`).
+fn of_initiator(request: ConnectRequest) -> ConnectRequest {
+    ConnectRequest {
+        transport: TransportType::Extended,
+        extended_transport: ExtendedTransport::XRC,
+        responder_resources: 0,
+        retry_count: RetryCount::default(),
+        rnr_retry_count: RetryCount::default(),
+        has_srq: false,
+        ..request
+    }
 }

@@ -6,7 +6,7 @@ use super::handle::ListenerHandle;
 use super::repetition::Repetition;
 use super::route::Route;
 use crate::types::{Psn, Qpn, Time};
-use crate::wire::mad::{CommunicationId, ConnectRequest, Mad, TimeoutCode, VendorId};
+use crate::wire::mad::{CommunicationId, ConnectRequest, ConnectionTransport, Mad, TimeoutCode, VendorId};
 
 /// State of a connection (IBTA 12.9.7, which has other names).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,6 +74,7 @@ pub(super) struct Passive {
     pub(super) request_id: CommunicationId,
     pub(super) fingerprint: Fingerprint,
     pub(super) vendor: VendorId,
+    pub(super) transport: ConnectionTransport,
     /// The REQ offers a key.
     pub(super) has_offer: bool,
     /// When the REP was sent last.

@@ -8,7 +8,7 @@ use super::error::CallError;
 use super::handle::{ConnectionHandle, InquiryHandle, ListenerHandle};
 use super::manager::Manager;
 use crate::types::Time;
-use crate::wire::mad::ServiceId;
+use crate::wire::mad::{ConnectionTransport, ServiceId};
 
 /// A listener whose application has taken no request for this long, and whose backlog is full, refuses requests.
 const STALLED: Duration = Duration::from_secs(10);
@@ -22,6 +22,8 @@ pub struct ListenParameters {
     pub address: Option<IpAddr>,
     /// It offers datagram queue pairs, not connections.
     pub is_datagram: bool,
+    /// The transport service of its connections: requests with another one are refused.
+    pub transport: ConnectionTransport,
     /// Maximum number of requests that the application has not taken.
     pub backlog: usize,
 }
@@ -78,6 +80,11 @@ pub(super) struct Listeners {
 impl Listeners {
     pub(super) fn get_mut(&mut self, handle: ListenerHandle) -> Option<&mut Listener> {
         self.all.get_mut(&handle)
+    }
+
+    /// Returns the transport service of a listener's connections.
+    pub(super) fn transport_of(&self, handle: ListenerHandle) -> Option<ConnectionTransport> {
+        self.all.get(&handle).map(|listener| listener.parameters.transport)
     }
 
     /// Returns the listeners of a service.

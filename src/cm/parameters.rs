@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use super::error::CallError;
 use crate::types::{Mtu, PeerCapabilities, Psn, Qkey, Qpn, Time};
 use crate::wire::mad::{
-    AdditionalInformation, FlowLabel, IpHeader, PacketRate, Path, PrivateData, RejectReason, RetryCount, ServiceId,
-    ServiceIdStatus, TimeoutCode, VendorOptions,
+    AdditionalInformation, ConnectionTransport, FlowLabel, IpHeader, PacketRate, Path, PrivateData, RejectReason,
+    RetryCount, ServiceId, ServiceIdStatus, TimeoutCode, VendorOptions,
 };
 
 /// LIDs of a path that leaves the subnet, as Linux sends them on Ethernet with a hop limit above 1.
@@ -68,6 +68,9 @@ pub struct ConnectParameters {
     pub header: IpHeader,
     /// The path.
     pub path: PathParameters,
+    /// The transport service. An XRC initiator serves nothing: its request has no responder resources, no retries of
+    /// the peer's queue pair and no shared receive queue, whatever these parameters are.
+    pub transport: ConnectionTransport,
     /// The own queue pair.
     pub local_qpn: Qpn,
     /// The PSN of the peer's first packet.
@@ -88,7 +91,8 @@ pub struct ConnectParameters {
     pub has_srq: bool,
     /// Options of a vendor.
     pub vendor_options: VendorOptions,
-    /// Capabilities of this end, if it offers the peer a key of the connection.
+    /// Capabilities of this end, if it offers the peer a key of the connection. XRC connections have no
+    /// keys: the confirmation needs the field of the target's number.
     pub native: Option<PeerCapabilities>,
     /// Data of the application.
     pub private_data: PrivateData<56>,
@@ -97,6 +101,9 @@ pub struct ConnectParameters {
 }
 
 /// Parameters of a reply that accepts a connection.
+///
+/// An XRC target requests nothing and always has shared receive queues: its reply has no initiator depth and no flow
+/// control, whatever these parameters are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AcceptParameters {
     /// The own queue pair.

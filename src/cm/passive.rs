@@ -15,10 +15,10 @@ use super::repetition::Repetition;
 use super::request_check::{Checked, Refusal};
 use super::rest::REFUSED_REST;
 use super::route::{Arrival, Route};
-use crate::types::Time;
+use crate::types::{Qpn, Time};
 use crate::wire::mad::{
-    Attribute, CommunicationId, ConnectReply, ConnectRequest, Message, MessageReceipt, ReadyToUse, ReceivedMessage,
-    Reject, RejectReason, RejectedMessage, VendorId,
+    Attribute, CommunicationId, ConnectReply, ConnectRequest, ConnectionTransport, EndToEndContext, Message,
+    MessageReceipt, ReadyToUse, ReceivedMessage, Reject, RejectReason, RejectedMessage, VendorId,
 };
 
 /// A request whose initiator has not repeated it for this long has no initiator any more: Linux repeats it every 6 s at
@@ -163,9 +163,10 @@ impl Manager {
         };
         let Checked { listener, header, private_data } = checked;
         let connection = passive_connection(now, local_id, transaction, request, listener);
+        let has_offer = connection.passive.is_some_and(|passive| passive.has_offer);
         let handle = self.insert(connection);
         self.schedule(now, handle, UNANSWERED);
-        let native = NativePeer::of_request(request, local_id);
+        let native = NativePeer::of_request(request, local_id).filter(|_| has_offer);
         let request = Box::new(*request);
         let event = Event::ConnectRequest { connection: handle, listener, header, private_data, request, native };
         self.report(handle, event);
@@ -206,6 +207,9 @@ impl Manager {
             return Err(CallError::Vendor { requested: passive.vendor, given });
         }
         let mut reply = reply_of(self.guid, connection, parameters);
+        if passive.transport == ConnectionTransport::ExtendedReliable {
+            reply = of_target(reply);
+        }
         // Without an offer these fields are the standard's.
         if let Some(capabilities) = parameters.native.filter(|_| passive.has_offer) {
             reply = reply.confirming(&capabilities);
@@ -286,13 +290,16 @@ fn passive_connection(
     request: &ConnectRequest,
     listener: ListenerHandle,
 ) -> Connection {
+    // The check of the request has refused other transport services.
+    let transport = request.connection_transport().unwrap_or_default();
     let passive = Passive {
         listener,
         is_taken: false,
         request_id: request.local_id,
         fingerprint: fingerprint_of(transaction_id, request),
         vendor: request.vendor_options.vendor,
-        has_offer: request.alternate_path.offer().is_some(),
+        transport,
+        has_offer: transport == ConnectionTransport::Reliable && request.alternate_path.offer().is_some(),
         replied_at: now,
     };
     let route = Route::against(&request.primary_path);
@@ -325,5 +332,18 @@ fn reply_of(guid: u64, connection: &Connection, parameters: &AcceptParameters) -
         local_guid: guid,
         private_data: parameters.private_data,
         ..ConnectReply::default()
+    }
+}
+
+/// Returns the REP whose queue pair is an XRC target: its number is in another field, and a target requests nothing
+/// (IBTA A14; `cm.c`, `cm_format_rep`).
+fn of_target(reply: ConnectReply) -> ConnectReply {
+    ConnectReply {
+        local_qpn: Qpn::default(),
+        local_eecn: EndToEndContext::new(reply.local_qpn.value()),
+        initiator_depth: 0,
+        end_to_end_flow_control: false,
+        has_srq: true,
+        ..reply
     }
 }

@@ -10,7 +10,7 @@ use super::route::Arrival;
 use crate::types::{DEFAULT_PKEY, Gid};
 use crate::wire::mad::{
     AdditionalInformation, ConnectRequest, IpHeader, PrivateData, RejectReason, ServiceId, ServiceIdRequest,
-    ServiceIdStatus, TransportType,
+    ServiceIdStatus,
 };
 
 /// The bit of a P_Key that says whether the port is a full member of the partition.
@@ -60,11 +60,14 @@ impl Manager {
         let consumer = Refusal::new(RejectReason::CONSUMER);
         let (header, private_data) = split(request.private_data.as_bytes()).ok_or(consumer)?;
         let is_ipv4 = request.primary_path.local_gid.to_ip().is_ipv4();
-        let has_faults = header.destination().is_ipv4() != is_ipv4 || !is_usable_source(arrival, &header);
-        if has_faults || request.transport != TransportType::ReliableConnection {
+        if header.destination().is_ipv4() != is_ipv4 || !is_usable_source(arrival, &header) {
             return Err(consumer);
         }
         let listener = self.find_listener(request.service_id, &header, false).ok_or(consumer)?;
+        // Linux' consumer compares the types of the queue pairs (`cma.c`, `cma_ib_check_req_qp_type`).
+        if request.connection_transport() != self.listeners.transport_of(listener) {
+            return Err(consumer);
+        }
         // Linux passes the codes 6 to 15 on and its application fails to accept; 0 becomes a queue pair's path MTU.
         if request.path_mtu.mtu().is_none() {
             return Err(Refusal::new(RejectReason::INVALID_MTU));

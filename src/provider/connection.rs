@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::{Error, ErrorKind, Result};
 use crate::types::{Gid, Mtu, PeerCapabilities, PeerKey, Psn, Qkey, Qpn};
-pub use crate::wire::mad::{PortSpace, RejectReason, ServiceIdStatus, VendorId, VendorOptions};
+pub use crate::wire::mad::{ConnectionTransport, PortSpace, RejectReason, ServiceIdStatus, VendorId, VendorOptions};
 
 /// One end of a connection, as its request or its reply describes it to the other end.
 #[derive(Clone, PartialEq, Eq, Default)]
@@ -146,6 +146,9 @@ pub struct ListenInit<'a> {
     pub address: SocketAddr,
     /// Connections, or datagram queue pairs.
     pub space: PortSpace,
+    /// The transport service of the connections: requests with another one are rejected. Extended reliable connections
+    /// are [`Unsupported`](super::ErrorKind::Unsupported) for adapters.
+    pub transport: ConnectionTransport,
     /// Maximum number of requests that the application has not taken.
     pub backlog: u32,
     /// The port may have several owners while none of them listens (`RDMA_OPTION_ID_REUSEADDR`).
@@ -165,6 +168,10 @@ pub struct ConnectInit<'a> {
     pub path: &'a ConnectionPath,
     /// This end.
     pub end: &'a ConnectionEnd,
+    /// The transport service. An XRC initiator serves nothing, so its request has no responder resources, no retries
+    /// and no shared receive queue; the reply describes the target. Extended reliable connections have no keys; they
+    /// are [`Unsupported`](super::ErrorKind::Unsupported) for adapters.
+    pub transport: ConnectionTransport,
     /// Code of the time that this end's queue pair waits for an acknowledgement, without the delays of the devices.
     pub ack_timeout: u8,
     /// When this end gives up, if that is before its repetitions end after 52 s.

@@ -31,9 +31,9 @@ use std::time::Duration;
 
 pub use connection::{
     BindInit, BoundPort, ConnectInit, Connection, ConnectionEnd, ConnectionEvent, ConnectionListener,
-    ConnectionManager, ConnectionPath, ConnectionRequest, DatagramEnd, DatagramRequest, EventWait, Inquiry, ListenInit,
-    ListenerEvent, PortSpace, RejectReason, Resolution, ResolutionEvent, ResolveInit, ServiceIdStatus, VendorId,
-    VendorOptions, combined_ack_timeout,
+    ConnectionManager, ConnectionPath, ConnectionRequest, ConnectionTransport, DatagramEnd, DatagramRequest, EventWait,
+    Inquiry, ListenInit, ListenerEvent, PortSpace, RejectReason, Resolution, ResolutionEvent, ResolveInit,
+    ServiceIdStatus, VendorId, VendorOptions, combined_ack_timeout,
 };
 pub use error::{Error, ErrorKind, RefusedBacking, RefusedChange, Result};
 pub use invalid_attribute::{AttributeFault, InvalidAttribute};

@@ -183,7 +183,13 @@ impl World {
         for (space, is_datagram) in [(PortSpace::Tcp, false), (PortSpace::Udp, true)] {
             let service_id = ServiceId::of_port(space, port_of(process));
             manager
-                .listen(ListenParameters { service_id, address: None, is_datagram, backlog: 40 })
+                .listen(ListenParameters {
+                    service_id,
+                    address: None,
+                    is_datagram,
+                    transport: Default::default(),
+                    backlog: 40,
+                })
                 .expect("a listener");
         }
         let slot = &mut self.processes[process];
@@ -311,6 +317,7 @@ impl World {
             service_id: ServiceId::of_port(PortSpace::Tcp, port_of(to)),
             header,
             path,
+            transport: Default::default(),
             local_qpn: qpn,
             starting_psn: Psn::new(self.random.number() as u32),
             responder_resources: 4,

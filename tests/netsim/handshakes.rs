@@ -69,7 +69,13 @@ impl Application {
     /// Runs all handshakes. Returns how many ended set up at both ends, how many failed at both, and how many there
     /// were.
     fn run(mut self) -> (u32, u32, u32) {
-        let listener = ListenParameters { service_id: SERVICE, address: None, is_datagram: false, backlog: 1_024 };
+        let listener = ListenParameters {
+            service_id: SERVICE,
+            address: None,
+            is_datagram: false,
+            transport: Default::default(),
+            backlog: 1_024,
+        };
         self.managers[1].listen(listener).expect("a listener");
         let mut end = Time::NEVER;
         loop {
@@ -107,6 +113,7 @@ impl Application {
             service_id: SERVICE,
             header: IpHeader::new((local, 1).into(), remote).expect("addresses of one version"),
             path,
+            transport: Default::default(),
             local_qpn: Qpn::new(self.started + 16),
             starting_psn: Psn::new(self.started),
             responder_resources: 1,

@@ -183,7 +183,8 @@ unsafe fn connect(visible: *mut cm::Id, parameters: *const cm::ConnParam) -> Res
         end.vendor_options = vendor_options;
     }
     let ack_timeout = bring_up::own_timeout(&options);
-    let init = ConnectInit { path: &path, end: &end, ack_timeout, timeout: None, port: Some(&*port) };
+    let transport = Default::default();
+    let init = ConnectInit { path: &path, end: &end, transport, ack_timeout, timeout: None, port: Some(&*port) };
     let connection = device.manager()?.connect(&init).map_err(from_port)?;
     let ends = Ends { path, local: end, remote: None, is_active: true };
     begin(id, Phase::Requesting, Source::Connection(connection), own.map(|own| own.inner), ends)

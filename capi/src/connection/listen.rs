@@ -54,6 +54,7 @@ fn on_all(id: &Id, port: &dyn BoundPort, devices: &[&'static Device], backlog: u
         let init = ListenInit {
             address: port.local_addr(),
             space: id.space,
+            transport: Default::default(),
             backlog,
             reuse_address: options.reuse_address,
             only_v6: options.only_own_family,

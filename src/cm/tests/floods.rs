@@ -121,8 +121,13 @@ fn the_number_of_connections_has_a_bound() {
     let limits = Limits { connections: 3, listeners: 1, resolutions: 0, ..Limits::default() };
     let mut end = End::with_limits(SERVER, SERVER_GUID, limits);
     end.listen(SERVICE, 8);
-    let parameters =
-        super::super::ListenParameters { service_id: DATAGRAM_SERVICE, address: None, is_datagram: true, backlog: 1 };
+    let parameters = super::super::ListenParameters {
+        service_id: DATAGRAM_SERVICE,
+        address: None,
+        is_datagram: true,
+        transport: Default::default(),
+        backlog: 1,
+    };
     assert_eq!(end.manager.listen(parameters).unwrap_err().to_string(), "all 1 listeners are in use");
     for _ in 0..3 {
         end.connect();

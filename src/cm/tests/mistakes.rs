@@ -174,8 +174,13 @@ fn other_fields_have_any_value() {
 fn the_most_specific_listener_gets_a_request() {
     let (mut server, any) = End::server();
     let listen = |server: &mut End, address: &str| {
-        let (address, is_datagram, backlog) = (address.parse().ok(), false, 4);
-        let parameters = super::super::ListenParameters { service_id: SERVICE, address, is_datagram, backlog };
+        let parameters = super::super::ListenParameters {
+            service_id: SERVICE,
+            address: address.parse().ok(),
+            is_datagram: false,
+            transport: Default::default(),
+            backlog: 4,
+        };
         server.manager.listen(parameters)
     };
     let mut number = 0;

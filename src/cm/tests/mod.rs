@@ -1,6 +1,7 @@
 //! Scripted messages for each rule. `script` has the two ends.
 
 mod closing;
+mod extended;
 mod floods;
 mod handshake;
 mod mistakes;

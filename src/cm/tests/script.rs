@@ -9,8 +9,9 @@ use super::super::{
 };
 use crate::types::{Mtu, Psn, Qpn, Time};
 use crate::wire::mad::{
-    CommunicationId, ConnectReply, ConnectRequest, FlowLabel, IpHeader, Mad, Message, MessageRetries, MtuCode, Path,
-    PortSpace, PrivateData, RejectReason, RejectedMessage, RetryCount, ServiceId, TimeoutCode,
+    CommunicationId, ConnectReply, ConnectRequest, ConnectionTransport, FlowLabel, IpHeader, Mad, Message,
+    MessageRetries, MtuCode, Path, PortSpace, PrivateData, RejectReason, RejectedMessage, RetryCount, ServiceId,
+    TimeoutCode,
 };
 
 pub(super) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 3));
@@ -62,8 +63,17 @@ impl End {
     }
 
     pub(super) fn listen(&mut self, service_id: ServiceId, backlog: usize) -> ListenerHandle {
+        self.listen_for(service_id, ConnectionTransport::Reliable, backlog)
+    }
+
+    pub(super) fn listen_for(
+        &mut self,
+        service_id: ServiceId,
+        transport: ConnectionTransport,
+        backlog: usize,
+    ) -> ListenerHandle {
         let is_datagram = service_id == DATAGRAM_SERVICE;
-        let parameters = ListenParameters { service_id, address: None, is_datagram, backlog };
+        let parameters = ListenParameters { service_id, address: None, is_datagram, transport, backlog };
         self.manager.listen(parameters).unwrap()
     }
 
@@ -237,6 +247,7 @@ pub(crate) fn connect_parameters() -> ConnectParameters {
         service_id: SERVICE,
         header: header(),
         path: path_parameters(),
+        transport: ConnectionTransport::Reliable,
         local_qpn: CLIENT_QPN,
         starting_psn: Psn::new(0x77_388d),
         responder_resources: 5,

@@ -14,7 +14,9 @@ use super::bring_up::{self, BringUp};
 use super::error::{ConnectError, Reason, Rejected, Unreachable};
 use super::options::ConnectionOptions;
 use super::{Route, connection_manager, contexts};
-use crate::provider::{self, ConnectInit, ConnectionEnd, ConnectionEvent, ConnectionPath, EventWait, RejectReason};
+use crate::provider::{
+    self, ConnectInit, ConnectionEnd, ConnectionEvent, ConnectionPath, ConnectionTransport, EventWait, RejectReason,
+};
 use crate::verbs::{Error, QueuePair, Result};
 
 /// A queue pair of any tier: of the [verbs tier](crate::verbs), of the [owned tier](crate::owned), or of the
@@ -104,7 +106,8 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
         let deadline = options.deadline_time();
         bring_up::initialize("connect", verbs)?;
         let (ack_timeout, timeout) = (options.ack_timeout(), options.deadline);
-        let init = ConnectInit { path: &path, end: &local, ack_timeout, timeout, port: None };
+        let transport = ConnectionTransport::Reliable;
+        let init = ConnectInit { path: &path, end: &local, transport, ack_timeout, timeout, port: None };
         let inner = connection_manager("connect", route.context())?.connect(&init);
         let inner = inner.map_err(|error| contexts::explained(route.context(), path.local.ip(), error))?;
         Ok(Self { inner, qp, path, local, requester: None, options: options.clone(), deadline })

@@ -12,7 +12,9 @@ use super::connection::{Connection, ConnectionQueuePair, PendingConnection};
 use super::datagram::DatagramListener;
 use super::route::first_of;
 use super::{ConnectError, ConnectionOptions, connection_manager, contexts};
-use crate::provider::{self, ConnectionListener, EventWait, ListenInit, ListenerEvent, PortSpace, RejectReason};
+use crate::provider::{
+    self, ConnectionListener, ConnectionTransport, EventWait, ListenInit, ListenerEvent, PortSpace, RejectReason,
+};
 use crate::verbs::{Context, Error, Mtu, Result};
 
 /// Default maximum number of requests that the application has not taken.
@@ -111,6 +113,7 @@ impl ListenerOptions {
             let init = ListenInit {
                 address: first.map_or(address, |first| first.inner.local_addr()),
                 space,
+                transport: ConnectionTransport::Reliable,
                 backlog: self.backlog,
                 reuse_address: self.reuse_address,
                 only_v6: self.only_v6,

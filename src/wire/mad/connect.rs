@@ -102,6 +102,48 @@ layout! { ConnectRequest in WholeData {
     private_data: at(140),
 } }
 
+/// Transport service of the connections that this crate sets up.
+///
+/// ```
+/// use rdma_verbs::provider::{ConnectionTransport, Context, ListenInit, PortSpace, Provider, soft::SoftProvider};
+///
+/// let context = SoftProvider::new().open("soft:127.46.1.25")?;
+/// let init = ListenInit {
+///     address: "127.46.1.25:7471".parse()?,
+///     space: PortSpace::Ib,
+///     transport: ConnectionTransport::ExtendedReliable,
+///     backlog: 8,
+///     reuse_address: false,
+///     only_v6: None,
+///     shares_port_of: None,
+///     port: None,
+/// };
+/// // Requests for other connections are rejected.
+/// let listener = context.connection_manager().expect("software devices have one").listen(&init)?;
+/// assert_eq!(listener.local_addr(), init.address);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum ConnectionTransport {
+    /// Reliable connection (RC).
+    #[default]
+    Reliable,
+    /// Extended reliable connection (XRC): the active end's queue pair is an initiator, the passive end's a target.
+    ExtendedReliable,
+}
+
+impl ConnectRequest {
+    /// Returns the transport service, or `None` for one that this crate does not set up. As on Linux, the extended
+    /// transport type of another transport service is ignored (`cm_msgs.h`, `cm_req_get_qp_type`).
+    pub fn connection_transport(&self) -> Option<ConnectionTransport> {
+        match (self.transport, self.extended_transport) {
+            (TransportType::ReliableConnection, _) => Some(ConnectionTransport::Reliable),
+            (TransportType::Extended, ExtendedTransport::XRC) => Some(ConnectionTransport::ExtendedReliable),
+            _ => None,
+        }
+    }
+}
+
 /// MRA: confirms the receipt of a message whose response takes longer (`cm_mra_msg`).
 ///
 /// A Linux peer lengthens the interval of all its later repetitions by the service timeout, so a short one is better.
@@ -212,6 +254,17 @@ layout! { ConnectReply in WholeData {
     local_guid: at(28),
     private_data: at(36),
 } }
+
+impl ConnectReply {
+    /// Returns the sender's queue pair. An XRC target's number is in the field of the end-to-end context (IBTA A14;
+    /// `cm_msgs.h`, `cm_rep_get_qpn`).
+    pub fn queue_pair(&self, transport: ConnectionTransport) -> Qpn {
+        match transport {
+            ConnectionTransport::Reliable => self.local_qpn,
+            ConnectionTransport::ExtendedReliable => Qpn::new(self.local_eecn.value()),
+        }
+    }
+}
 
 /// RTU: accepts a REP; the connection is set up (`cm_rtu_msg`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -26,7 +26,7 @@ mod tests;
 
 pub use alternate_path::{AlternatePathResponse, LoadAlternatePath, Path};
 pub use codes::{Attribute, ManagementClass, Method, RejectReason, ServiceIdStatus};
-pub use connect::{ConnectReply, ConnectRequest, MessageReceipt, ReadyToUse, Reject};
+pub use connect::{ConnectReply, ConnectRequest, ConnectionTransport, MessageReceipt, ReadyToUse, Reject};
 pub use contents::{ADDITIONAL_INFORMATION_BYTES, AdditionalInformation, PrivateData, VendorOptions};
 pub use disconnect::{DisconnectReply, DisconnectRequest};
 pub use discovery::{Discovery, DiscoveryAnswer, DiscoveryContent};

@@ -349,7 +349,8 @@ fn our_response(home: &Home, request: &Message, transaction: u64) -> Result<Resp
     });
     for (space, is_datagram) in [(PortSpace::Tcp, false), (PortSpace::Udp, true)] {
         let (service_id, address) = (ServiceId::of_port(space, PORT), Some(home.remote));
-        manager.listen(ListenParameters { service_id, address, is_datagram, backlog: 4 })?;
+        let transport = Default::default();
+        manager.listen(ListenParameters { service_id, address, is_datagram, transport, backlog: 4 })?;
     }
     let (bytes, flow_label) = (request.to_mad(transaction).write(), FlowLabel::default());
     let arrival = Arrival { source: home.local, destination: home.remote, traffic_class: 0, flow_label, bytes: &bytes };

@@ -18,7 +18,7 @@ const REQUEST_BYTES: usize = 56;
 /// Requests a connection.
 pub(super) fn connect(device: &Arc<Device>, init: &ConnectInit<'_>) -> Result<IbverbsConnection> {
     let verb = "connect";
-    let ConnectInit { path, end, ack_timeout, timeout, port } = *init;
+    let ConnectInit { path, end, ack_timeout, timeout, port, .. } = *init;
     check_no_port(verb, port)?;
     check_vendor_options(verb, end)?;
     check_private_data(verb, &end.private_data, REQUEST_BYTES)?;

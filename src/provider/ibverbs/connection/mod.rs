@@ -17,8 +17,8 @@ use super::context::IbverbsContext;
 use super::device::Device;
 use super::{errors, sys};
 use crate::provider::{
-    BoundPort, ConnectInit, Connection, ConnectionEnd, ConnectionListener, ConnectionManager, Error, ErrorKind,
-    EventWait, ListenInit, Resolution, ResolveInit, Result, VendorOptions,
+    BoundPort, ConnectInit, Connection, ConnectionEnd, ConnectionListener, ConnectionManager, ConnectionTransport,
+    Error, ErrorKind, EventWait, ListenInit, Resolution, ResolveInit, Result, VendorOptions,
 };
 use crate::sys::wait_readable;
 use crate::types::{GidEntry, GidType, LinkLayer, Transport};
@@ -35,17 +35,30 @@ const NO_EVENT: &str = "librdmacm cannot take an event";
 impl ConnectionManager for IbverbsContext {
     fn listen(&self, init: &ListenInit<'_>) -> Result<Arc<dyn ConnectionListener>> {
         self.device().check_process("listen")?;
+        check_transport("listen", init.transport)?;
         Ok(Arc::new(listener::IbverbsListener::new(self.device(), init)?))
     }
 
     fn connect(&self, init: &ConnectInit<'_>) -> Result<Arc<dyn Connection>> {
         self.device().check_process("connect")?;
+        check_transport("connect", init.transport)?;
         Ok(Arc::new(active::connect(self.device(), init)?))
     }
 
     fn resolve(&self, init: &ResolveInit<'_>) -> Result<Box<dyn Resolution>> {
         self.device().check_process("resolve")?;
         Ok(Box::new(datagram::IbverbsResolution::new(self.device(), init)?))
+    }
+}
+
+/// Fails unless the identifiers that `rdma_create_id` makes have the transport service.
+fn check_transport(verb: &'static str, transport: ConnectionTransport) -> Result<()> {
+    match transport {
+        ConnectionTransport::Reliable => Ok(()),
+        ConnectionTransport::ExtendedReliable => {
+            let message = "the transport is XRC; connections of adapters by address and port are reliable connections";
+            Err(Error::new(verb, ErrorKind::Unsupported, message))
+        }
     }
 }
 

@@ -14,12 +14,13 @@ use super::fake::Raised;
 use super::*;
 use crate::provider::{
     ConnectInit, Connection, ConnectionEnd, ConnectionEvent, ConnectionListener, ConnectionManager, ConnectionPath,
-    ConnectionRequest, DatagramEnd, EventWait, ListenInit, ListenerEvent, PortSpace, RejectReason, ResolutionEvent,
-    ResolveInit, ServiceIdStatus, VendorId, VendorOptions,
+    ConnectionRequest, ConnectionTransport, DatagramEnd, EventWait, ListenInit, ListenerEvent, PortSpace, RejectReason,
+    ResolutionEvent, ResolveInit, ServiceIdStatus, VendorId, VendorOptions,
 };
 use crate::sys::check_in_child;
 
 pub(super) const LOCAL: &str = "192.0.2.1:0";
+const RC: ConnectionTransport = ConnectionTransport::Reliable;
 /// Numbers of `rdma_cm_event_type`.
 const ADDR_RESOLVED: u32 = 0;
 const ADDR_ERROR: u32 = 1;
@@ -93,7 +94,9 @@ pub(super) fn manager(world: &World) -> &dyn ConnectionManager {
 }
 
 fn connecting(world: &World, timeout: Option<Duration>) -> Arc<dyn Connection> {
-    manager(world).connect(&ConnectInit { path: &path(), end: &end(), ack_timeout: 14, timeout, port: None }).unwrap()
+    manager(world)
+        .connect(&ConnectInit { path: &path(), end: &end(), transport: RC, ack_timeout: 14, timeout, port: None })
+        .unwrap()
 }
 
 /// Waits longer than any test takes.
@@ -122,6 +125,7 @@ pub(super) fn listening(world: &World, text: &str, space: PortSpace) -> Arc<dyn 
     let init = ListenInit {
         address: address(text),
         space,
+        transport: RC,
         backlog: 16,
         reuse_address: false,
         only_v6: None,
@@ -204,7 +208,8 @@ fn a_path_mtu_that_librdmacm_does_not_request_is_refused() {
 fn the_kernels_path_mtu_counts_if_the_program_has_chosen_none() {
     let world = world();
     let active_mtu = ConnectionPath { path_mtu: Mtu::Mtu4096, ..path() };
-    let init = ConnectInit { path: &active_mtu, end: &end(), ack_timeout: 14, timeout: None, port: None };
+    let init =
+        ConnectInit { path: &active_mtu, end: &end(), transport: RC, ack_timeout: 14, timeout: None, port: None };
     let connection = request_is_sent(&world, manager(&world).connect(&init).unwrap());
     world.fake.set_connection_attributes(QpAttr { path_mtu: 2, ..attributes() });
     let mut path = active_mtu;
@@ -320,7 +325,7 @@ fn calls_that_fail_say_why() {
         let world = world();
         world.fake.fail(verb, errno);
         let (path, end) = (path(), end());
-        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None, port: None };
+        let init = ConnectInit { path: &path, end: &end, transport: RC, ack_timeout: 14, timeout: None, port: None };
         refused(manager(&world).connect(&init).map(drop), kind, &[part]);
         world.end();
     }
@@ -340,7 +345,7 @@ fn calls_that_fail_say_why() {
 fn arguments_are_checked_before_a_call() {
     let world = world();
     let connect = |path: ConnectionPath, end: ConnectionEnd| {
-        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None, port: None };
+        let init = ConnectInit { path: &path, end: &end, transport: RC, ack_timeout: 14, timeout: None, port: None };
         manager(&world).connect(&init).map(drop)
     };
     let long = ConnectionEnd { private_data: vec![0; 57], ..end() };
@@ -349,6 +354,9 @@ fn arguments_are_checked_before_a_call() {
     refused(connect(foreign, end()), ErrorKind::NotFound, &["192.0.2.3"]);
     let other = ConnectionPath { remote: address("[2001:db8::1]:1"), ..path() };
     refused(connect(other, end()), ErrorKind::InvalidArgument, &["IP versions"]);
+    let (own, target, transport) = (path(), end(), ConnectionTransport::ExtendedReliable);
+    let init = ConnectInit { path: &own, end: &target, transport, ack_timeout: 14, timeout: None, port: None };
+    refused(manager(&world).connect(&init).map(drop), ErrorKind::Unsupported, &["XRC"]);
     let vendor_options = VendorOptions { vendor: VendorId::new(0x15b3), options: 1 };
     let with_options = ConnectionEnd { vendor_options, ..end() };
     refused(connect(path(), with_options.clone()), ErrorKind::Unsupported, &["vendor_options"]);
@@ -368,7 +376,7 @@ fn adapters_without_roce_have_no_connections() {
         // The GIDs of such ports are not IP addresses.
         let world = World::new(Machine { gids: Vec::new(), ..machine });
         let (path, end) = (path(), end());
-        let init = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None, port: None };
+        let init = ConnectInit { path: &path, end: &end, transport: RC, ack_timeout: 14, timeout: None, port: None };
         let parts = [network, "connections by address and port are only for RoCE"];
         refused(manager(&world).connect(&init).map(drop), ErrorKind::Unsupported, &parts);
         let init = ResolveInit { path: &path, private_data: b"", timeout: None, port: None };
@@ -376,6 +384,7 @@ fn adapters_without_roce_have_no_connections() {
         let init = ListenInit {
             address: address("192.0.2.1:7471"),
             space: PortSpace::Tcp,
+            transport: RC,
             backlog: 16,
             reuse_address: false,
             only_v6: None,

@@ -87,8 +87,8 @@ mod tests {
 
     use super::*;
     use crate::provider::{
-        ConnectInit, ConnectionEnd, ConnectionPath, Context, ErrorKind, EventWait, ListenInit, ListenerEvent, Provider,
-        VendorId, VendorOptions, soft::SoftProvider,
+        ConnectInit, ConnectionEnd, ConnectionPath, ConnectionTransport, Context, ErrorKind, EventWait, ListenInit,
+        ListenerEvent, Provider, VendorId, VendorOptions, soft::SoftProvider,
     };
     use crate::types::Mtu;
 
@@ -110,6 +110,7 @@ mod tests {
         let listening = ListenInit {
             address: own.local_addr(),
             space: PortSpace::Ib,
+            transport: ConnectionTransport::default(),
             backlog: 4,
             reuse_address: false,
             only_v6: None,
@@ -134,7 +135,9 @@ mod tests {
         };
         let vendor_options = VendorOptions { vendor: VendorId::new(0x15b3), options: 9 };
         let end = ConnectionEnd { vendor_options, ..ConnectionEnd::default() };
-        let connecting = ConnectInit { path: &path, end: &end, ack_timeout: 14, timeout: None, port: Some(&*other) };
+        let transport = ConnectionTransport::default();
+        let (ack_timeout, port) = (14, Some(&*other));
+        let connecting = ConnectInit { path: &path, end: &end, transport, ack_timeout, timeout: None, port };
         let _connection = client.connection_manager().unwrap().connect(&connecting).unwrap();
         let deadline = Instant::now().checked_add(Duration::from_secs(20));
         let Some(ListenerEvent::Connection(request)) = listener.next_event(EventWait::Until(deadline)).unwrap() else {

@@ -51,11 +51,12 @@ pub(super) fn connect_parameters(
     local: SocketAddr,
     now: Time,
 ) -> Result<ConnectParameters> {
-    let ConnectInit { path, end, timeout, .. } = *init;
+    let ConnectInit { path, end, transport, timeout, .. } = *init;
     Ok(ConnectParameters {
         service_id: ServiceId::of_port(space, path.remote.port()),
         header: header("connect", local, path.remote)?,
         path: path_parameters(path),
+        transport,
         local_qpn: end.qpn,
         starting_psn: end.starting_psn,
         responder_resources: end.responder_resources,

@@ -42,6 +42,7 @@ impl SoftListener {
                 address => Some(address),
             },
             is_datagram: matches!(init.space, PortSpace::Udp | PortSpace::Ipoib),
+            transport: init.transport,
             backlog: init.backlog as usize,
         };
         let handle = seat
