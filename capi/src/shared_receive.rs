@@ -16,17 +16,17 @@ use crate::version::exported;
 use crate::waiting::Uncancelled;
 
 /// Bits of `ibv_srq_init_attr_mask`.
-mod init {
-    pub(super) const TYPE: u32 = 1;
-    pub(super) const PD: u32 = 1 << 1;
-    pub(super) const XRCD: u32 = 1 << 2;
-    pub(super) const CQ: u32 = 1 << 3;
+pub(crate) mod init {
+    pub(crate) const TYPE: u32 = 1;
+    pub(crate) const PD: u32 = 1 << 1;
+    pub(crate) const XRCD: u32 = 1 << 2;
+    pub(crate) const CQ: u32 = 1 << 3;
     pub(super) const KNOWN: u32 = TYPE | PD | XRCD | CQ;
 }
 
 /// Values of `ibv_srq_type`.
-const BASIC: u32 = 0;
-const XRC: u32 = 1;
+pub(crate) const BASIC: u32 = 0;
+pub(crate) const XRC: u32 = 1;
 
 /// Bits of `ibv_srq_attr_mask`.
 const MAX_WR: c_int = 1;

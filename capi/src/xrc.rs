@@ -47,6 +47,11 @@ fn open(shared: &Arc<Shared>, context: *mut abi::Context, init: &abi::XrcdInitAt
     Ok(make(visible, Xrcd { shared: Arc::clone(shared), inner, users: Users::default() }))
 }
 
+/// Opens a domain that no file identifies.
+pub(crate) fn open_new(shared: &Arc<Shared>, context: *mut abi::Context) -> Result<*mut abi::Xrcd> {
+    open(shared, context, &abi::XrcdInitAttr { comp_mask: KNOWN, fd: -1, oflags: libc::O_CREAT })
+}
+
 pub(crate) unsafe extern "C" fn open_xrcd(context: *mut abi::Context, init: *mut abi::XrcdInitAttr) -> *mut abi::Xrcd {
     // SAFETY: the program's context and structure.
     pointer(unsafe { open(shared_of(context), context, &*init) })

@@ -186,8 +186,22 @@ fn child_may_acknowledge_what_it_inherits() {
 
 #[test]
 fn shared_receive_queues_belong_to_identifiers() {
-    let expected = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; 0 EINVAL 0 0 EINVAL ESTABLISHED 0; ESTABLISHED 0;";
+    let expected = "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; 0 EINVAL EINVAL 0 0 EINVAL ESTABLISHED 0; ESTABLISHED 0;";
     assert_eq!(output_of("shared_receives", 13), expected);
+}
+
+/// The masks are those of Linux for INIT, RTR and RTS: an initiator serves nothing, and a target requests nothing.
+#[test]
+fn initiator_sends_to_the_shared_receive_queue_of_a_target() {
+    assert_eq!(output_of("extended", 30), "39 101181 12e01 39 129181 10201");
+}
+
+/// 28: the listener is for the other transport. The last errors are those of an initiator that listens, of a target
+/// that connects, of a shared receive queue without a type, and of one with too many parts.
+#[test]
+fn transports_and_roles_are_checked() {
+    let expected = "ECONNREFUSED 28; ECONNREFUSED 28; ECONNREFUSED EINVAL EINVAL EINVAL 0 EINVAL";
+    assert_eq!(output_of("other_transports", 31), expected);
 }
 
 /// Family, type of the queue pair, port space, source and destination; or the error of `getaddrinfo`: -2 no such name,

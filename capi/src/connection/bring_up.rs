@@ -10,7 +10,7 @@ use rdma_verbs::types::{AccessFlags, Psn, Qkey, QueuePairAttributes, QueuePairSt
 
 use super::devices::{Device, PORT};
 use super::event::path_to;
-use super::id::{DATAGRAM, Ends, Options, id_of};
+use super::id::{DATAGRAM, Ends, Options, Role, id_of};
 use crate::error::{INVALID, Result, zero_or_minus_one};
 use crate::modify::c_attributes;
 
@@ -74,8 +74,25 @@ pub(super) fn local_end(device: &Device, remote: &ConnectionEnd) -> ConnectionEn
     }
 }
 
-/// Returns the attributes that move the queue pair of a connection to a state.
+/// Returns the attributes that move the queue pair of a connection to a state. An XRC initiator serves nothing, and a
+/// target requests nothing (IBTA A14; `cm.c`, `cm_init_qp_rtr_attr` and `cm_init_qp_rts_attr`).
 fn connected(
+    state: QueuePairState,
+    role: Role,
+    device: &Device,
+    ends: Option<&Ends>,
+    options: &Options,
+) -> Result<QueuePairAttributes> {
+    let mut to = connected_both_ways(state, device, ends, options)?;
+    match role {
+        Role::Peer => {}
+        Role::Initiator => (to.max_dest_rd_atomic, to.min_rnr_timer) = (None, None),
+        Role::Target => (to.retry_cnt, to.rnr_retry, to.max_rd_atomic) = (None, None, None),
+    }
+    Ok(to)
+}
+
+fn connected_both_ways(
     state: QueuePairState,
     device: &Device,
     ends: Option<&Ends>,
@@ -151,12 +168,13 @@ fn datagram(state: QueuePairState) -> QueuePairAttributes {
 /// Moves the queue pair of a connection, which is in RESET or INIT, to RTS.
 pub(super) fn to_ready_to_send(
     queue_pair: &dyn QueuePair,
+    role: Role,
     device: &Device,
     ends: &Ends,
     options: &Options,
 ) -> Result<()> {
     for state in [QueuePairState::Init, QueuePairState::ReadyToReceive, QueuePairState::ReadyToSend] {
-        queue_pair.modify(&connected(state, device, Some(ends), options)?)?;
+        queue_pair.modify(&connected(state, role, device, Some(ends), options)?)?;
     }
     Ok(())
 }
@@ -170,7 +188,7 @@ pub(super) fn initialize(
     ends: Option<&Ends>,
 ) -> Result<QueuePairState> {
     if !is_datagram {
-        queue_pair.modify(&connected(QueuePairState::Init, device, ends, &Options::default())?)?;
+        queue_pair.modify(&connected_both_ways(QueuePairState::Init, device, ends, &Options::default())?)?;
         return Ok(QueuePairState::Init);
     }
     for state in [QueuePairState::Init, QueuePairState::ReadyToReceive, QueuePairState::ReadyToSend] {
@@ -218,7 +236,7 @@ unsafe fn init_qp_attr(id: *mut cm::Id, to: *mut abi::QpAttr, to_bits: *mut c_in
     let attributes = match id.qp_type {
         DATAGRAM => datagram(state),
         // Before the peer is known there is no end to describe.
-        _ => connected(state, device, ends.as_ref().filter(|ends| ends.remote.is_some()), &options)?,
+        _ => connected(state, id.role(), device, ends.as_ref().filter(|ends| ends.remote.is_some()), &options)?,
     };
     let mut found = c_attributes(&attributes);
     found.qp_state = state as u32;

@@ -14,7 +14,7 @@ use super::bind::from_port;
 use super::bring_up::{self, QKEY, RETRIES};
 use super::devices::Device;
 use super::event::{acknowledge_last, complete, fail_queue_pair};
-use super::id::{Ends, Id, Phase, Source, id_of};
+use super::id::{Ends, Id, Phase, Role, Source, id_of};
 use super::pump::Section;
 use crate::error::{Errno, INVALID, Result, zero_or_minus_one};
 use crate::modify::store_state;
@@ -177,13 +177,17 @@ unsafe fn connect(visible: *mut cm::Id, parameters: *const cm::ConnParam) -> Res
             Ends { path, local: end, remote: None, is_active: true },
         );
     }
+    if id.role() == Role::Target {
+        tracing::info!("an endpoint of the type IBV_QPT_XRC_RECV cannot connect: listen, or use IBV_QPT_XRC_SEND");
+        return Err(INVALID);
+    }
     parameters.private_data = data;
     let mut end = parameters.end(device, id.space, own.as_ref(), (MAXIMUM, MAXIMUM))?;
     if own.is_none() {
         end.vendor_options = vendor_options;
     }
     let ack_timeout = bring_up::own_timeout(&options);
-    let transport = Default::default();
+    let transport = id.transport();
     let init = ConnectInit { path: &path, end: &end, transport, ack_timeout, timeout: None, port: Some(&*port) };
     let connection = device.manager()?.connect(&init).map_err(from_port)?;
     let ends = Ends { path, local: end, remote: None, is_active: true };
@@ -255,7 +259,7 @@ unsafe fn accept(visible: *mut cm::Id, parameters: *const cm::ConnParam) -> Resu
     }
     let accepted = || -> Result<()> {
         if let Some(own) = &own {
-            bring_up::to_ready_to_send(&*own.inner, device, &ends, &options)?;
+            bring_up::to_ready_to_send(&*own.inner, id.role(), device, &ends, &options)?;
             // SAFETY: the caller's promise, and it has a queue pair.
             unsafe { store_state((*visible).qp, QueuePairState::ReadyToSend as u32) };
         }

@@ -16,6 +16,7 @@ use crate::error::{Errno, Result, UNSUPPORTED, pointer};
 use crate::object::{free_list, give_list, own};
 use crate::protection_domain::alloc;
 use crate::shared::{Shared, shared_of};
+use crate::xrc;
 
 /// The only port of a device.
 pub(super) const PORT: u8 = 1;
@@ -25,6 +26,8 @@ pub(super) struct Device {
     pub(super) context: *mut abi::Context,
     pub(super) pd: *mut abi::Pd,
     shared: Arc<Shared>,
+    /// The XRC domain of identifiers that have none of their own; null until one needs it.
+    xrc_domain: AtomicPtr<abi::Xrcd>,
     next: AtomicPtr<Device>,
 }
 
@@ -45,6 +48,23 @@ impl Device {
     /// Returns its connection manager.
     pub(super) fn manager(&self) -> Result<&dyn ConnectionManager> {
         self.shared.device.connection_manager().ok_or(UNSUPPORTED)
+    }
+
+    /// Returns the XRC domain of identifiers that have none of their own. It stays open as the device does.
+    pub(super) fn xrc_domain(&self) -> Result<*mut abi::Xrcd> {
+        let known = self.xrc_domain.load(Ordering::Acquire);
+        if !known.is_null() {
+            return Ok(known);
+        }
+        let new = xrc::open_new(&self.shared, self.context)?;
+        match self.xrc_domain.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(new),
+            Err(first) => {
+                // SAFETY: this thread has opened it, and no other one knows it.
+                unsafe { xrc::close_xrcd(new) };
+                Ok(first)
+            }
+        }
     }
 
     /// Returns the index of an address in its GID table.
@@ -85,7 +105,8 @@ fn opened_of(device: *mut abi::Device) -> Result<&'static Device> {
     // SAFETY: the context that was just opened.
     let shared = Arc::clone(unsafe { shared_of(context) });
     let pd = alloc(&shared, context)?;
-    let new = Box::into_raw(Box::new(Device { context, pd, shared, next: AtomicPtr::new(null_mut()) }));
+    let (xrc_domain, next) = (AtomicPtr::new(null_mut()), AtomicPtr::new(null_mut()));
+    let new = Box::into_raw(Box::new(Device { context, pd, shared, xrc_domain, next }));
     loop {
         let first = FIRST.load(Ordering::Acquire);
         if let Some(found) = opened().find(|known| known.is(device)) {

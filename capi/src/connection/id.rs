@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rdma_verbs::provider::abi::{self, cm};
 use rdma_verbs::provider::{
-    BoundPort, Connection, ConnectionEnd, ConnectionListener, ConnectionPath, Inquiry, PortSpace, QueuePair,
-    Resolution, VendorOptions,
+    BoundPort, Connection, ConnectionEnd, ConnectionListener, ConnectionPath, ConnectionTransport, Inquiry, PortSpace,
+    QueuePair, Resolution, VendorOptions,
 };
 
 use super::channel::{self, Queue, queue_of};
@@ -24,8 +24,21 @@ use crate::object::{Object, Zeroed, make, own, take};
 /// Values of `ibv_qp_type`.
 pub(super) const RELIABLE: u32 = 2;
 pub(super) const DATAGRAM: u32 = 4;
+pub(super) const XRC_SEND: u32 = 9;
+pub(super) const XRC_RECEIVE: u32 = 10;
 /// Time after which a destruction that waits reports what it waits for.
 const SLOW: Duration = Duration::from_secs(5);
+
+/// The part of an identifier's queue pair in a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    /// It sends and receives.
+    Peer,
+    /// An XRC initiator: it only sends.
+    Initiator,
+    /// An XRC target: it only receives.
+    Target,
+}
 
 /// How far an identifier is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -218,6 +231,24 @@ impl Id {
 
     pub(super) fn is_datagram(&self) -> bool {
         matches!(self.space, PortSpace::Udp | PortSpace::Ipoib)
+    }
+
+    /// Returns the part of its queue pair. As on Linux, only the space `RDMA_PS_IB` has queue pairs of other types than
+    /// the usual one (`ucma.c`, `ucma_get_qp_type`).
+    pub(super) fn role(&self) -> Role {
+        match (self.space, self.qp_type) {
+            (PortSpace::Ib, XRC_SEND) => Role::Initiator,
+            (PortSpace::Ib, XRC_RECEIVE) => Role::Target,
+            _ => Role::Peer,
+        }
+    }
+
+    /// Returns the transport service of its connections.
+    pub(super) fn transport(&self) -> ConnectionTransport {
+        match self.role() {
+            Role::Peer => ConnectionTransport::Reliable,
+            Role::Initiator | Role::Target => ConnectionTransport::ExtendedReliable,
+        }
     }
 
     /// Returns whether a parent has created it.

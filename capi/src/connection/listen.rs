@@ -11,7 +11,7 @@ use rdma_verbs::provider::{BoundPort, ConnectionListener, ListenInit};
 use super::address::any;
 use super::bind::{bind, from_port};
 use super::devices::{self, Device};
-use super::id::{Id, Phase, Source, id_of};
+use super::id::{Id, Phase, Role, Source, id_of};
 use super::pump::Section;
 use crate::error::{Errno, INVALID, Result, zero_or_minus_one};
 
@@ -25,6 +25,10 @@ type Parts = VecDeque<(&'static Device, Arc<dyn ConnectionListener>)>;
 unsafe fn listen(visible: *mut cm::Id, backlog: c_int) -> Result<()> {
     // SAFETY: the caller's promise.
     let id = unsafe { id_of(visible)? };
+    if id.role() == Role::Initiator {
+        tracing::info!("an endpoint of the type IBV_QPT_XRC_SEND cannot listen: connect, or use IBV_QPT_XRC_RECV");
+        return Err(INVALID);
+    }
     if id.inner().phase == Phase::Idle {
         // SAFETY: the caller's promise.
         unsafe { bind(visible, SocketAddr::new(any(true), 0))? };
@@ -54,7 +58,7 @@ fn on_all(id: &Id, port: &dyn BoundPort, devices: &[&'static Device], backlog: u
         let init = ListenInit {
             address: port.local_addr(),
             space: id.space,
-            transport: Default::default(),
+            transport: id.transport(),
             backlog,
             reuse_address: options.reuse_address,
             only_v6: options.only_own_family,

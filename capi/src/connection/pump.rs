@@ -193,8 +193,8 @@ impl Id {
             (connection, inner.ends.clone(), inner.queue_pair.take(), inner.device, inner.options)
         };
         let (Some(ends), Some(queue_pair), Some(device)) = (ends, queue_pair, device) else { return Err(INVALID) };
-        let confirmed =
-            bring_up::to_ready_to_send(&*queue_pair, device, &ends, &options).and_then(|()| Ok(connection.ready()?));
+        let confirmed = bring_up::to_ready_to_send(&*queue_pair, self.role(), device, &ends, &options)
+            .and_then(|()| Ok(connection.ready()?));
         if confirmed.is_err() {
             let _ = connection.reject(RejectReason::CONSUMER, &[]);
         }

@@ -6,17 +6,19 @@ use std::ptr::null_mut;
 use rdma_verbs::provider::abi::{self, cm, create};
 
 use super::bring_up;
-use super::id::{DATAGRAM, id_of};
+use super::id::{DATAGRAM, Id, XRC_RECEIVE, XRC_SEND, id_of};
 use super::pump::Section;
 use crate::error::{INVALID, Result, zero_or_minus_one};
 use crate::modify::store_state;
 use crate::object::Zeroed;
 use crate::queue_pair::queue_pair_of;
 use crate::shared::shared_of;
+use crate::shared_receive::init as srq;
 use crate::{completion_channel, completion_queue, queue_pair, queue_pair_init, shared_receive};
 
-/// Bits of `ibv_srq_init_attr_mask`.
-const SRQ_PD: u32 = 1 << 1;
+/// Inline bytes that a queue pair of an identifier has at least. Soft-RoCE and adapters keep inline data in place of
+/// the parts, which are as long, and programs such as `rdma_xclient` send inline without requesting it.
+const LEAST_INLINE: u32 = 16;
 
 /// The fields of an identifier for one of its completion queues.
 #[derive(Clone, Copy)]
@@ -98,7 +100,8 @@ unsafe fn destroy_cqs(id: *mut cm::Id) {
 }
 
 /// Sets the completion queues of a new queue pair: those of the program, or those of the identifier. Creates what both
-/// lack.
+/// lack. An XRC initiator has one for receives only if the program states a size, as in rdma-core; a target completes
+/// nothing, and the queues of its identifier are those of its shared receive queue.
 ///
 /// # Safety
 /// All pointers are the program's, and the identifier has a device.
@@ -114,9 +117,13 @@ unsafe fn set_cqs(id: *mut cm::Id, init: &mut abi::QpInitAttrEx) -> Result<()> {
         if differ(fields[0], init.send_cq) || differ(fields[1], init.recv_cq) {
             return Err(INVALID);
         }
+        if (*id).qp_type == XRC_RECEIVE {
+            return Ok(());
+        }
         let given = [&mut init.send_cq, &mut init.recv_cq];
+        let is_initiator = (*id).qp_type == XRC_SEND;
         for ((given, fields), entries) in given.into_iter().zip(fields).zip(entries) {
-            if given.is_null() && fields.cq.read().is_null() {
+            if given.is_null() && fields.cq.read().is_null() && (entries > 0 || !is_initiator) {
                 create_cq(id, fields, entries)?;
             }
             if given.is_null() {
@@ -125,6 +132,12 @@ unsafe fn set_cqs(id: *mut cm::Id, init: &mut abi::QpInitAttrEx) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the XRC domain of an identifier's device.
+fn xrc_domain_of(id: &Id) -> Result<*mut abi::Xrcd> {
+    let device = id.inner().device;
+    device.ok_or(INVALID)?.xrc_domain()
 }
 
 /// Creates the queue pair of an identifier.
@@ -145,10 +158,16 @@ unsafe fn create_queue_pair(visible: *mut cm::Id, init: &mut abi::QpInitAttrEx) 
         if init.pd.is_null() || (*init.pd).context != (*visible).verbs {
             return Err(INVALID);
         }
+        if (*visible).qp_type == XRC_RECEIVE && (init.comp_mask & create::XRCD == 0 || init.xrcd.is_null()) {
+            init.xrcd = xrc_domain_of(id)?;
+            init.comp_mask |= create::XRCD;
+        }
         set_cqs(visible, init)?;
-        if init.srq.is_null() {
+        // An XRC target leads to all shared receive queues of its domain, and an initiator has none.
+        if init.srq.is_null() && !matches!((*visible).qp_type, XRC_SEND | XRC_RECEIVE) {
             init.srq = (*visible).srq;
         }
+        init.cap.max_inline_data = init.cap.max_inline_data.max(LEAST_INLINE);
         let qp = queue_pair_init::create_extended((*visible).verbs, init)?;
         let (device, ends) = {
             let inner = id.inner();
@@ -221,7 +240,39 @@ pub(super) unsafe extern "C" fn rdma_destroy_qp(id: *mut cm::Id) {
         if !qp.is_null() {
             let _ = queue_pair::destroy(qp);
         }
-        destroy_cqs(id);
+        // Those of an XRC target's identifier belong to its shared receive queue.
+        if (*id).qp_type != XRC_RECEIVE || (*id).srq.is_null() {
+            destroy_cqs(id);
+        }
+    }
+}
+
+/// Sets the XRC domain and the completion queue of a new shared receive queue that is one of an XRC domain: those of
+/// the program, or those of the identifier. Returns whether this has created the completion queue.
+///
+/// # Safety
+/// All pointers are the program's, and the identifier has a device.
+unsafe fn set_xrc_parts(visible: *mut cm::Id, init: &mut abi::SrqInitAttrEx) -> Result<bool> {
+    if init.srq_type != shared_receive::XRC {
+        return Ok(false);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        if init.comp_mask & srq::XRCD == 0 || init.xrcd.is_null() {
+            init.xrcd = xrc_domain_of(id_of(visible)?)?;
+            init.comp_mask |= srq::XRCD;
+        }
+        if init.comp_mask & srq::CQ != 0 && !init.cq.is_null() {
+            return Ok(false);
+        }
+        let [_, receives] = cq_fields(visible);
+        let is_new = receives.cq.read().is_null();
+        if is_new {
+            create_cq(visible, receives, init.attr.max_wr).inspect_err(|_| destroy_cq(receives))?;
+        }
+        init.cq = receives.cq.read();
+        init.comp_mask |= srq::CQ;
+        Ok(is_new)
     }
 }
 
@@ -231,17 +282,23 @@ unsafe fn create_shared(id: *mut cm::Id, init: &mut abi::SrqInitAttrEx) -> Resul
     // SAFETY: the caller's promise, for all of the function.
     unsafe {
         id_of(id)?;
-        if (*id).verbs.is_null() || !(*id).srq.is_null() {
+        // As in rdma-core, the type must be stated.
+        if (*id).verbs.is_null() || !(*id).srq.is_null() || init.comp_mask & srq::TYPE == 0 {
             return Err(INVALID);
         }
-        if init.comp_mask & SRQ_PD == 0 || init.pd.is_null() {
-            init.comp_mask |= SRQ_PD;
+        if init.comp_mask & srq::PD == 0 || init.pd.is_null() {
+            init.comp_mask |= srq::PD;
             init.pd = (*id).pd;
         }
         if init.pd.is_null() || (*init.pd).context != (*id).verbs {
             return Err(INVALID);
         }
-        (*id).srq = shared_receive::create_extended(init)?;
+        let has_new_cq = set_xrc_parts(id, init)?;
+        (*id).srq = shared_receive::create_extended(init).inspect_err(|_| {
+            if has_new_cq {
+                destroy_cq(cq_fields(id)[1]);
+            }
+        })?;
         if (*id).pd.is_null() {
             (*id).pd = init.pd;
         }
@@ -262,8 +319,12 @@ pub(super) unsafe extern "C" fn rdma_create_srq(
     let create = || {
         // SAFETY: the program's identifier, domain and structure.
         unsafe {
-            let comp_mask = if pd.is_null() { 0 } else { SRQ_PD };
+            let comp_mask = srq::TYPE | if pd.is_null() { 0 } else { srq::PD };
             let mut extended = abi::SrqInitAttrEx { comp_mask, pd, ..abi::SrqInitAttrEx::zeroed() };
+            extended.srq_type = match (*id).qp_type {
+                XRC_RECEIVE => shared_receive::XRC,
+                _ => shared_receive::BASIC,
+            };
             (extended.srq_context, extended.attr) = ((*init).srq_context, (*init).attr);
             create_shared(id, &mut extended)?;
             (*init).attr = extended.attr;
@@ -279,6 +340,9 @@ pub(super) unsafe extern "C" fn rdma_destroy_srq(id: *mut cm::Id) {
         let srq = std::mem::replace(&mut (*id).srq, null_mut());
         if !srq.is_null() {
             let _ = shared_receive::destroy(srq);
+        }
+        if (*id).qp.is_null() || (*id).qp_type == XRC_RECEIVE {
+            destroy_cqs(id);
         }
     }
 }

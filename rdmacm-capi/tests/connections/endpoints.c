@@ -70,6 +70,8 @@ void shared_receives(void) {
     CHECK(rdma_ack_cm_event(event) == 0);
     struct ibv_srq_init_attr_ex extended = {.attr = {.max_wr = 4, .max_sge = 1}};
     TRY(rdma_create_srq_ex(child, &extended));
+    extended.comp_mask = IBV_SRQ_INIT_ATTR_TYPE;
+    TRY(rdma_create_srq_ex(child, &extended));
     struct ibv_qp_init_attr_ex attributes = {.qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = {8, 8, 1, 1, 0}};
     TRY(rdma_create_qp_ex(child, &attributes));
     TRY(rdma_create_qp_ex(child, &attributes));
