@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::{self, Read};
 use std::net::{IpAddr, UdpSocket};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -56,6 +57,9 @@ impl Packet {
     }
 }
 
+/// Management classes of vendors: those of the discovery of native peers.
+const VENDOR_CLASSES: RangeInclusive<u8> = 0x30..=0x4f;
+
 /// A datagram of the connection manager.
 #[derive(Clone)]
 pub(crate) struct Mad {
@@ -69,7 +73,7 @@ pub(crate) struct Mad {
 
 impl Mad {
     fn of(packet: &Packet) -> Option<Self> {
-        let mad = packet.payload.get(20..276).filter(|_| packet.is_mad())?;
+        let mad = packet.payload.get(20..276).filter(|mad| packet.is_mad() && !VENDOR_CLASSES.contains(&mad[1]))?;
         Some(Self {
             at: packet.at,
             is_ours: packet.is_ours,
