@@ -260,11 +260,12 @@ pub(crate) fn carries_type_of_service(home: &mut Home) -> Outcome {
     home.end_pair(&pair)?;
     let mut packets = home.wire.packets()?;
     // A slow machine repeats the DREQ. The kernel makes a DREP for a connection that has ended from the datagram alone,
-    // without the type of service over IPv4.
+    // without the type of service over IPv4, and so its refusals of the discovery.
     let mut confirmations = 0;
     packets.retain(|packet| {
         confirmations += usize::from(packet.attribute() == Some(DREP));
-        packet.attribute() != Some(DREP) || confirmations == 1
+        let is_of_discovery = packet.is_mad() && packet.attribute().is_none();
+        !is_of_discovery && (packet.attribute() != Some(DREP) || confirmations == 1)
     });
     for (name, is_ours, is_mad, least) in [
         ("our MADs", true, true, 2),
