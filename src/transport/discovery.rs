@@ -347,14 +347,14 @@ mod tests {
     /// The peer has connected its queue pair again: its share is another one.
     #[test]
     fn a_proof_of_another_connection_confirms_nothing() {
-        let (mut first, mut second, mut anew) = (end(1), end(2), end(3));
+        let (mut first, mut second, mut reconnected) = (end(1), end(2), end(3));
         exchange(&mut second, &mut first, 1);
         // The second end has learned the share of the first; a new first end has another share.
-        let finding = exchange(&mut anew, &mut second, 0).unwrap();
+        let finding = exchange(&mut reconnected, &mut second, 0).unwrap();
         assert!(finding.is_first && finding.key.is_none());
         // The second end learns the new share, and its next answer proves that.
-        exchange(&mut second, &mut anew, 1);
-        let finding = exchange(&mut anew, &mut second, 0).unwrap();
+        exchange(&mut second, &mut reconnected, 1);
+        let finding = exchange(&mut reconnected, &mut second, 0).unwrap();
         assert_eq!(finding.key.map(|key| (key.local, key.remote)), Some((secrets(3).share, secrets(2).share)));
     }
 
