@@ -100,6 +100,26 @@ datagrams_lost() {
   awk '/^Udp: [0-9]/ { four = $6 } /^Udp6RcvbufErrors/ { six = $2 } END { print four + six }' /proc/net/snmp /proc/net/snmp6
 }
 
+# perftest_figure MEASURE SIZE: prints microseconds per message, from the output of perftest's client. Its mega is 2^20.
+perftest_figure() {
+  case $1 in
+  lat) awk -v size="$2" '$1 == size && NF == 9 { print $5 }' "$logs/client" ;;
+  bw) awk -v size="$2" '$1 == size && NF == 5 { print size / ($4 * 1.048576) }' "$logs/client" ;;
+  esac
+}
+
+# note_figure ROW SETTING FIGURE: adds a measurement for figures.awk; without a number it has failed.
+note_figure() {
+  if [[ $3 =~ ^[0-9]+(\.[0-9]+)?$ ]]; then
+    echo "$1,$2,$3" >>"$logs/figures"
+  else
+    fail "$1, $2: no figure" "$logs/client"
+  fi
+}
+
+# The client's argument, and the prefix of commands in the server's network.
+server_address=127.0.0.1 at_server=()
+
 # Runs server_command and client_command; sets client_status and server_status.
 run_pair() {
   local try
@@ -109,12 +129,12 @@ run_pair() {
   server=$!
   # The client starts when the server listens.
   for try in $(seq 100); do
-    grep -q "$(printf ':%04X 00000000:0000 0A' "$port")" /proc/net/tcp 2>/dev/null && break
-    grep -q "$(printf ':%04X 00000000000000000000000000000000:0000 0A' "$port")" /proc/net/tcp6 2>/dev/null && break
+    "${at_server[@]}" grep -qE "$(printf ':%04X (0{8}|0{32}):0000 0A' "$port")" /proc/net/tcp /proc/net/tcp6 \
+      2>/dev/null && break
     kill -0 "$server" 2>/dev/null || break
     sleep 0.02
   done
-  timeout "${LIMIT:-60}" "${client_command[@]}" -p "$port" 127.0.0.1 >"$logs/client" 2>&1 && client_status=0
+  timeout "${LIMIT:-60}" "${client_command[@]}" -p "$port" "$server_address" >"$logs/client" 2>&1 && client_status=0
   # The client has failed, so the server would wait forever.
   [ $client_status = 0 ] || kill "$server" 2>/dev/null
   wait "$server" || server_status=$?
