@@ -11,7 +11,7 @@ use rdma_verbs::provider::PortSpace;
 use rdma_verbs::provider::abi::cm;
 
 use super::endpoint::{Endpoint, Init};
-use super::flow::Change;
+use super::flow::{Change, Flow};
 use super::identifier::{Event, Identifier};
 use super::mapped::Mappings;
 use super::options::Options;
@@ -139,14 +139,15 @@ impl Inner {
     }
 
     pub(super) fn can_send(&self) -> bool {
-        self.flow_is(super::flow::Flow::can_send)
+        self.flow_is(Flow::can_send)
     }
 
     pub(super) fn has_data(&self) -> bool {
-        self.flow_is(super::flow::Flow::has_data)
+        self.flow_is(Flow::has_data)
     }
 
-    fn flow_is(&self, is: impl FnOnce(&super::flow::Flow) -> bool) -> bool {
+    /// Returns whether the stream has a connection of which this is so.
+    pub(super) fn flow_is(&self, is: impl FnOnce(&Flow) -> bool) -> bool {
         self.endpoint.as_ref().and_then(|endpoint| endpoint.flow.as_ref()).is_some_and(is)
     }
 
@@ -179,7 +180,7 @@ impl Inner {
     fn begin(&mut self, peer: &[u8]) -> Result<()> {
         let peer = ConnectionData::from_bytes(peer).ok_or(Errno(libc::ENOTSUP))?;
         let endpoint = self.endpoint.as_mut().ok_or(INVALID)?;
-        endpoint.flow = Some(super::flow::Flow::new(endpoint.init.sizes, peer));
+        endpoint.flow = Some(Flow::new(endpoint.init.sizes, peer));
         Ok(())
     }
 

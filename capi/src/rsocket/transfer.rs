@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::time::Instant;
 
 use super::endpoint::Endpoint;
+use super::flow::Flow;
 use super::mapped;
 use super::sockets::Sockets;
 use super::stream::{CLOSING, Inner, Phase, Stream, waiter};
@@ -274,10 +275,7 @@ pub(super) fn write_mapped(
     flags: c_int,
 ) -> Result<Attempt> {
     let mut is_outside = false;
-    let can = |inner: &Inner| {
-        let flow = inner.endpoint.as_ref().and_then(|endpoint| endpoint.flow.as_ref());
-        flow.is_some_and(super::flow::Flow::can_write_mapped)
-    };
+    let can = |inner: &Inner| inner.flow_is(Flow::can_write_mapped);
     let length = parts.length;
     let result = send_by(stream, progress, length, flags, can, |inner, done, length| {
         let Some(endpoint) = &mut inner.endpoint else { return Ok(0) };
@@ -385,10 +383,7 @@ pub(super) fn accept(stream: &Stream, progress: &mut Progress) -> Result<Attempt
 /// Tries to end directions of a connection, and waits until the peer has acknowledged everything.
 pub(super) fn shutdown(stream: &Stream, progress: &mut Progress, how: c_int) -> Result<Attempt> {
     let deadline = *progress.deadline.get_or_insert_with(|| Instant::now() + CLOSING);
-    let has_sent_all = |inner: &Inner| {
-        let flow = inner.endpoint.as_ref().and_then(|endpoint| endpoint.flow.as_ref());
-        inner.phase != Phase::Connected || flow.is_none_or(super::flow::Flow::has_sent_all)
-    };
+    let has_sent_all = |inner: &Inner| inner.phase != Phase::Connected || !inner.flow_is(|flow| !flow.has_sent_all());
     attempt(
         stream,
         progress,
