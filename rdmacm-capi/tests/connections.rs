@@ -11,17 +11,8 @@ fn output_of(case: &str, last: u8) -> String {
 
 /// As [`output_of`], with a change to the program's environment.
 fn output_with(case: &str, last: u8, change: impl FnOnce(&mut Command, &[String; 2])) -> String {
-    let mut program = Command::new(library::program("connections"));
     let addresses = [1, 2].map(|host| format!("127.63.{host}.{last}"));
-    program.arg(case).args(&addresses).env("LD_LIBRARY_PATH", library::folder());
-    for variable in ["RDMA_VERBS_ADDRESSES", "RDMA_VERBS_LOG", "RDMA_VERBS_MTU"] {
-        program.env_remove(variable);
-    }
-    change(&mut program, &addresses);
-    let output = program.output().expect("the program runs");
-    let text = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
-    assert!(output.status.success(), "{case}: {text} {output:?}");
-    text
+    library::output_with("connections", case, &addresses, |program| change(program, &addresses))
 }
 
 /// The request tells the receiver what it may have: the peer's depth and resources, swapped. `timeout` is the option of

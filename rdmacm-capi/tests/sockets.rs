@@ -2,19 +2,9 @@
 
 mod library;
 
-use std::process::Command;
-
 /// Returns the program's output for this case. Each case has its own address.
 fn output_of(case: &str, last: u8) -> String {
-    let mut program = Command::new(library::program("sockets"));
-    program.args([case, &format!("127.63.3.{last}")]).env("LD_LIBRARY_PATH", library::folder());
-    for variable in ["RDMA_VERBS_ADDRESSES", "RDMA_VERBS_LOG", "RDMA_VERBS_MTU"] {
-        program.env_remove(variable);
-    }
-    let output = program.output().expect("the program runs");
-    let text = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
-    assert!(output.status.success(), "{case}: {text} {output:?}");
-    text
+    library::output_with("sockets", case, &[format!("127.63.3.{last}")], |_| {})
 }
 
 /// Writing after the end of the own direction, and behind the end of the peer, fails as in rdma-core.

@@ -58,3 +58,18 @@ pub fn program(name: &str) -> PathBuf {
     };
     built.entry(name.to_owned()).or_insert_with(build).clone()
 }
+
+/// Runs one case of a C program with the installed libraries, in an environment that `change` changes. Returns its
+/// output, and asserts that it succeeds.
+pub fn output_with(name: &str, case: &str, addresses: &[String], change: impl FnOnce(&mut Command)) -> String {
+    let mut program = Command::new(program(name));
+    program.arg(case).args(addresses).env("LD_LIBRARY_PATH", folder());
+    for variable in ["RDMA_VERBS_ADDRESSES", "RDMA_VERBS_LOG", "RDMA_VERBS_MTU"] {
+        program.env_remove(variable);
+    }
+    change(&mut program);
+    let output = program.output().expect("the program runs");
+    let text = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
+    assert!(output.status.success(), "{case}: {text} {output:?}");
+    text
+}
