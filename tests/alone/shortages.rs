@@ -7,20 +7,13 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 use support::entries;
 use support::node::{PeerKind, pair};
-use support::process::alone;
+use support::process::{alone, unix_sockets};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Returns the path of this process's socket of this kind in the registry.
 fn own_socket(kind: &str) -> String {
-    let links = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| entry.unwrap().path().read_link().ok());
-    let links: Vec<String> = links.map(|link| link.to_string_lossy().into_owned()).collect();
-    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
-    let lines = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let mut own = lines.filter(|words| links.contains(&format!("socket:[{}]", words[6])));
-    // The kernel shows the name under which the socket was bound.
-    let path = own.find_map(|words| Some(words.get(7)?.replace("/new-", "/")).filter(|path| path.contains(kind)));
-    path.expect("the process has a mailbox")
+    unix_sockets(std::process::id(), kind).pop().expect("the process has a mailbox")
 }
 
 /// Makes the kernel refuse a system call in all threads of this process.

@@ -7,8 +7,8 @@ use std::time::Instant;
 use rdma_verbs::types::{DEFAULT_PKEY, Psn, ROCE_PORT};
 use rdma_verbs::verbs::cm::{ConnectionOptions, Listener, Route};
 use rdma_verbs::verbs::{
-    AccessFlags, Completion, CompletionQueue, Context, DropReason, MemoryRegion, Mtu, PeerCapabilities, PeerKey, Qkey,
-    Qpn, QueuePair, ReceiveRequest, SendRequest,
+    AccessFlags, CompletionQueue, Context, DropReason, MemoryRegion, Mtu, PeerCapabilities, PeerKey, Qkey, Qpn,
+    QueuePair, ReceiveRequest, SendRequest,
 };
 use rdma_verbs::wire::mad::{
     AlternatePath, CommunicationId, ConnectReply, ConnectRequest, IpHeader, MAD_BYTES, Mad, Message, MessageRetries,
@@ -17,7 +17,7 @@ use rdma_verbs::wire::mad::{
 use rdma_verbs::wire::{
     Bth, CheckMasks, Deth, Flow, Headers, ICRC_BYTES, Opcode, Packet, PsnSequence, icrc, packet_bytes,
 };
-use support::PATIENCE;
+use support::{PATIENCE, complete_one, poll_one};
 
 const PORT: u16 = 7_471;
 const PEER_QPN: Qpn = Qpn::new(0x77);
@@ -45,20 +45,9 @@ impl Victim {
         Self { context: context.clone(), cq, qp, memory }
     }
 
-    fn poll(&self) -> Option<Completion> {
-        let mut completions = [Completion::default(); 1];
-        (self.cq.poll(&mut completions).unwrap() == 1).then(|| completions[0])
-    }
-
     #[track_caller]
     fn complete(&self) {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            if let Some(completion) = self.poll() {
-                return completion.result().map(drop).unwrap();
-            }
-            assert!(Instant::now() < end, "{}", self.qp.explain_state());
-        }
+        complete_one(&self.cq, &self.qp);
     }
 
     fn unkeyed(&self) -> u64 {
@@ -158,7 +147,7 @@ impl Peer {
             self.send_data(victim, psn, None);
             let end = Instant::now() + PATIENCE;
             while victim.unkeyed() == 0 {
-                assert_eq!(victim.poll(), None, "a packet without the key");
+                assert_eq!(poll_one(&victim.cq), None, "a packet without the key");
                 assert!(Instant::now() < end, "{}", victim.qp.explain_state());
             }
         }
@@ -269,7 +258,7 @@ fn devices_of_one_host_have_a_key_from_the_first_packet_on() {
     socket.send_to(&packet, (server, ROCE_PORT)).unwrap();
     let end = Instant::now() + PATIENCE;
     while passive.unkeyed() == 0 {
-        assert_eq!(passive.poll(), None, "a forged packet");
+        assert_eq!(poll_one(&passive.cq), None, "a forged packet");
         assert!(Instant::now() < end, "{}", passive.qp.explain_state());
     }
 

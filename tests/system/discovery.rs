@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::types::{Counter, DropReason};
 use rdma_verbs::verbs::{
-    self, AddressVector, Completion, CompletionQueue, Context, Gid, MemoryRegion, Mtu, Psn, Qpn, QueuePair,
-    QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest, SoftOptions,
+    self, AddressVector, CompletionQueue, Context, Gid, MemoryRegion, Mtu, Psn, Qpn, QueuePair, QueuePairAttributes,
+    QueuePairState, ReceiveRequest, SendRequest, SoftOptions,
 };
 use support::process::{ignored_test, in_namespace, ip, namespace_allows};
-use support::{ALL_ACCESS, PATIENCE};
+use support::{ALL_ACCESS, PATIENCE, complete_one, poll_one};
 
 /// Set in the processes that are started for these tests, to what they do.
 const ROLE: &str = "RDMA_VERBS_TEST_DISCOVERY";
@@ -78,27 +78,16 @@ impl End {
     fn wait_for_peer(&self, is_native: bool) {
         let end = Instant::now() + PATIENCE;
         while is_native && !self.knows_peer() {
-            self.poll();
+            poll_one(&self.cq);
             assert!(Instant::now() < end, "{} {:?}", self.qp.explain_state(), self.qp.counters());
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!((self.knows_peer(), self.is_peer_native()), (is_native, is_native));
     }
 
-    fn poll(&self) -> Option<Completion> {
-        let mut completions = [Completion::default(); 1];
-        (self.cq.poll(&mut completions).unwrap() == 1).then(|| completions[0])
-    }
-
     #[track_caller]
     fn complete(&self) {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            if let Some(completion) = self.poll() {
-                return completion.result().map(drop).unwrap();
-            }
-            assert!(Instant::now() < end, "{}", self.qp.explain_state());
-        }
+        complete_one(&self.cq, &self.qp);
     }
 
     fn receive(&self) {

@@ -1,11 +1,31 @@
 //! An end of a connection on the tier `verbs`.
 
+use std::time::Instant;
+
 use rdma_verbs::verbs::{
-    self, AsyncEvent, CompletionError, CompletionQueue, CompletionStatus, ConnectOptions, ConnectionInfo, Context,
-    MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, SendRequest, Success,
+    self, AsyncEvent, Completion, CompletionError, CompletionQueue, CompletionStatus, ConnectOptions, ConnectionInfo,
+    Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, SendRequest, Success,
 };
 
 use crate::{ALL_ACCESS, PATIENCE};
+
+/// Polls once, which drives the device. Returns the completion, if there is one.
+pub fn poll_one(cq: &CompletionQueue) -> Option<Completion> {
+    let mut completions = [Completion::default(); 1];
+    (cq.poll(&mut completions).unwrap() == 1).then(|| completions[0])
+}
+
+/// Polls until a request of the queue pair has completed, and asserts that it has succeeded.
+#[track_caller]
+pub fn complete_one(cq: &CompletionQueue, qp: &QueuePair) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(completion) = poll_one(cq) {
+            return completion.result().map(drop).unwrap();
+        }
+        assert!(Instant::now() < end, "{}", qp.explain_state());
+    }
+}
 
 /// A software device with a queue pair and its completion queue.
 pub struct End {

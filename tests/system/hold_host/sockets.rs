@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, MaybeUninitSlice, SockAddr, Socket, Type};
 use support::PATIENCE;
+use support::process::unix_sockets;
 
 use super::processes::{Folder, Victim, copy_of_this_program, is_root, role, role_of_other_user, run};
 
@@ -13,32 +14,6 @@ use super::processes::{Folder, Victim, copy_of_this_program, is_root, role, role
 const TARGETS: &str = "RDMA_VERBS_TEST_TARGETS";
 /// More than the backlog ever holds.
 const CONNECTIONS: usize = 4_200;
-
-/// Most reads of the kernel's table. It is read in chunks: while sockets come and go, a line may be missing or appear
-/// twice.
-const MOST_READS: usize = 16;
-
-/// Returns the names of the Unix sockets of a process, with `@` in front if they are not in the file system.
-fn unix_sockets(process: u32, kind: &str) -> Vec<String> {
-    let reads = std::iter::repeat_with(|| unix_sockets_in_table(process, kind));
-    reads.take(MOST_READS).find(|found| !found.is_empty()).unwrap_or_default()
-}
-
-/// Returns them as one read of the table shows them. The kernel reports the name that a socket was bound to, with
-/// `new-` in front, although it was renamed since.
-fn unix_sockets_in_table(process: u32, kind: &str) -> Vec<String> {
-    let folder = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap();
-    let links = folder.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
-    let links: Vec<String> = links.map(|link| link.to_string_lossy().into_owned()).collect();
-    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
-    let lines = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let own = lines.filter(|words| links.contains(&format!("socket:[{}]", words[6])));
-    let names = own.filter_map(|words| words.get(7).map(|name| name.replace("/new-", "/")));
-    let mut names: Vec<String> = names.filter(|name| name.contains(kind)).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
-}
 
 fn address(name: &str) -> SockAddr {
     SockAddr::unix(name.strip_prefix('@').map_or(name.to_owned(), |name| format!("\0{name}"))).unwrap()
