@@ -37,10 +37,29 @@ pub(crate) struct External {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Program {
-    /// `ucx_perftest` over UCX's transport tcp.
-    Ucx(UcxTest),
-    /// `fi_pingpong` over `udp;ofi_rxd`: datagrams made reliable.
-    LibfabricPingPong,
+    /// `ucx_perftest`.
+    Ucx(UcxTest, UcxTransport),
+    /// `fi_pingpong`.
+    LibfabricPingPong(LibfabricProvider),
+}
+
+/// The transports that UCX may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum UcxTransport {
+    Tcp,
+    /// `posix`.
+    SharedMemory,
+    /// `posix`, and `cma` for long messages: copies by the kernel between two processes.
+    SharedMemoryAndCopies,
+}
+
+/// libfabric's provider.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum LibfabricProvider {
+    /// `udp;ofi_rxd`: reliable datagrams on top of plain ones.
+    ReliableDatagrams,
+    /// `shm`.
+    SharedMemory,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -86,23 +105,23 @@ impl External {
 
     fn server(&self, port: u16) -> Command {
         match self.program {
-            Program::Ucx(test) => ucx::server(test, port),
-            Program::LibfabricPingPong => libfabric::server(self, port),
+            Program::Ucx(test, transport) => ucx::server(test, transport, port),
+            Program::LibfabricPingPong(provider) => libfabric::server(self, provider, port),
         }
     }
 
     fn client(&self, port: u16) -> Command {
         match self.program {
-            Program::Ucx(test) => ucx::client(self, test, port),
-            Program::LibfabricPingPong => libfabric::client(self, port),
+            Program::Ucx(test, transport) => ucx::client(self, test, transport, port),
+            Program::LibfabricPingPong(provider) => libfabric::client(self, provider, port),
         }
     }
 
     /// Parses the client's output.
     pub(crate) fn read(&self, output: &str) -> Option<ExternalResults> {
         match self.program {
-            Program::Ucx(test) => ucx::read(output, self.size, test),
-            Program::LibfabricPingPong => libfabric::read(output, self.size),
+            Program::Ucx(test, _) => ucx::read(output, self.size, test),
+            Program::LibfabricPingPong(_) => libfabric::read(output, self.size),
         }
     }
 }
@@ -110,16 +129,16 @@ impl External {
 impl Program {
     fn name(self) -> &'static str {
         match self {
-            Self::Ucx(_) => ucx::PROGRAM,
-            Self::LibfabricPingPong => libfabric::PROGRAM,
+            Self::Ucx(..) => ucx::PROGRAM,
+            Self::LibfabricPingPong(_) => libfabric::PROGRAM,
         }
     }
 
     /// Returns Debian's package.
     fn package(self) -> &'static str {
         match self {
-            Self::Ucx(_) => "ucx-utils",
-            Self::LibfabricPingPong => "libfabric-bin",
+            Self::Ucx(..) => "ucx-utils",
+            Self::LibfabricPingPong(_) => "libfabric-bin",
         }
     }
 }

@@ -29,30 +29,38 @@ fn read(program: Program, size: usize, text: &str) -> Option<ExternalResults> {
 
 #[test]
 fn output_of_ucx_is_read() {
-    let latency = read(Program::Ucx(UcxTest::TagLatency), 8, UCX_LATENCY).expect("a latency");
+    let latency = read(Program::Ucx(UcxTest::TagLatency, UcxTransport::Tcp), 8, UCX_LATENCY).expect("a latency");
     assert_eq!((latency.bytes, latency.messages), (8, 50_000));
     assert_eq!((latency.median, latency.mean), (Some(5.154), Some(5.5)));
     assert!(is_near(latency.seconds, 0.55), "{latency:?}");
     // UCX's megabytes have 2^20 bytes. The overall figure counts, not the last second's.
-    let bandwidth = read(Program::Ucx(UcxTest::PutBandwidth), 1 << 20, UCX_BANDWIDTH).expect("a bandwidth");
+    let bandwidth =
+        read(Program::Ucx(UcxTest::PutBandwidth, UcxTransport::Tcp), 1 << 20, UCX_BANDWIDTH).expect("a bandwidth");
     assert_eq!((bandwidth.messages, bandwidth.median), (1000, None));
     assert!(is_near(bandwidth.seconds, 0.20737), "{bandwidth:?}");
 }
 
 #[test]
 fn output_of_libfabric_is_read() {
-    let ping_pong = read(Program::LibfabricPingPong, 1 << 20, LIBFABRIC).expect("a latency");
+    let ping_pong =
+        read(Program::LibfabricPingPong(LibfabricProvider::SharedMemory), 1 << 20, LIBFABRIC).expect("a latency");
     assert_eq!((ping_pong.messages, ping_pong.mean), (400, Some(3264.73)));
     assert!(is_near(ping_pong.seconds, 1.3059), "{ping_pong:?}");
+    let many = LIBFABRIC.replace("200 ", "20k ");
+    let ping_pong =
+        read(Program::LibfabricPingPong(LibfabricProvider::SharedMemory), 1 << 20, &many).expect("a latency");
+    assert_eq!(ping_pong.messages, 40_000);
 }
 
 #[test]
 fn broken_output_gives_no_figures() {
     let broken = ["", "nothing\n", "1 2 3 4 5 6 7 nonsense\n", "0 1 1 1 1 1 1 1\n", "5 1 1 0 1 0 1 1\n"];
     for text in broken {
-        for program in
-            [Program::Ucx(UcxTest::TagLatency), Program::Ucx(UcxTest::TagBandwidth), Program::LibfabricPingPong]
-        {
+        for program in [
+            Program::Ucx(UcxTest::TagLatency, UcxTransport::Tcp),
+            Program::Ucx(UcxTest::TagBandwidth, UcxTransport::Tcp),
+            Program::LibfabricPingPong(LibfabricProvider::SharedMemory),
+        ] {
             let read = read(program, 8, text);
             assert!(read.as_ref().is_none_or(|results| results.seconds > 0.0), "{text:?} is read as {read:?}");
         }

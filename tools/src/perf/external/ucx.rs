@@ -1,8 +1,8 @@
-//! UCX's benchmark over TCP on the loopback.
+//! UCX's benchmark, over TCP on the loopback or over memory.
 
 use std::process::Command;
 
-use super::{External, UcxTest};
+use super::{External, UcxTest, UcxTransport};
 use crate::perf::report::ExternalResults;
 
 pub(super) const PROGRAM: &str = "ucx_perftest";
@@ -18,17 +18,21 @@ const FEW_OUTSTANDING: &str = "4";
 /// Length of the segments of a put, 8 KiB by default.
 const LARGE_SEGMENTS: &str = "64k";
 
-pub(super) fn server(test: UcxTest, port: u16) -> Command {
+pub(super) fn server(test: UcxTest, transport: UcxTransport, port: u16) -> Command {
     let mut command = Command::new(PROGRAM);
-    command.args(["-p", &port.to_string()]);
-    command.env("UCX_TLS", "tcp,self").env("UCX_NET_DEVICES", "lo").env("UCX_LOG_LEVEL", "error");
+    command.args(["-p", &port.to_string()]).env("UCX_LOG_LEVEL", "error");
+    match transport {
+        UcxTransport::Tcp => command.env("UCX_TLS", "tcp,self").env("UCX_NET_DEVICES", "lo"),
+        UcxTransport::SharedMemory => command.env("UCX_TLS", "posix,self"),
+        UcxTransport::SharedMemoryAndCopies => command.env("UCX_TLS", "posix,cma,self"),
+    };
     if test == UcxTest::TunedPutBandwidth {
         command.env("UCX_TCP_TX_SEG_SIZE", LARGE_SEGMENTS);
     }
     command
 }
 
-pub(super) fn client(external: &External, test: UcxTest, port: u16) -> Command {
+pub(super) fn client(external: &External, test: UcxTest, transport: UcxTransport, port: u16) -> Command {
     let name = match test {
         UcxTest::TagLatency => "tag_lat",
         UcxTest::PutLatency => "ucp_put_lat",
@@ -36,7 +40,7 @@ pub(super) fn client(external: &External, test: UcxTest, port: u16) -> Command {
         UcxTest::PutBandwidth | UcxTest::TunedPutBandwidth => "ucp_put_bw",
     };
     let External { size, iterations, warm_up, .. } = external;
-    let mut command = server(test, port);
+    let mut command = server(test, transport, port);
     if test == UcxTest::TunedTagBandwidth {
         command.args(["-O", FEW_OUTSTANDING]);
     }

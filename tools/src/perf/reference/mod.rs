@@ -1,4 +1,5 @@
-//! The baselines of the engine: raw programs over sockets, of the same shape and as fast as they can be made.
+//! The baselines of the engine: raw programs over sockets and memory, of the same shape and as fast as they can be
+//! made.
 //!
 //! Both ends run the same function with their [`Role`] and a TCP stream to each other, over which they exchange ports
 //! and wait for each other; the stream is silent during measurements. Nothing here depends on verbs or on the rest of
@@ -7,6 +8,7 @@
 mod datagram_latency;
 mod datagram_stream;
 mod frame;
+mod memory_copy;
 mod runtime;
 mod tcp;
 
@@ -20,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use datagram_latency::DatagramLatency;
 pub(crate) use datagram_stream::{DatagramStream, Offload};
+pub(crate) use memory_copy::MemoryCopy;
 pub(crate) use runtime::RuntimeLatency;
 pub(crate) use tcp::{TcpLatency, TcpRate};
 
@@ -62,6 +65,7 @@ pub(crate) enum Wait {
 pub(crate) enum Reference {
     DatagramLatency(DatagramLatency),
     DatagramStream(DatagramStream),
+    MemoryCopy(MemoryCopy),
     RuntimeLatency(RuntimeLatency),
     TcpLatency(TcpLatency),
     TcpRate(TcpRate),
@@ -73,6 +77,7 @@ impl Reference {
         match self {
             Self::DatagramLatency(test) => test.run(role, stream),
             Self::DatagramStream(test) => test.run(role, stream),
+            Self::MemoryCopy(test) => test.run(role, stream),
             Self::RuntimeLatency(test) => test.run(role, stream),
             Self::TcpLatency(test) => test.run(role, stream),
             Self::TcpRate(test) => test.run(role, stream),

@@ -1,6 +1,7 @@
 //! The rows: measurements, references and targets.
 
 mod others;
+mod same_host;
 mod veth;
 
 use super::figure::{Bound, Figure};
@@ -86,6 +87,7 @@ pub(super) fn all(divisor: u64) -> Vec<Row> {
     rows.extend(scale.crowds());
     rows.extend(scale.veth());
     rows.extend(scale.others());
+    rows.extend(scale.same_host());
     rows
 }
 

@@ -1,7 +1,7 @@
-//! Rows compared with other transports, measured by their own programs.
+//! Rows compared with other transports over the network stack, measured by their own programs.
 
 use super::{PLAIN_STREAM_BYTES, ROUNDS, Row, STREAM_BYTES, Scale};
-use crate::perf::external::{External, Program, UcxTest};
+use crate::perf::external::{External, LibfabricProvider, Program, UcxTest, UcxTransport};
 use crate::perf::job::{Amount, Job, Measure, Operation, Waiting};
 use crate::perf::table::figure::Figure;
 use crate::perf::task::Task;
@@ -46,9 +46,13 @@ impl Scale {
     }
 
     fn ucx(&self, test: UcxTest, size: usize, iterations: u64) -> Task {
+        self.ucx_over(UcxTransport::Tcp, test, size, iterations)
+    }
+
+    pub(super) fn ucx_over(&self, transport: UcxTransport, test: UcxTest, size: usize, iterations: u64) -> Task {
         let warm_up = if size == MEBIBYTE { WARM_UP_MEBIBYTES } else { WARM_UP };
         Task::External(External {
-            program: Program::Ucx(test),
+            program: Program::Ucx(test, transport),
             size,
             iterations: self.part(iterations),
             warm_up: self.part(warm_up),
@@ -57,7 +61,8 @@ impl Scale {
 
     /// Returns libfabric's task, which has its own warm-up.
     fn libfabric(&self) -> Task {
-        let (program, iterations) = (Program::LibfabricPingPong, self.part(SLOW_ROUNDS));
+        let program = Program::LibfabricPingPong(LibfabricProvider::ReliableDatagrams);
+        let iterations = self.part(SLOW_ROUNDS);
         Task::External(External { program, size: MEBIBYTE, iterations, warm_up: 0 })
     }
 
