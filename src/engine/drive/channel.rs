@@ -14,6 +14,9 @@
 //! were queued before they were polled for. A wrong assumption only costs time: a thread that sleeps on the descriptor
 //! is served when the poller lease or the sleep of the shard's thread ends; a thread that waits in the library is woken
 //! by the packet, and so is the shard's thread.
+//!
+//! Packets wake the waiters of a bounded number of channels ([`DIRECT`]). Those of further channels sleep on the
+//! eventfd only, and the shard's thread serves them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,6 +34,10 @@ const ROUNDS: usize = 8;
 /// Most waiting notifications of one completion queue. A program that arms a queue this often without taking a
 /// notification needs no more of them to poll it.
 const MOST_WAITING: u32 = 64;
+/// Most channels of a shard whose sets have the shard's sockets. Each packet visits all of these sets, and the kernel
+/// limits the paths from a socket to sets: to 500 through the shard's and the channel's set, and to 100 if the channel's
+/// set is itself in a set of the application.
+const DIRECT: u32 = 64;
 /// After this many notifications consumed without waiting, the application is assumed to poll the descriptor.
 const PROMPT: u32 = 32;
 
@@ -84,6 +91,8 @@ pub(crate) struct Channel {
     state: Mutex<State>,
     shards: Vec<Arc<Shard>>,
     is_exact: bool,
+    /// Whether the set has the sockets of the shards.
+    is_direct: bool,
 }
 
 struct State {
@@ -103,23 +112,26 @@ struct State {
 impl Channel {
     /// Creates a channel whose descriptor is the set: packets of these shards wake the threads that sleep on it.
     pub(crate) fn new(shards: Vec<Arc<Shard>>) -> io::Result<Self> {
-        Self::with_event(shards, EventFd::new()?, ArmedFor::Sleeper)
+        Self::with_event(shards, EventFd::new()?, false)
     }
 
     /// Creates a channel whose descriptor is readable only while notifications wait.
     pub(crate) fn exact(shards: Vec<Arc<Shard>>) -> io::Result<Self> {
-        Ok(Self { is_exact: true, ..Self::with_event(shards, EventFd::for_programs()?, ArmedFor::Descriptor)? })
+        Self::with_event(shards, EventFd::for_programs()?, true)
     }
 
-    fn with_event(shards: Vec<Arc<Shard>>, event: EventFd, armed_for: ArmedFor) -> io::Result<Self> {
+    fn with_event(shards: Vec<Arc<Shard>>, event: EventFd, is_exact: bool) -> io::Result<Self> {
         let set = Epoll::new()?;
         set.add(event.as_fd(), Interest::Readable)?;
-        for shard in &shards {
-            set.add(shard.sockets.as_fd(), Interest::Readable)?;
-        }
+        let is_direct = take_places(&shards);
+        let armed_for = if is_exact || !is_direct { ArmedFor::Descriptor } else { ArmedFor::Sleeper };
         let waiting = VecDeque::new();
         let state = State { waiting, signalled: false, inside: 0, armed: 0, armed_for, prompt: 0 };
-        Ok(Self { set, event, state: Mutex::new(state), shards, is_exact: false })
+        let channel = Self { set, event, state: Mutex::new(state), shards, is_exact, is_direct };
+        for shard in channel.shards.iter().filter(|_| is_direct) {
+            channel.set.add(shard.sockets.as_fd(), Interest::Readable)?;
+        }
+        Ok(channel)
     }
 
     /// Notes that a completion queue is about to be armed.
@@ -138,8 +150,10 @@ impl Channel {
         }
     }
 
-    /// Changes the kind of waiter that queues are armed for, including those armed now.
+    /// Changes the kind of waiter that queues are armed for, including those armed now. Packets do not wake the waiters
+    /// of a channel that is not direct.
     fn set_armed_for(&self, state: &mut State, armed_for: ArmedFor) {
+        let armed_for = if self.is_direct { armed_for } else { ArmedFor::Descriptor };
         let before = std::mem::replace(&mut state.armed_for, armed_for);
         if before != armed_for {
             for shard in &self.shards {
@@ -279,6 +293,32 @@ impl Channel {
     }
 }
 
+/// Takes a place for a direct channel at each shard; returns whether all of them had one.
+fn take_places(shards: &[Arc<Shard>]) -> bool {
+    let take = |count: u32| (count < DIRECT).then_some(count + 1);
+    let has_place =
+        |shard: &Arc<Shard>| shard.direct_channels.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
+    let taken = shards.iter().take_while(|shard| has_place(shard)).count();
+    if taken < shards.len() {
+        free_places(&shards[..taken]);
+    }
+    taken == shards.len()
+}
+
+fn free_places(shards: &[Arc<Shard>]) {
+    for shard in shards {
+        shard.direct_channels.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        if self.is_direct {
+            free_places(&self.shards);
+        }
+    }
+}
+
 /// Notes on drop that a thread no longer drives, even if it panics.
 struct Leaving<'a>(&'a Channel);
 
@@ -359,6 +399,26 @@ mod tests {
         channel.remove(&queues[0]);
         channel.notify(&queues[1]);
         assert_eq!(armed(&shard), (0, 0));
+    }
+
+    #[test]
+    fn packets_wake_the_waiters_of_a_bounded_number_of_channels() {
+        let shards = [Arc::new(shard()), Arc::new(shard())];
+        let of_one: Vec<_> = (0..DIRECT).map(|_| Channel::exact(vec![Arc::clone(&shards[0])]).unwrap()).collect();
+        assert!(of_one.iter().all(|channel| channel.is_direct));
+        let further: Vec<_> = (0..1000).map(|_| Channel::new(shards.to_vec()).unwrap()).collect();
+        assert!(further.iter().all(|channel| !channel.is_direct));
+        further[0].arm(&CqNotifier::new(1));
+        further[0].waiting_fd();
+        assert_eq!(shards.each_ref().map(|shard| armed(shard)), [(0, 1); 2], "the threads of the shards serve them");
+        let queue = Arc::new(CqNotifier::new(2));
+        further[1].notify(&queue);
+        assert!(is_readable(&further[1]));
+        assert_eq!(further[1].wait(None).unwrap(), Some(2));
+        drop(further);
+        assert!(Channel::new(vec![Arc::clone(&shards[1])]).unwrap().is_direct, "no place was taken there");
+        drop(of_one);
+        assert!(Channel::new(shards.to_vec()).unwrap().is_direct);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -101,6 +101,8 @@ pub(crate) struct Shard {
     pub(super) clock: Clock,
     /// Readable while a packet waits.
     pub(super) sockets: Epoll,
+    /// Number of channels whose waiters the sockets wake.
+    pub(super) direct_channels: AtomicU32,
     /// Completion queues whose notifications are moderated, and until when.
     pub(super) moderated: Mutex<Vec<Moderated>>,
     /// Set when the shard's thread must end.
@@ -149,6 +151,7 @@ impl Shard {
             wake: Wake::new()?,
             clock,
             sockets: Epoll::new()?,
+            direct_channels: AtomicU32::new(0),
             moderated: Mutex::default(),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
