@@ -253,14 +253,16 @@ impl Endpoint {
                 match completion.status {
                     CompletionStatus::Success if sent == Sent::Disconnect => handled.change = Change::Disconnected,
                     CompletionStatus::Success => {}
+                    // Receives that have failed come before: they have the reason.
+                    _ if handled.failure.is_some() => {}
                     status => {
-                        if handled.failure.is_none() {
-                            tracing::info!(?status, cause = ?completion.cause, "a message of a socket has failed");
-                        }
+                        tracing::info!(?status, cause = ?completion.cause, "a message of a socket has failed");
                         handled.failure = Some(Errno(libc::EIO));
                     }
                 }
-            } else if completion.status == CompletionStatus::Success && handled.failure.is_none() {
+            } else if handled.failure.is_some() {
+                // Nothing after a failure counts.
+            } else if completion.status == CompletionStatus::Success {
                 receives += 1;
                 let received =
                     flow.receive(completion.immediate_or_key, completion.byte_len, |index| entry(table, index));
@@ -273,6 +275,8 @@ impl Endpoint {
                         handled.failure = Some(Errno(libc::EPROTO));
                     }
                 }
+            } else {
+                handled.failure = Some(failed_receive(completion.status));
             }
         });
         match polled {
@@ -453,6 +457,17 @@ impl Endpoint {
         let backing = unsafe { Backing::raw(address, length) };
         // SAFETY: the protection domain of an identifier, which is never freed.
         Ok(unsafe { domain_of(pd)? }.domain.inner.reg_mr(backing, None, access)?)
+    }
+}
+
+/// Returns the error of a connection whose receive has failed. Receives are flushed when the queue pair has failed,
+/// which the peer causes, for example, by a write to memory that was not lent to it. Receives have no memory: a SEND
+/// with data fails them.
+fn failed_receive(status: CompletionStatus) -> Errno {
+    tracing::warn!(?status, "the queue pair of a socket has failed; the connection ends");
+    match status {
+        CompletionStatus::WorkRequestFlushedError => Errno(libc::EIO),
+        _ => Errno(libc::EPROTO),
     }
 }
 

@@ -163,8 +163,12 @@ impl Inner {
         }
     }
 
-    /// Handles the completions that there are. Returns whether there were any.
+    /// Handles the completions that there are. Returns whether there were any. After a failure nothing that the peer
+    /// sends counts.
     pub(super) fn process(&mut self) -> bool {
+        if self.phase == Phase::Failed {
+            return false;
+        }
         let Some(endpoint) = &mut self.endpoint else { return false };
         let handled = endpoint.process();
         if handled.change == Change::Disconnected && self.phase == Phase::Connected {
