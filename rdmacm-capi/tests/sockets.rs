@@ -73,3 +73,28 @@ fn connection_is_kept_alive_unnoticed() {
 fn child_has_its_own_sockets() {
     assert_eq!(output_of("forked", 12), "EBADF 1 1");
 }
+
+/// Two processes, of which each has an end of all of them: data, descriptors, and the registry's folder.
+#[test]
+fn thousand_sockets_are_open_at_once() {
+    assert_eq!(output_of("thousand", 13), "1000");
+}
+
+/// The peer's private data is of no socket, or says nothing useful.
+#[test]
+fn useless_requests_and_replies_are_refused_or_harmless() {
+    assert_eq!(output_of("hostile_requests", 14), "rejected or harmless");
+    assert_eq!(output_of("hostile_replies", 15), "refused");
+}
+
+/// The peer violates the protocol on a connection that exists, in each way.
+#[test]
+fn violations_end_their_connection_only() {
+    assert_eq!(output_of("hostile_messages", 16), "20 ended");
+}
+
+/// The peer sends what it may, without end.
+#[test]
+fn useless_messages_are_ignored() {
+    assert_eq!(output_of("hostile_floods", 17), "harmless");
+}

@@ -1,104 +1,6 @@
 // A program that uses sockets over RDMA, both ends, with the system's headers. The argument selects a case; the address
 // is the second one. Prints results; each line is checked.
-#include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <pthread.h>
-#include <rdma/rsocket.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/resource.h>
-#include <sys/select.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            printf("line %d: %s: %s\n", __LINE__, #condition, strerror(errno)); \
-            exit(1); \
-        } \
-    } while (0)
-
-enum { PATIENCE = 20000, PORT = 7471 };
-
-static struct sockaddr_in address;
-
-static struct sockaddr *at(int port) {
-    address.sin_port = htons(port);
-    return (struct sockaddr *)&address;
-}
-
-static const char *error_name(int error) {
-    static const struct { int number; const char *name; } names[] = {
-        {0, "0"}, {EINVAL, "EINVAL"}, {EBADF, "EBADF"}, {EAGAIN, "EAGAIN"}, {EINPROGRESS, "EINPROGRESS"},
-        {ECONNREFUSED, "ECONNREFUSED"}, {ECONNRESET, "ECONNRESET"}, {ENOTCONN, "ENOTCONN"}, {ENOTSUP, "ENOTSUP"},
-        {EISCONN, "EISCONN"}, {EINTR, "EINTR"}, {EADDRINUSE, "EADDRINUSE"}, {EADDRNOTAVAIL, "EADDRNOTAVAIL"},
-        {EMSGSIZE, "EMSGSIZE"}, {EDESTADDRREQ, "EDESTADDRREQ"}, {ENOMEM, "ENOMEM"}, {EOPNOTSUPP, "EOPNOTSUPP"},
-    };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (names[i].number == error)
-            return names[i].name;
-    return strerror(error);
-}
-
-// Prints the result of a call, or its error.
-#define TRY(call) \
-    do { \
-        errno = 0; \
-        long result_ = (long)(call); \
-        if (result_ < 0) \
-            printf("%s ", error_name(errno)); \
-        else \
-            printf("%ld ", result_); \
-    } while (0)
-
-static int listening(int port) {
-    int listener = rsocket(AF_INET, SOCK_STREAM, 0), one = 1;
-    CHECK(listener >= 0);
-    CHECK(rsetsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
-    CHECK(rbind(listener, at(port), sizeof address) == 0);
-    CHECK(rlisten(listener, 64) == 0);
-    return listener;
-}
-
-// Connects two streams.
-static void connect_pair(int listener, int port, int ends[2]) {
-    ends[0] = rsocket(AF_INET, SOCK_STREAM, 0);
-    CHECK(ends[0] >= 0 && rconnect(ends[0], at(port), sizeof address) == 0);
-    ends[1] = raccept(listener, NULL, NULL);
-    CHECK(ends[1] >= 0);
-}
-
-static short events(int socket, short asked, int milliseconds) {
-    struct pollfd entry = {.fd = socket, .events = asked};
-    int count = rpoll(&entry, 1, milliseconds);
-    CHECK(count >= 0 && (count == 1) == (entry.revents != 0));
-    return entry.revents;
-}
-
-static void fill(char *bytes, size_t length, unsigned seed) {
-    for (size_t i = 0; i < length; i++)
-        bytes[i] = (char)((i * 31 + i / 257 + seed) & 0xff);
-}
-
-static size_t receive_all(int socket, char *to, size_t length) {
-    size_t done = 0;
-    while (done < length) {
-        ssize_t count = rrecv(socket, to + done, length - done, 0);
-        CHECK(count >= 0);
-        if (count == 0)
-            break;
-        done += count;
-    }
-    return done;
-}
+#include "common.h"
 
 // Data in parts, peeking, waiting for all, addresses, and the end of each direction.
 static void stream(void) {
@@ -497,6 +399,8 @@ int main(int count, char **arguments) {
         {"stream", stream}, {"threads", threads}, {"nonblocking", nonblocking}, {"polling", polling},
         {"interruption", interruption}, {"endings", endings}, {"many", many}, {"mapping", mapping},
         {"datagrams", datagrams}, {"errors", errors}, {"keepalive", keepalive}, {"forked", forked},
+        {"thousand", thousand}, {"hostile_requests", hostile_requests}, {"hostile_replies", hostile_replies},
+        {"hostile_messages", hostile_messages}, {"hostile_floods", hostile_floods},
     };
     CHECK(count == 3);
     address.sin_family = AF_INET;
