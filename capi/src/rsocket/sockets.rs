@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use super::datagram::Datagram;
@@ -21,7 +21,6 @@ pub(super) enum Socket {
 
 /// The sockets of a process. A forked child has its own: it inherits none.
 pub(super) struct Sockets {
-    process: u32,
     pub(super) defaults: Defaults,
     known: RwLock<HashMap<RawFd, Socket>>,
     /// Children of listeners that the program has not accepted.
@@ -35,8 +34,24 @@ pub(super) struct Sockets {
     has_service: Mutex<bool>,
 }
 
-/// Never freed: other threads may use it.
+/// Those of this process, if it has any. Never freed: other threads may use it.
 static CURRENT: AtomicPtr<Sockets> = AtomicPtr::new(null_mut());
+
+/// Forgets the parent's sockets in a forked child.
+extern "C" fn in_child() {
+    CURRENT.store(null_mut(), Ordering::Release);
+}
+
+/// Watches forks from now on. Threads that call it first at the same time each register the handler, which may run more
+/// than once.
+fn watch_forks() {
+    static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+    if !IS_WATCHED.load(Ordering::Acquire) {
+        // SAFETY: the handler only stores a pointer, which is allowed between fork and exec, and is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        IS_WATCHED.store(true, Ordering::Release);
+    }
+}
 
 impl Sockets {
     fn create() -> Result<Self> {
@@ -46,7 +61,6 @@ impl Sockets {
             return Err(last_errno());
         }
         Ok(Self {
-            process: std::process::id(),
             defaults: Defaults::read(),
             known: RwLock::default(),
             incoming: Mutex::default(),
@@ -60,8 +74,7 @@ impl Sockets {
 
     fn existing() -> Option<&'static Self> {
         // SAFETY: null, or never freed.
-        let found = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
-        found.filter(|found| found.process == std::process::id())
+        unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
     }
 
     /// Returns those of this process.
@@ -69,9 +82,9 @@ impl Sockets {
         if let Some(found) = Self::existing() {
             return Ok(found);
         }
-        let before = CURRENT.load(Ordering::Acquire);
+        watch_forks();
         let new = Box::into_raw(Box::new(Self::create()?));
-        if CURRENT.compare_exchange(before, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        if CURRENT.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: nothing else has it. Another thread's is used.
             drop(unsafe { Box::from_raw(new) });
         }

@@ -190,10 +190,10 @@ fn attempt(
     result
 }
 
-/// Wakes the threads that wait for a stream that has changed.
+/// Wakes the other threads that wait for a stream that has changed.
 pub(super) fn wake_others(waiters: &Waiters, has_changed: bool) {
     if has_changed {
-        waiters.wake();
+        waiters.wake_others();
     }
 }
 

@@ -2,12 +2,18 @@
 //! of the objects below a socket are consumed by one thread, and must wake all.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::{Result, last_errno};
 
 /// A thread's descriptor.
-pub(super) struct Signal(OwnedFd);
+pub(super) struct Signal {
+    descriptor: OwnedFd,
+    /// Set after the descriptor was made readable, so that one that is not needs no system call. A thread that misses
+    /// it wakes once more.
+    is_raised: AtomicBool,
+}
 
 thread_local! {
     static OWN: std::cell::RefCell<Option<Arc<Signal>>> = const { std::cell::RefCell::new(None) };
@@ -22,7 +28,8 @@ impl Signal {
             return Err(last_errno());
         }
         // SAFETY: a new descriptor with no other owner.
-        Ok(Arc::new(Self(unsafe { OwnedFd::from_raw_fd(fd) })))
+        let descriptor = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Arc::new(Self { descriptor, is_raised: AtomicBool::new(false) }))
     }
 
     /// Returns the calling thread's. A thread that ends has none left, and gets one for the call.
@@ -38,7 +45,7 @@ impl Signal {
     }
 
     pub(super) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.descriptor.as_raw_fd()
     }
 
     /// Makes it readable.
@@ -46,10 +53,14 @@ impl Signal {
         let one = 1_u64;
         // SAFETY: reads a local number. It fails only if the count is at its maximum, and the descriptor readable.
         unsafe { libc::write(self.fd(), (&raw const one).cast(), size_of::<u64>()) };
+        self.is_raised.store(true, Ordering::Release);
     }
 
     /// Makes it unreadable.
     pub(super) fn clear(&self) {
+        if !self.is_raised.swap(false, Ordering::AcqRel) {
+            return;
+        }
         let mut count = 0_u64;
         // SAFETY: writes a local number, and does not block.
         unsafe { libc::read(self.fd(), (&raw mut count).cast(), size_of::<u64>()) };
@@ -82,6 +93,15 @@ impl Waiters {
     /// Wakes all of them.
     pub(super) fn wake(&self) {
         for known in self.lock().iter().filter_map(Weak::upgrade) {
+            known.raise();
+        }
+    }
+
+    /// Wakes all of them but the calling thread, which knows what has changed.
+    pub(super) fn wake_others(&self) {
+        let own = OWN.try_with(|own| own.borrow().as_ref().map_or(std::ptr::null(), Arc::as_ptr));
+        let own = own.unwrap_or(std::ptr::null());
+        for known in self.lock().iter().filter(|known| known.as_ptr() != own).filter_map(Weak::upgrade) {
             known.raise();
         }
     }
