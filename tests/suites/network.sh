@@ -45,12 +45,17 @@ bytes() {
   nft list counter inet judge "$1" | sed -n 's/.*bytes \([0-9]*\).*/\1/p'
 }
 
-# moved BYTES: succeeds if the library sent at least as many bytes since `nft reset`, and TCP at most a tenth of them.
+# The counter of what must carry the data: engine, or streams for comparisons with TCP.
+carrier=engine
+
+# moved BYTES: succeeds if the carrier sent at least as many bytes since `nft reset`, and the other at most a tenth of
+# them.
 moved() {
-  local rdma tcp
-  rdma=$(bytes engine) tcp=$(bytes streams)
-  [ "$rdma" -ge "$1" ] && [ $((tcp * 10)) -le "$rdma" ] && return
-  echo "the library sent $rdma bytes of at least $1, TCP $tcp" >>"$logs/client"
+  local sent other=engine
+  [ $carrier != engine ] || other=streams
+  sent=$(bytes $carrier) other=$(bytes $other)
+  [ "$sent" -ge "$1" ] && [ $((other * 10)) -le "$sent" ] && return
+  echo "$carrier sent $sent bytes of at least $1, the other $other" >>"$logs/client"
   return 1
 }
 
