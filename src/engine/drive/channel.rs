@@ -35,8 +35,8 @@ const ROUNDS: usize = 8;
 /// notification needs no more of them to poll it.
 const MOST_WAITING: u32 = 64;
 /// Most channels of a shard whose sets have the shard's sockets. Each packet visits all of these sets, and the kernel
-/// limits the paths from a socket to sets: to 500 through the shard's and the channel's set, and to 100 if the channel's
-/// set is itself in a set of the application.
+/// limits the paths from a socket to sets: to 500 through the shard's and the channel's set, and to 100 if the
+/// channel's set is itself in a set of the application.
 const DIRECT: u32 = 64;
 /// After this many notifications consumed without waiting, the application is assumed to poll the descriptor.
 const PROMPT: u32 = 32;
