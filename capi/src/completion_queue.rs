@@ -56,27 +56,39 @@ impl Object for abi::CqEx {
     type Own = CompletionQueue;
 }
 
-/// Number of a queue's acknowledged events, modulo 2^32.
+/// The acknowledged events of a queue.
 #[derive(Default)]
 pub(crate) struct Acknowledgements {
-    count: Mutex<u32>,
+    state: Mutex<Acknowledged>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct Acknowledged {
+    /// Number of events, modulo 2^32.
+    count: u32,
+    /// Number of threads that wait for more: without one, an acknowledgement needs no system call.
+    waiters: u32,
 }
 
 impl Acknowledgements {
     /// Adds acknowledgements.
     pub(crate) fn add(&self, more: u32) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        *count = count.wrapping_add(more);
-        self.changed.notify_all();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.count = state.count.wrapping_add(more);
+        if state.waiters > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Waits until this many events are acknowledged.
     fn wait(&self, events: u32) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        while (events.wrapping_sub(*count) as i32) > 0 {
-            count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.waiters += 1;
+        while (events.wrapping_sub(state.count) as i32) > 0 {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.waiters -= 1;
     }
 }
 
