@@ -40,6 +40,12 @@ RULES
   unset LD_LIBRARY_PATH
 }
 
+# enlarge_packets: gives the interface the largest path MTU, for comparisons with TCP: packets to an own address take the
+# loopback interface, whose MTU is 65536, and TCP uses that.
+enlarge_packets() {
+  ip link set rdma0 mtu 9000 && ip link set rdma1 mtu 9000 || exit 1
+}
+
 # bytes NAME: what a counter has counted.
 bytes() {
   nft list counter inet judge "$1" | sed -n 's/.*bytes \([0-9]*\).*/\1/p'
