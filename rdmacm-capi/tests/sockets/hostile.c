@@ -283,7 +283,9 @@ void hostile_replies(void) {
         };
         CHECK(rdma_get_request(listening, &child) == 0 && rdma_create_qp(child, NULL, &attributes) == 0);
         struct connection data = {.version = 1, .flags = 2, .table = {htobe64(4096), 1, htobe32(2)}};
-        struct rdma_conn_param parameters = {.private_data = &data, .private_data_len = sizeof data, .rnr_retry_count = 7};
+        struct rdma_conn_param parameters = {
+            .private_data = &data, .private_data_len = sizeof data, .rnr_retry_count = 7,
+        };
         switch (kind) {
         case 0: parameters.private_data_len = 0; break;
         case 1: data.version = 3; break;
@@ -327,12 +329,14 @@ static void send_violation(struct hostile *peer, int kind) {
         break;
     // Memory that was not lent: behind the ring, behind the table, with another key, at no address.
     case 13: write_to(peer, peer->ring.address + RING - 4, peer->ring.key, 8, message(OP_DATA, 8)); break;
-    case 14: write_to(peer, peer->table.address + 32 + MAPPINGS * 24, peer->table.key, 24, message(OP_MAPPING, 2)); break;
+    case 14:
+        write_to(peer, peer->table.address + 32 + MAPPINGS * 24, peer->table.key, 24, message(OP_MAPPING, 2));
+        break;
     case 15: write_to(peer, peer->ring.address, peer->ring.key + 1, 8, message(OP_DATA, 8)); break;
     case 16: write_to(peer, 0, peer->ring.key, 8, message(OP_DATA, 8)); break;
     // A SEND with data, for which a receive has no memory.
     case 17: post(peer, &request); break;
-    // A READ and an atomic of memory that cannot be read: the queue pair fails, and no receive with a reason of its own.
+    // A READ and an atomic of memory that cannot be read: the queue pair fails, and receives have no reason.
     case 18:
         request.opcode = IBV_WR_RDMA_READ;
         request.wr.rdma.remote_addr = peer->ring.address;
@@ -351,6 +355,14 @@ static void send_violation(struct hostile *peer, int kind) {
 
 enum { VIOLATIONS = 20 };
 
+static void *read_until_error(void *socket) {
+    char bytes[64];
+    ssize_t count;
+    while ((count = rread(*(int *)socket, bytes, sizeof bytes)) > 0)
+        ;
+    return (void *)(intptr_t)(count == 0 ? 0 : errno);
+}
+
 void hostile_messages(void) {
     set_up();
     for (int kind = 0; kind < VIOLATIONS; kind++) {
@@ -367,6 +379,19 @@ void hostile_messages(void) {
             send_data(&peer, 0, 3);
             CHECK(rread(victim, &byte, 1) == -1 && errno == ECONNRESET);
         }
+        finish(&peer, victim);
+    }
+    // A thread that waits for data is woken, whichever way the connection fails.
+    static const int kinds[] = {0, 6, 13, 17, 18};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        struct hostile peer;
+        int victim = connect_hostile(&peer);
+        pthread_t reader;
+        void *error;
+        CHECK(rfcntl(victim, F_SETFL, 0) == 0 && pthread_create(&reader, NULL, read_until_error, &victim) == 0);
+        usleep(20000);
+        send_violation(&peer, kinds[i]);
+        CHECK(pthread_join(reader, &error) == 0 && (intptr_t)error == ECONNRESET);
         finish(&peer, victim);
     }
     printf("%d ended", VIOLATIONS);

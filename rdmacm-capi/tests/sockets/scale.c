@@ -176,7 +176,9 @@ void thousand(void) {
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     int there[2], back[2], names[2], status;
     CHECK(pipe(there) == 0 && pipe(back) == 0 && pipe(names) == 0);
-    pid_t ends[] = {start(accepting_end, there[0], back[1], names[1]), start(connecting_end, back[0], there[1], names[1])};
+    pid_t ends[2];
+    ends[0] = start(accepting_end, there[0], back[1], names[1]);
+    ends[1] = start(connecting_end, back[0], there[1], names[1]);
     for (int i = 0; i < 2; i++) {
         CHECK(waitpid(-1, &status, 0) > 0);
         if (status != 0) {
