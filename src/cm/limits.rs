@@ -14,6 +14,8 @@ pub struct Limits {
     pub listeners: usize,
     /// Requests of a listener that the application has not taken. An application may set a smaller number.
     pub backlog: usize,
+    /// Requests for ports without a listener that wait for one. Further ones are rejected at once.
+    pub held: usize,
     /// Outstanding requests for datagram queue pairs of peers.
     pub resolutions: usize,
     /// Requests of peers for datagram queue pairs: those without a response, and recent ones.
@@ -30,6 +32,7 @@ impl Default for Limits {
             resting: 4_096,
             listeners: 4_096,
             backlog: 1_024,
+            held: 64,
             resolutions: 4_096,
             inquiries: 4_096,
             outputs: 4_096,

@@ -142,6 +142,7 @@ impl Manager {
         let handle = self.draw_listener_handle();
         let backlog = parameters.backlog.clamp(1, self.limits.backlog.max(1));
         self.listeners.insert(handle, ListenParameters { backlog, ..parameters });
+        self.held.hasten(service_id);
         Ok(handle)
     }
 

@@ -10,6 +10,7 @@ use super::deadlines::Deadlines;
 use super::error::CallError;
 use super::event::{Event, Events};
 use super::handle::{ConnectionHandle, InquiryHandle, ListenerHandle, Owner, ResolutionHandle};
+use super::held::HeldRequests;
 use super::ids::Ids;
 use super::inquiry::Inquiries;
 use super::limits::Limits;
@@ -38,8 +39,8 @@ pub struct ManagerConfig {
 ///
 /// Its methods are of four kinds: calls of the application ([`connect`](Self::connect), [`listen`](Self::listen), …),
 /// inputs (`handle_*`), outputs ([`poll_output`](Self::poll_output), [`poll_event`](Self::poll_event),
-/// [`poll_set_up`](Self::poll_set_up), [`next_deadline`](Self::next_deadline)) and getters. After inputs and calls,
-/// poll the outputs until there are none.
+/// [`poll_set_up`](Self::poll_set_up), [`poll_held`](Self::poll_held), [`next_deadline`](Self::next_deadline)) and
+/// getters. After inputs and calls, poll the outputs until there are none.
 /// Time only moves forward.
 pub struct Manager {
     pub(super) guid: u64,
@@ -59,6 +60,8 @@ pub struct Manager {
     /// Connections that have ended, in the order in which they ended.
     pub(super) resting: BTreeSet<(Time, ConnectionHandle)>,
     pub(super) listeners: Listeners,
+    /// Requests that wait for a listener.
+    pub(super) held: HeldRequests,
     pub(super) resolutions: BTreeMap<ResolutionHandle, Resolution>,
     /// Requests for datagram queue pairs by their number.
     pub(super) resolution_ids: BTreeMap<CommunicationId, ResolutionHandle>,
@@ -88,6 +91,7 @@ impl Manager {
             half_open: 0,
             resting: BTreeSet::new(),
             listeners: Listeners::default(),
+            held: HeldRequests::default(),
             resolutions: BTreeMap::new(),
             resolution_ids: BTreeMap::new(),
             inquiries: Inquiries::default(),
@@ -122,9 +126,10 @@ impl Manager {
         self.connections.len()
     }
 
-    /// Returns the earliest deadline: [`handle_timeout`](Self::handle_timeout) is due then.
+    /// Returns the earliest deadline: [`handle_timeout`](Self::handle_timeout) and [`poll_held`](Self::poll_held) are
+    /// due then.
     pub fn next_deadline(&self) -> Option<Time> {
-        self.deadlines.next()
+        self.deadlines.next().into_iter().chain(self.held.next_search()).min()
     }
 
     /// Takes the next datagram to send.

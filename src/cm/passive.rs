@@ -51,6 +51,7 @@ impl Manager {
         }
         match self.check_request(arrival, request) {
             Ok(checked) => self.take_request(now, arrival, transaction, request, checked),
+            Err(refusal) if refusal.is_of_service() && self.hold(now, arrival, request) => {}
             Err(refusal) => self.respond_refusal(arrival, transaction, request, refusal),
         }
     }
@@ -127,7 +128,13 @@ impl Manager {
     }
 
     /// Rejects a REQ without a connection. The response goes to the source of the REQ (`cm.c`, `cm_issue_rej`).
-    fn respond_refusal(&mut self, arrival: &Arrival<'_>, transaction: u64, request: &ConnectRequest, refusal: Refusal) {
+    pub(super) fn respond_refusal(
+        &mut self,
+        arrival: &Arrival<'_>,
+        transaction: u64,
+        request: &ConnectRequest,
+        refusal: Refusal,
+    ) {
         let Refusal { reason, information } = refusal;
         let (remote_id, rejected) = (request.local_id, RejectedMessage::ConnectRequest);
         let reject = Reject { remote_id, rejected, information, reason, ..Default::default() };

@@ -93,6 +93,7 @@ impl Manager {
     /// Handles a REJ (`cm.c`, `cm_rej_handler`).
     pub(super) fn handle_reject(&mut self, now: Time, reject: &Reject) {
         use ConnectionState as S;
+        self.held.forget(reject);
         let Some(handle) = self.find_rejected(reject) else {
             return self.drop_unknown(Attribute::REJECT);
         };

@@ -36,6 +36,11 @@ impl Refusal {
         Self { reason, information: AdditionalInformation::default() }
     }
 
+    /// Returns whether there is no listener for the service.
+    pub(super) fn is_of_service(&self) -> bool {
+        self.reason == RejectReason::INVALID_SERVICE_ID
+    }
+
     /// Returns a refusal of a path, with the right GID (`cm.c`, `cm_req_handler`).
     fn of_path(reason: RejectReason, right: IpAddr) -> Self {
         let information = AdditionalInformation::new(&Gid::from(right).to_bytes()).unwrap_or_default();
@@ -108,7 +113,7 @@ impl Manager {
         Ok(Checked { listener, header, private_data })
     }
 
-    fn has_listener(&self, service_id: ServiceId) -> bool {
+    pub(super) fn has_listener(&self, service_id: ServiceId) -> bool {
         self.listeners.of(service_id).next().is_some()
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rdma_verbs::cm::{ConnectionHandle, DisconnectCause, Manager, ResolutionHandle};
 use rdma_verbs::types::{PeerCapabilities, PeerKey, Qpn, Time};
+use rdma_verbs::wire::mad::{Attribute, Mad};
 
 use super::connections::Act;
 
@@ -24,6 +25,8 @@ pub(super) struct Process {
     pub(super) block: u32,
     pub(super) ends: Ends,
     pub(super) next_qpn: u32,
+    /// Ports whose listeners began after the first requests for them.
+    pub(super) late_ports: BTreeSet<u16>,
     /// Requests for datagram queue pairs, each with the number in its private data.
     pub(super) resolutions: BTreeMap<ResolutionHandle, u64>,
     /// Requests for datagram queue pairs that the application has seen.
@@ -63,10 +66,17 @@ impl Process {
             generation: 0,
             block: 0,
             ends: Ends::default(),
+            late_ports: BTreeSet::new(),
             next_qpn: 0,
             resolutions: BTreeMap::new(),
             inquiries: BTreeSet::new(),
         }
+    }
+
+    /// Returns whether a listener that began late takes a request.
+    pub(super) fn listens(&self, request: &Mad) -> bool {
+        let port = u16::from_be_bytes([request.data[14], request.data[15]]);
+        request.attribute == Attribute::CONNECT_REQUEST && self.late_ports.contains(&port)
     }
 
     /// Draws a number that no process of this host has; other hosts have the same.

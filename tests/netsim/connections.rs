@@ -5,6 +5,7 @@
 //! or at neither, and the end of a dead process is known at the other end. In calm worlds, where no process dies and
 //! few datagrams are lost, no attempt fails unless an application ends it, however late the applications answer.
 
+mod late_listeners;
 mod verdicts;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,8 +13,7 @@ use std::time::Duration;
 
 use rdma_verbs::cm::{
     AcceptParameters, Arrival, ConnectParameters, ConnectionHandle, ConnectionState, DatagramQueuePair,
-    DisconnectCause, Event, Limits, ListenParameters, Manager, ManagerConfig, Orphan, Outgoing, PathParameters,
-    ResolveParameters,
+    DisconnectCause, Event, Limits, Manager, ManagerConfig, Orphan, Outgoing, PathParameters, ResolveParameters,
 };
 use rdma_verbs::sim::Random;
 use rdma_verbs::types::{Mtu, Psn, Time};
@@ -39,8 +39,9 @@ const LIMITED: Limits = Limits {
     connections: 400,
     half_open: 100,
     resting: 300,
-    listeners: 2,
+    listeners: 2 + ATTEMPTS as usize,
     backlog: 64,
+    held: 20,
     resolutions: 50,
     inquiries: 50,
     outputs: 300,
@@ -63,6 +64,7 @@ enum Item {
     Datagram(usize, Box<Outgoing>),
     Act { process: usize, generation: u64, connection: ConnectionHandle, act: Act },
     Connect { process: usize },
+    Listen { process: usize, port: u16 },
     Resolve { process: usize },
     Crash { process: usize },
     Start { process: usize },
@@ -180,17 +182,8 @@ impl World {
             limits: LIMITED,
         };
         let mut manager = Manager::new(config);
-        for (space, is_datagram) in [(PortSpace::Tcp, false), (PortSpace::Udp, true)] {
-            let service_id = ServiceId::of_port(space, port_of(process));
-            manager
-                .listen(ListenParameters {
-                    service_id,
-                    address: None,
-                    is_datagram,
-                    transport: Default::default(),
-                    backlog: 40,
-                })
-                .expect("a listener");
+        for space in [PortSpace::Tcp, PortSpace::Udp] {
+            manager.listen(late_listeners::parameters(space, port_of(process))).expect("a listener");
         }
         let slot = &mut self.processes[process];
         // After a crash the numbers of queue pairs may come again.
@@ -207,6 +200,7 @@ impl World {
         loop {
             steps += 1;
             assert!(steps < MOST_STEPS, "the managers are never quiet");
+            (0..PROCESSES).for_each(|process| self.search_all(process));
             (0..PROCESSES).for_each(|process| self.drain(process));
             let timers = self.processes.iter().filter_map(|process| process.manager.as_ref()?.next_deadline());
             let next = timers.chain(self.agenda.keys().next().map(|key| key.0)).min();
@@ -232,6 +226,7 @@ impl World {
                 }
             }
             Item::Connect { process } => self.connect(process),
+            Item::Listen { process, port } => self.listen_late(process, port),
             Item::Resolve { process } => self.resolve(process),
             Item::Crash { process } => self.crash(process),
             Item::Start { process } => self.start(process),
@@ -274,7 +269,9 @@ impl World {
         }
         let word = |at: usize| u32::from_be_bytes([mad.data[at], mad.data[at + 1], mad.data[at + 2], mad.data[at + 3]]);
         let is_owner = |process: &usize| match mad.attribute {
-            Attribute::CONNECT_REQUEST | Attribute::SERVICE_ID_REQUEST => word(12) as u16 == port_of(*process),
+            Attribute::CONNECT_REQUEST | Attribute::SERVICE_ID_REQUEST => {
+                word(12) as u16 == port_of(*process) || self.processes[*process].listens(&mad)
+            }
             Attribute::SERVICE_ID_REPLY => word(0) >> 20 == self.processes[*process].block,
             _ => word(4) >> 20 == self.processes[*process].block,
         };
@@ -311,10 +308,11 @@ impl World {
         let to = self.random.below(PROCESSES as u64) as usize;
         let (path, header) = self.path(process, to);
         self.attempts += 1;
+        let port = self.requested_port(to);
         let qpn = self.processes[process].draw_qpn(process);
         let deadline = self.random.chance(200).then(|| self.now + Duration::from_millis(self.random.below(20_000)));
         let parameters = ConnectParameters {
-            service_id: ServiceId::of_port(PortSpace::Tcp, port_of(to)),
+            service_id: ServiceId::of_port(PortSpace::Tcp, port),
             header,
             path,
             transport: Default::default(),

@@ -4,6 +4,7 @@ mod closing;
 mod extended;
 mod floods;
 mod handshake;
+mod held;
 mod mistakes;
 mod native;
 mod rejections;

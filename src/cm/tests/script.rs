@@ -126,12 +126,20 @@ impl End {
         self.receive(source, &message.into().to_mad(TRANSACTION).write());
     }
 
+    /// Handles deadlines as a process that is alone: no other one has a listener.
+    fn handle_timeout(&mut self) {
+        self.manager.handle_timeout(self.now);
+        while let Some(held) = self.manager.poll_held(self.now) {
+            self.manager.return_held(self.now, held);
+        }
+    }
+
     /// Lets time pass, deadline by deadline.
     pub(super) fn wait(&mut self, duration: Duration) {
         let end = self.now + duration;
         while let Some(deadline) = self.manager.next_deadline().filter(|deadline| *deadline <= end) {
             self.now = self.now.max(deadline);
-            self.manager.handle_timeout(self.now);
+            self.handle_timeout();
             self.save_outputs();
         }
         self.now = end;
@@ -143,7 +151,7 @@ impl End {
         loop {
             let deadline = self.manager.next_deadline().expect("a deadline");
             self.now = self.now.max(deadline);
-            self.manager.handle_timeout(self.now);
+            self.handle_timeout();
             let sent = self.sent();
             if !sent.is_empty() {
                 return (self.now - start, sent);

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::event_queue::{EventQueue, EventQueues};
-use crate::cm::{Arrival, CallError, Limits, Manager, ManagerConfig, Outgoing, Owner};
+use crate::cm::{Arrival, CallError, HeldRequest, Limits, Manager, ManagerConfig, Outgoing, Owner};
 use crate::engine::share::ConnectionRecords;
 use crate::transport::ManagementDatagram;
 use crate::types::Time;
@@ -114,6 +114,24 @@ impl Connections {
     pub(super) fn handle_timeout(&mut self, now: Time) {
         if self.next_deadline().is_some_and(|due| due <= now) {
             self.guard(|manager| manager.handle_timeout(now));
+        }
+    }
+
+    /// Takes a request that waits for a listener, if a search for one in other processes is due.
+    #[inline]
+    pub(super) fn poll_held(&mut self, now: Time) -> Option<HeldRequest> {
+        self.manager.as_mut()?.poll_held(now)
+    }
+
+    /// Takes back a request for which no other process listens.
+    pub(super) fn return_held(&mut self, now: Time, held: HeldRequest) {
+        self.guard(|manager| manager.return_held(now, held));
+    }
+
+    /// Rejects the requests that wait for a listener.
+    pub(super) fn refuse_held(&mut self) {
+        if self.manager.is_some() {
+            self.guard(Manager::refuse_held);
         }
     }
 

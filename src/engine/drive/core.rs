@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use super::connections::Connections;
-use crate::cm::Outgoing;
+use crate::cm::{HeldRequest, Outgoing};
 use crate::engine::net::{Link, Sent};
+use crate::engine::share::Route;
 use crate::memory::MemoryView;
-use crate::transport::{AckRelease, Endpoint, ManagementPath, Transmit};
+use crate::transport::{AckRelease, Datagram, Endpoint, ManagementPath, Transmit};
 use crate::types::{Qpn, QueuePairReport, Time};
 
 /// Delay before retrying after the kernel's send buffer was full.
 const SEND_RETRY: Duration = Duration::from_micros(100);
 const LONG_PASS_SENDS: usize = 4;
+/// Room for the packet of a management datagram.
+const MANAGEMENT_PACKET_BYTES: usize = 284;
 
 /// Result of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -107,6 +110,39 @@ impl Core {
         while let Some(datagram) = self.endpoint.management().poll_arrival() {
             self.connections.handle_datagram(now, &datagram);
         }
+    }
+
+    /// Passes the requests that wait for a listener to the processes that listen by now. Those of this process go to
+    /// its connection manager, which knows its listeners and rejects a request whose time is over.
+    pub(super) fn search_held(&mut self, now: Time) {
+        // Each of them is due later when it is returned.
+        while let Some(held) = self.connections.poll_held(now) {
+            match self.route_held(&held) {
+                Route::Forwarded => {}
+                // A response of this process would end a connection that the other one may accept.
+                Route::Lost if held.is_over(now) => {}
+                _ => self.connections.return_held(now, held),
+            }
+        }
+    }
+
+    #[cold]
+    fn route_held(&mut self, held: &HeldRequest) -> Route {
+        let HeldRequest { source, destination, traffic_class, bytes, .. } = held;
+        let (source, destination, traffic_class) = (*source, *destination, *traffic_class);
+        let Some(source_port) = self.link.port_of(destination) else { return Route::Here };
+        let mut buffer = [0; MANAGEMENT_PACKET_BYTES];
+        let path = ManagementPath { source, source_port, destination, traffic_class };
+        let length = self.endpoint.management().write(&path, bytes, &mut buffer).length;
+        self.link.route_held(&Datagram {
+            source,
+            destination,
+            source_port,
+            segment_index: 0,
+            hop_limit: None,
+            traffic_class: Some(traffic_class),
+            payload: &buffer[..length],
+        })
     }
 
     pub(super) fn queue_pair_report(&mut self, now: Time, qpn: Qpn) -> Option<(QueuePairReport, Time)> {

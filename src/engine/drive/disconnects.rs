@@ -17,8 +17,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 impl Shard {
     /// Repeats the DREQs whose DREP has not arrived, because nothing repeats them after the end of the device: a peer
     /// without traffic whose DREQ is lost keeps its connection. Sends the other messages of the connection manager,
-    /// too. Returns as soon as all have left and all ends are confirmed, after 40 ms at the latest.
+    /// too. Requests that wait for a listener here are rejected. Returns as soon as all have left and all ends are
+    /// confirmed, after 40 ms at the latest.
     pub(crate) fn finish_disconnects(&self) {
+        self.command(|core, _| core.connections.refuse_held());
         for _ in 0..REPETITIONS {
             if self.are_disconnects_confirmed(INTERVAL) {
                 return;

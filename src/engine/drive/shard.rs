@@ -448,6 +448,7 @@ impl Shard {
         }
         if plan.deadlines {
             core.connections.handle_timeout(now);
+            core.search_held(now);
         }
         if plan.deadlines && core.endpoint.next_timeout().is_some_and(|deadline| deadline <= now) {
             core.endpoint.handle_timeout(now);

@@ -12,6 +12,7 @@ use super::multicast::{GroupSocket, GroupSockets};
 use super::path_errors::PathErrors;
 use super::udp::{Checksums, ReceiveSocket, ReportedFields, SendSocket};
 use crate::engine::capture::{Capture, CaptureSink, Departure};
+use crate::engine::share::Route;
 use crate::sys::{self, Clock, DEFAULT_HOP_LIMIT, SendOptions};
 use crate::transport::{Datagram, DatagramOutcome, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
@@ -151,6 +152,14 @@ impl Link {
         let here = || self.senders.iter().filter(|socket| socket.address.ip == address);
         let plain = here().find(|socket| socket.checksums == Checksums::Off);
         plain.or_else(|| here().next()).map(|socket| socket.port)
+    }
+
+    /// Routes a request that waits for a listener, as if it arrived now.
+    pub(crate) fn route_held(&mut self, datagram: &Datagram<'_>) -> Route {
+        let at = self.receivers.iter().find(|socket| socket.address.ip == datagram.destination);
+        let route = at.map_or(Route::Here, |socket| socket.membership.route_held(datagram));
+        self.counters.add(Counter::ForwardedPackets, (route == Route::Forwarded).into());
+        route
     }
 
     pub(crate) fn counters(&self) -> &Counters {

@@ -125,8 +125,10 @@ impl Examiner {
         self.forger.send_message(self.forger.source, marker, transaction);
         let mut is_marked = false;
         let taken = |examiner: &Self| {
-            let is_taken =
-                |id: &&u64| matches!(examiner.expected.get(id), Some((_, Answer::Taken | Answer::Resolved(_))));
+            // A request for a port without a listener waits for one.
+            const LATE: Answer = Answer::Reject(RejectReason::INVALID_SERVICE_ID);
+            let is_late = |answer: &Answer| matches!(answer, Answer::Taken | Answer::Resolved(_)) || *answer == LATE;
+            let is_taken = |id: &&u64| examiner.expected.get(id).is_some_and(|(_, expected)| is_late(expected));
             examiner.waiting.iter().filter(is_taken).count()
         };
         while !is_marked || taken(self) > 0 {

@@ -355,6 +355,11 @@ fn our_response(home: &Home, request: &Message, transaction: u64) -> Result<Resp
     let (bytes, flow_label) = (request.to_mad(transaction).write(), FlowLabel::default());
     let arrival = Arrival { source: home.local, destination: home.remote, traffic_class: 0, flow_label, bytes: &bytes };
     manager.handle_datagram(Time::from_nanos(1), &arrival);
+    // A request for a port without a listener has waited for one long enough.
+    let end = Time::from_nanos(1_000_000_000);
+    while let Some(held) = manager.poll_held(end) {
+        manager.return_held(end, held);
+    }
     match manager.poll_event() {
         Some(Event::ConnectRequest { .. } | Event::Inquiry { .. }) => return Ok(Response::Event),
         Some(other) => return Err(format!("{other:?}").into()),

@@ -179,6 +179,26 @@ fn requests_that_wait_for_a_dropped_listener_are_rejected() {
     process.has_served(0);
 }
 
+/// Requests arrive before their listener begins, at processes that have other listeners at the address, and at their
+/// sender's own. None is refused.
+#[test]
+fn requests_wait_for_a_listener_that_begins_late() {
+    let address = "127.46.4.18";
+    let _others = [7002, 7003].map(|port| Process::server(&format!("{address}:{port}"), "other"));
+    let mut process = Process::start();
+    // The process is at the address.
+    process.serves(&format!("{address}:7004"), "first");
+    for port in 7_010..7_030 {
+        let server = format!("{address}:{port}");
+        let attempts = Attempts::new(&server, 2);
+        let started = attempts.start("late");
+        process.serves(&server, "late");
+        let connected: Vec<_> = started.into_iter().map(|attempt| attempt.wait().expect("a listener")).collect();
+        drop(connected);
+    }
+    process.has_served(40);
+}
+
 #[test]
 fn requests_beyond_the_backlog_are_taken_when_there_is_room() {
     let (server, mut process) = ("127.46.4.16:7001", Process::start());

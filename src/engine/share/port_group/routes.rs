@@ -155,6 +155,21 @@ impl Membership {
         }
     }
 
+    /// Routes a request that waits here for a listener. [`Route::Lost`] means that a process listens that is not known
+    /// here yet.
+    pub(crate) fn route_held(&self, datagram: &Datagram<'_>) -> Route {
+        match self.addressee(datagram) {
+            Some(Addressee::Listener(block)) if !self.blocks.contains(&block) => {
+                self.route_management(Addressee::Listener(block), datagram)
+            }
+            Some(Addressee::Elsewhere(block)) if !self.routes.is_known_elsewhere(block) => {
+                self.request_check();
+                Route::Lost
+            }
+            _ => Route::Here,
+        }
+    }
+
     /// Routes a packet to queue pair 1. A message that cannot reach its process is dropped, because a response of
     /// another process would end the connection; its sender repeats it.
     fn route_management(&self, addressee: Addressee, datagram: &Datagram<'_>) -> Route {
