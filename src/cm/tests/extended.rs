@@ -181,7 +181,7 @@ mod any {
             bytes[24 + kept..].copy_from_slice(&data[kept..]);
             server.receive(CLIENT, &bytes);
             // A request for a port without a listener waits for one.
-            server.wait(millis(100));
+            server.wait(millis(250));
             prop_assert_eq!(server.sent().len() + server.events().len(), 1);
             let local_id = crate::wire::mad::CommunicationId(9);
             server.take_message(ConnectRequest { local_id, local_qpn: Qpn::new(0x77), ..extended_request() });

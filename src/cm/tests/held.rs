@@ -1,4 +1,4 @@
-//! Requests for ports without a listener: they wait for one for 100 ms.
+//! Requests for ports without a listener: they wait for one for 250 ms.
 
 use super::super::{Event, HeldRequest, Limits};
 use super::script::*;
@@ -34,7 +34,7 @@ fn a_request_waits_for_its_listener() {
     let (mut client, mut server) = (End::client(), unready());
     let active = client.connect();
     deliver([&mut client, &mut server]);
-    server.wait(millis(99));
+    server.wait(millis(249));
     assert!(server.sent().is_empty() && server.events().is_empty());
     server.listen(OTHER, 8);
     settle(&mut server);
@@ -46,16 +46,16 @@ fn a_request_waits_for_its_listener() {
     deliver([&mut client, &mut server]);
     assert!(matches!(client.event(), Event::Reply { connection, .. } if connection == active));
     // The listener has it once.
-    server.wait(millis(200));
+    server.wait(millis(400));
     assert!(server.events().is_empty());
 }
 
 #[test]
-fn a_request_whose_listener_never_begins_is_rejected_after_100_ms() {
+fn a_request_whose_listener_never_begins_is_rejected_after_250_ms() {
     let mut server = unready();
     server.take_message(request());
     let (waited, sent) = server.wait_for_message();
-    assert_eq!((waited, sent.len()), (millis(100), 1));
+    assert_eq!((waited, sent.len()), (millis(250), 1));
     assert_eq!(reason_of(sent[0].0).0, RejectReason::INVALID_SERVICE_ID);
     assert_eq!((sent[0].1, sent[0].2), (TRANSACTION, CLIENT));
     // Nothing is left of it: a listener does not get it, and its repetition waits again.
@@ -71,7 +71,7 @@ fn repetitions_of_a_request_that_waits_change_nothing() {
     let mut server = unready();
     for _ in 0..10 {
         server.take_message(request());
-        server.wait(millis(9));
+        server.wait(millis(24));
     }
     assert!(server.sent().is_empty());
     assert_eq!(server.manager.counters().duplicates.total(), 9);
@@ -165,7 +165,7 @@ fn searches_for_listeners_of_other_processes_become_rarer() {
         searches.push((deadline - start).as_millis());
         server.manager.return_held(deadline, held);
     }
-    assert_eq!(searches, [1, 3, 7, 15, 31, 63, 100]);
+    assert_eq!(searches, [1, 3, 7, 15, 31, 63, 127, 250]);
     assert_eq!(server.sent().len(), 1);
 }
 

@@ -24,7 +24,7 @@ fn verdict(request: ConnectRequest) -> Option<(RejectReason, AdditionalInformati
         }
         // A request for a port without a listener waits for one.
         assert!(events.is_empty(), "{events:?}");
-        server.wait(millis(100));
+        server.wait(millis(250));
         sent = server.sent();
     }
     let (Message::Reject(reject), transaction, destination) = sent[0] else { panic!("{sent:?}") };
@@ -220,7 +220,7 @@ fn the_most_specific_listener_gets_a_request() {
         server.manager.destroy_listener(server.now, listener).unwrap();
     }
     server.take_message(ConnectRequest { local_id: CommunicationId(98), local_qpn: Qpn::new(98), ..request() });
-    server.wait(millis(100));
+    server.wait(millis(250));
     assert_eq!(reason_of(server.sent_one().0).0, RejectReason::INVALID_SERVICE_ID);
 }
 

@@ -165,8 +165,8 @@ fn garbage(form: Form) {
     for _ in 0..form.tries(300, 10_000) {
         spoiled.spoil(&mut random);
         let port = random.choose(&[CLOSED, CLOSED + 1, REJECT, REJECT + OFFSET]);
-        // A request without a listener waits for one for 100 ms; only some of them are waited for.
-        let patience = if [CLOSED, CLOSED + 1].contains(&port) && random.chance(100) { 200 } else { 20 };
+        // A request without a listener waits for one for 250 ms; only some of them are waited for.
+        let patience = if [CLOSED, CLOSED + 1].contains(&port) && random.chance(100) { 500 } else { 20 };
         match pair.ask(port, Duration::from_millis(patience)) {
             Some(Message::Reject(reject)) if reject.private_data.as_bytes().starts_with(REJECTED) => answers[0] += 1,
             Some(Message::Reject(reject)) => {

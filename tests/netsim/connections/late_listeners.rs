@@ -9,7 +9,7 @@ use super::super::connection_ends::{PROCESSES, host_of, port_of};
 use super::{Item, World};
 
 /// A listener begins at most so many milliseconds after the first request for it leaves: a request waits longer.
-const LATEST_LISTENER: u64 = 90;
+const LATEST_LISTENER: u64 = 240;
 /// The first port whose listener begins late; the number of the attempt follows.
 const FIRST_LATE_PORT: u16 = 20_000;
 
