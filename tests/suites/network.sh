@@ -65,11 +65,14 @@ moved() {
   return 1
 }
 
-# await_server: waits until the server listens: on the TCP port $ready, or else with a device.
+# await_server: waits until the server listens: until its output has $announcements lines "waiting for connection", on
+# the TCP port $ready, or else with a device.
 await_server() {
   local try
   for try in $(seq 200); do
-    if [ -n "${ready:-}" ]; then
+    if [ -n "${announcements:-}" ]; then
+      [ "$(grep -c "waiting for connection" "$logs/server")" -ge "$announcements" ] && return
+    elif [ -n "${ready:-}" ]; then
       ss -Hltn "sport = :$ready" | grep -q . && return
     else
       # The socket is opened just before the program listens.
@@ -83,8 +86,14 @@ await_server() {
 # serves NAME BYTES SERVER... -- CLIENT...: runs two programs, which must both succeed and move BYTES at least. With
 # ENDLESS the server is ended after its client.
 serves() {
-  local name=$1 least=$2 status=0
+  local name=$1 least=$2
   shift 2
+  run_served "$@"
+  JUDGE="moved $least" judge_pair "$name"
+}
+
+# run_served SERVER... -- CLIENT...: the same without judging. Sets client_status and server_status.
+run_served() {
   server_command=()
   while [ "$1" != -- ]; do
     server_command+=("$1")
@@ -101,7 +110,6 @@ serves() {
   wait "$server" || server_status=$?
   server=
   [ -z "${ENDLESS:-}" ] || server_status=0
-  JUDGE="moved $least" judge_pair "$name"
 }
 
 # alone NAME BYTES COMMAND...: a command that starts both ends itself.
