@@ -66,10 +66,12 @@ moved() {
 }
 
 # await_server: waits until the server listens: until its output has $announcements lines "waiting for connection", on
-# the TCP port $ready, or else with a device.
+# the TCP port $ready, or else with a device. At most 10 s, or, on a busy machine, 50 s for all announcements, without
+# which the client would be rejected.
 await_server() {
-  local try
-  for try in $(seq 200); do
+  local try tries=200
+  [ -z "${announcements:-}" ] || tries=1000
+  for try in $(seq "$tries"); do
     if [ -n "${announcements:-}" ]; then
       [ "$(grep -c "waiting for connection" "$logs/server")" -ge "$announcements" ] && return
     elif [ -n "${ready:-}" ]; then
@@ -102,6 +104,8 @@ run_served() {
   shift
   client_status=1 server_status=0
   nft reset counters table inet judge >/dev/null
+  # The server's process empties it later, and `await_server` reads what is there.
+  : >"$logs/server"
   timeout -k 2 "${LIMIT:-60}" "$run" "${server_command[@]}" >"$logs/server" 2>&1 &
   server=$!
   await_server
