@@ -162,6 +162,18 @@ fn child_uses_the_library_and_not_what_it_inherits() {
     assert_eq!(output_of("forked", 11), expected);
 }
 
+#[test]
+fn connection_outlasts_children_that_execute_clean_up_and_live_on() {
+    let routed = "0 ADDR_RESOLVED 0; ROUTE_RESOLVED 0; ";
+    assert_eq!(output_of("forks_in_use", 32), format!("{routed}ESTABLISHED 0; ESTABLISHED 0; 0 DISCONNECTED 0;"));
+}
+
+/// 5 requests, two each but for the process that is killed, and one of its successor.
+#[test]
+fn forked_processes_of_a_server_each_listen() {
+    assert_eq!(output_of("forked_servers", 33), "ESTABLISHED 0; ".repeat(6).trim_end());
+}
+
 /// It is stopped for 1.5 s. 17: the timeout of 0.54 s that Linux' rdma_cm has.
 #[test]
 fn connection_outlasts_a_peer_that_does_not_run() {

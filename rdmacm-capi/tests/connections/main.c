@@ -7,7 +7,8 @@
     DO(synchronous_datagrams) DO(synchronous) DO(failed_endpoint) DO(objects) DO(endpoint_domains) \
     DO(repeated_ends) DO(devices_in_turn) DO(other_spaces) DO(refused_reply) DO(shared_receives) DO(lookups) \
     DO(descriptors) DO(destruction) DO(threads) DO(freed_port) DO(interruption) DO(cancelled_calls) \
-    DO(stopped_peer) DO(forked) DO(forked_acknowledgement) DO(errors) DO(extended) DO(other_transports)
+    DO(stopped_peer) DO(forked) DO(forked_acknowledgement) DO(errors) DO(extended) DO(other_transports) \
+    DO(forks_in_use) DO(forked_servers)
 
 #define DECLARE(name) void name(void);
 #define ENTRY(name) {#name, name},
