@@ -1,6 +1,7 @@
 //! Attaching a classic BPF program that picks the socket of a `SO_REUSEPORT` group.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// An instruction of a classic BPF program.
@@ -20,13 +21,20 @@ pub(crate) fn attach_steering(socket: BorrowedFd<'_>, program: &[Instruction]) -
         .map(|i| libc::sock_filter { code: i.code, jt: i.jump_true, jf: i.jump_false, k: i.value })
         .collect();
     let length = libc::c_ushort::try_from(filter.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    let description = libc::sock_fprog { len: length, filter: filter.as_mut_ptr() };
+    let mut description = MaybeUninit::<libc::sock_fprog>::uninit();
+    let place = description.as_mut_ptr();
+    // The padding is zeroed, because the kernel copies it as well, and checkers of memory report bytes of no value.
+    // SAFETY: all writes stay within `description`, and are aligned.
+    unsafe {
+        place.write_bytes(0, 1);
+        (&raw mut (*place).len).write(length);
+        (&raw mut (*place).filter).write(filter.as_mut_ptr());
+    }
     let size = size_of::<libc::sock_fprog>() as libc::socklen_t;
     let option = libc::SO_ATTACH_REUSEPORT_CBPF;
-    let place = (&raw const description).cast();
     // SAFETY: the kernel reads the description and, through it, `length` instructions; both live until the call
     // returns. It checks the program itself.
-    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, place, size) };
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, place.cast(), size) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
