@@ -78,11 +78,21 @@ await_server() {
       ss -Hltn "sport = :$ready" | grep -q . && return
     else
       # The socket is opened just before the program listens.
-      ss -Hlun "sport = :4791" | grep -q . && sleep 0.3 && return
+      ss -Hlun "sport = :4791" | grep -q . && sleep "${settle_seconds:-0.3}" && return
     fi
     kill -0 "$server" 2>/dev/null || return
     sleep 0.05
   done
+}
+
+# divide SERVER... -- CLIENT...: sets server_command and client_command.
+divide() {
+  server_command=()
+  while [ "$1" != -- ]; do
+    server_command+=("$1")
+    shift
+  done
+  client_command=("${@:2}")
 }
 
 # serves NAME BYTES SERVER... -- CLIENT...: runs two programs, which must both succeed and move BYTES at least. With
@@ -96,12 +106,7 @@ serves() {
 
 # run_served SERVER... -- CLIENT...: the same without judging. Sets client_status and server_status.
 run_served() {
-  server_command=()
-  while [ "$1" != -- ]; do
-    server_command+=("$1")
-    shift
-  done
-  shift
+  divide "$@"
   client_status=1 server_status=0
   nft reset counters table inet judge >/dev/null
   # The server's process empties it later, and `await_server` reads what is there.
@@ -109,7 +114,7 @@ run_served() {
   timeout -k 2 "${LIMIT:-60}" "$run" "${server_command[@]}" >"$logs/server" 2>&1 &
   server=$!
   await_server
-  timeout -k 2 "${LIMIT:-60}" "$run" "$@" >"$logs/client" 2>&1 && client_status=0
+  timeout -k 2 "${LIMIT:-60}" "$run" "${client_command[@]}" >"$logs/client" 2>&1 && client_status=0
   if [ $client_status != 0 ] || [ -n "${ENDLESS:-}" ]; then kill "$server" 2>/dev/null; fi
   wait "$server" || server_status=$?
   server=
@@ -125,4 +130,29 @@ alone() {
   : >"$logs/server"
   timeout -k 2 "${LIMIT:-60}" "$run" "$@" >"$logs/client" 2>&1 || client_status=$?
   JUDGE="moved $least" judge_pair "$name"
+}
+
+# survives VICTIM SECONDS BYTES SERVER... -- CLIENT...: runs two programs and kills the VICTIM, `server` or `client`,
+# after 1.5 seconds, in which they must move BYTES at least. Succeeds if the other one then ends by itself in time, and
+# sets survivor_status.
+survives() {
+  local victim=$1 seconds=$2 least=$3 client left until
+  shift 3
+  divide "$@"
+  nft reset counters table inet judge >/dev/null
+  "$run" "${server_command[@]}" >"$logs/server" 2>&1 &
+  server=$!
+  await_server
+  "$run" "${client_command[@]}" >"$logs/client" 2>&1 &
+  client=$!
+  sleep 1.5
+  if [ "$victim" = server ]; then left=$client; else left=$server; fi
+  kill -KILL "${!victim}"
+  wait "${!victim}" 2>/dev/null
+  until=$((SECONDS + seconds)) survivor_status=0
+  while kill -0 "$left" 2>/dev/null && [ $SECONDS -lt $until ]; do sleep 0.1; done
+  kill -KILL "$left" 2>/dev/null && echo "the other program did not end within $seconds seconds" >>"$logs/client"
+  wait "$left" 2>/dev/null || survivor_status=$?
+  server=
+  [ $survivor_status != 137 ] && moved "$least"
 }
