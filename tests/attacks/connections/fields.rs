@@ -30,7 +30,7 @@ pub(super) const ATTACKS: &[Attack] = &[
 /// Number of packets between two that the victim certainly responds to.
 const BATCH: usize = 16;
 /// Time in which a response that is late would come.
-const LATE: Duration = Duration::from_millis(200);
+const LATE: Duration = Duration::from_millis(500);
 
 /// A response of the victim.
 #[derive(Clone, PartialEq, Eq, Debug)]
