@@ -144,6 +144,8 @@ fn timespec(duration: Duration) -> libc::timespec {
 pub(crate) enum Interest {
     /// The descriptor is readable.
     Readable,
+    /// The other end of a connection has closed it.
+    End,
 }
 
 /// A set of descriptors that is readable while one of its members is. Descriptors leave it when they are closed.
@@ -161,11 +163,48 @@ impl Epoll {
 
     /// Adds a descriptor to the set.
     pub(crate) fn add(&self, descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
-        let Interest::Readable = interest;
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        self.control(libc::EPOLL_CTL_ADD, descriptor, interest, 0)
+    }
+
+    /// Adds a descriptor that [`Epoll::ready`] names by this number.
+    pub(crate) fn add_numbered(&self, descriptor: BorrowedFd<'_>, number: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, descriptor, Interest::Readable, number)
+    }
+
+    /// Changes what a member is watched for.
+    pub(crate) fn change(&self, descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, descriptor, interest, 0)
+    }
+
+    /// Removes a member that stays open.
+    pub(crate) fn remove(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, descriptor, Interest::Readable, 0)
+    }
+
+    /// Returns the numbers of members that are readable, up to `N` of them, without waiting.
+    pub(crate) fn ready<const N: usize>(&self) -> impl Iterator<Item = u64> + use<N> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; N];
+        // SAFETY: the kernel writes at most `N` event structures, which live until the call returns.
+        let found = unsafe { libc::epoll_wait(self.descriptor.as_raw_fd(), events.as_mut_ptr(), N as i32, 0) };
+        events.into_iter().take(usize::try_from(found).unwrap_or_default()).map(|event| event.u64)
+    }
+
+    fn control(
+        &self,
+        operation: libc::c_int,
+        descriptor: BorrowedFd<'_>,
+        interest: Interest,
+        number: u64,
+    ) -> io::Result<()> {
+        let events = match interest {
+            Interest::Readable => libc::EPOLLIN,
+            // An error and the end of both directions are always reported.
+            Interest::End => libc::EPOLLRDHUP,
+        };
+        let mut event = libc::epoll_event { events: events as u32, u64: number };
         let (set, member) = (self.descriptor.as_raw_fd(), descriptor.as_raw_fd());
         // SAFETY: the kernel reads one event structure, which lives until the call returns.
-        check(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, member, &raw mut event) }).map(drop)
+        check(unsafe { libc::epoll_ctl(set, operation, member, &raw mut event) }).map(drop)
     }
 }
 

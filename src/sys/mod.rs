@@ -5,6 +5,7 @@
 //! another platform can be added beside it.
 mod clock;
 mod credentials;
+mod descriptors;
 mod environment;
 mod error_queue;
 mod event;
@@ -27,6 +28,7 @@ mod time;
 
 pub(crate) use clock::{Clock, timestamp};
 pub(crate) use credentials::{own_group, own_user, peer_user, receive_with_user, send_as_user};
+pub(crate) use descriptors::{discard_messages, has_ended, receive_with_descriptor, ring, send_with_descriptor};
 pub(crate) use environment::variable;
 pub(crate) use error_queue::{QueuedError, receive_error};
 #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]

@@ -1,0 +1,144 @@
+//! Messages of connected Unix sockets that carry descriptors.
+
+use std::io;
+use std::mem::{MaybeUninit, zeroed};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Room for one descriptor and nothing else; aligned for the control message header. The kernel discards further ones.
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_BYTES]);
+
+// SAFETY: pure arithmetic.
+const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::c_int>() as u32) } as usize;
+
+/// Sends a message with a descriptor, without waiting.
+pub(crate) fn send_with_descriptor(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let mut control = Control([0; CONTROL_BYTES]);
+    let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: null pointers and zero lengths are valid for all fields.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    message.msg_control = (&raw mut control).cast();
+    message.msg_controllen = size_of::<Control>() as _;
+    // SAFETY: `control` has room for one message with a descriptor and is aligned for its header, so the header is not
+    // null and lies inside, and so does the data behind it.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of::<libc::c_int>() as u32) as _;
+        libc::CMSG_DATA(header).cast::<libc::c_int>().write_unaligned(descriptor.as_raw_fd());
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: control, iovec and bytes live until the call returns, which only reads them.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Receives a message without waiting, with its descriptor if it carries one; returns `None` if there is none. The
+/// length is 0 if the peer has closed the connection.
+pub(crate) fn receive_with_descriptor(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
+    let mut control = MaybeUninit::<Control>::uninit();
+    let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: null pointers and zero lengths are valid for all fields.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of::<Control>() as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: control, iovec and buffer live until the call returns, and the lengths are theirs.
+    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    let Ok(length) = usize::try_from(length) else {
+        let error = io::Error::last_os_error();
+        return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+    };
+    // SAFETY: `message` is as `recvmsg` left it, and its control buffer is alive. There is room for one control message
+    // with one descriptor, which the kernel has just installed for this call, so nothing else owns it. The read is
+    // unaligned, because nothing guarantees the data's alignment.
+    let descriptor = unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        let carries = !header.is_null()
+            && (*header).cmsg_level == libc::SOL_SOCKET
+            && (*header).cmsg_type == libc::SCM_RIGHTS
+            && (*header).cmsg_len as usize >= libc::CMSG_LEN(size_of::<libc::c_int>() as u32) as usize;
+        carries.then(|| OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<libc::c_int>().read_unaligned()))
+    };
+    let is_whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
+    Ok(Some((length, descriptor.filter(|_| is_whole))))
+}
+
+/// Makes the other end of a connection readable. Never waits: if the connection is full, the other end is readable
+/// already, and if it has ended, there is nothing to wake.
+pub(crate) fn ring(socket: BorrowedFd<'_>) {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the kernel reads one byte of a constant.
+    unsafe { libc::send(socket.as_raw_fd(), [0u8].as_ptr().cast(), 1, flags) };
+}
+
+/// Takes at most `most` messages of the other end, without their contents.
+pub(crate) fn discard_messages(socket: BorrowedFd<'_>, most: usize) {
+    let mut byte = 0u8;
+    for _ in 0..most {
+        // SAFETY: the kernel writes at most one byte into a live local variable.
+        let taken = unsafe { libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
+        if taken <= 0 {
+            return;
+        }
+    }
+}
+
+/// Returns whether the other end of a connection has closed it.
+pub(crate) fn has_ended(socket: BorrowedFd<'_>) -> bool {
+    let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: the kernel reads and writes one structure, which lives until the call returns.
+    let ready = unsafe { libc::poll(&raw mut entry, 1, 0) };
+    ready > 0
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use socket2::{Domain, Socket, Type};
+
+    use super::*;
+
+    fn pair() -> (Socket, Socket) {
+        Socket::pair(Domain::UNIX, Type::SEQPACKET.nonblocking(), None).unwrap()
+    }
+
+    #[test]
+    fn a_message_carries_one_descriptor() {
+        let (one, other) = pair();
+        let mut buffer = [0; 8];
+        assert!(receive_with_descriptor(other.as_fd(), &mut buffer).unwrap().is_none());
+        let event = crate::sys::EventFd::new().unwrap();
+        send_with_descriptor(one.as_fd(), b"take", event.as_fd()).unwrap();
+        one.send(b"none").unwrap();
+        let (length, carried) = receive_with_descriptor(other.as_fd(), &mut buffer).unwrap().unwrap();
+        let link = |descriptor: BorrowedFd<'_>| {
+            std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).unwrap()
+        };
+        assert_eq!((length, link(carried.unwrap().as_fd())), (4, link(event.as_fd())));
+        assert!(matches!(receive_with_descriptor(other.as_fd(), &mut buffer), Ok(Some((4, None)))));
+        // A message that does not fit is truncated, and its descriptor closed.
+        send_with_descriptor(one.as_fd(), &[7; 9], event.as_fd()).unwrap();
+        assert!(matches!(receive_with_descriptor(other.as_fd(), &mut buffer), Ok(Some((8, None)))));
+    }
+
+    #[test]
+    fn the_end_of_a_connection_is_seen() {
+        let (one, other) = pair();
+        (0..10_000).for_each(|_| ring(one.as_fd()));
+        assert!(!has_ended(other.as_fd()));
+        drop(one);
+        assert!(has_ended(other.as_fd()));
+        discard_messages(other.as_fd(), 20_000);
+        ring(other.as_fd());
+    }
+}
