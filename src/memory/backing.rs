@@ -19,6 +19,8 @@ enum Kind {
     Anonymous(Mapping),
     /// Part of a file, shared with all processes that map or write it.
     File(Mapping),
+    /// A file without a name whose length is sealed, shared with another process.
+    Sealed(MmapRaw),
     /// A vector or boxed slice, given back with its original allocation.
     Owned(OwnedBytes),
     /// Memory that the caller owns, and whose validity the caller guarantees.
@@ -112,6 +114,11 @@ impl Backing {
         self.into_vec().map(Vec::into_boxed_slice)
     }
 
+    /// Wraps a mapping of a file whose length is sealed.
+    pub(super) fn sealed(map: MmapRaw) -> Self {
+        Self(Kind::Sealed(map))
+    }
+
     /// Memory of this length that this process cannot reach.
     #[cfg(feature = "ibverbs")]
     pub(super) fn elsewhere(length: usize) -> Self {
@@ -122,6 +129,7 @@ impl Backing {
     pub fn len(&self) -> usize {
         match &self.0 {
             Kind::Anonymous(mapping) | Kind::File(mapping) => mapping.map.len(),
+            Kind::Sealed(map) => map.len(),
             Kind::Owned(bytes) => bytes.len(),
             Kind::Raw(range) => range.len(),
             Kind::Device(part) => part.len(),
@@ -139,6 +147,7 @@ impl Backing {
     pub fn as_mut_ptr(&self) -> *mut u8 {
         match &self.0 {
             Kind::Anonymous(mapping) | Kind::File(mapping) => mapping.map.as_mut_ptr(),
+            Kind::Sealed(map) => map.as_mut_ptr(),
             Kind::Owned(bytes) => bytes.as_mut_ptr(),
             Kind::Raw(range) => range.as_mut_ptr(),
             Kind::Device(part) => part.as_mut_ptr(),
@@ -150,7 +159,7 @@ impl Backing {
     pub(super) fn is_writable(&self) -> bool {
         match &self.0 {
             Kind::Anonymous(mapping) | Kind::File(mapping) => mapping.writable,
-            Kind::Owned(_) | Kind::Raw(_) | Kind::Device(_) | Kind::Elsewhere(_) => true,
+            Kind::Sealed(_) | Kind::Owned(_) | Kind::Raw(_) | Kind::Device(_) | Kind::Elsewhere(_) => true,
         }
     }
 

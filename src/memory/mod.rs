@@ -44,6 +44,7 @@ mod error;
 mod key;
 mod owners;
 mod raw;
+pub(crate) mod record_ring;
 mod region;
 mod table;
 mod users;

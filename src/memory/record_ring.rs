@@ -1,0 +1,328 @@
+//! A ring of records in memory that two processes share: one writes, the other one reads.
+//!
+//! A record is a header word, which holds its length and a tag, and bytes. The reader polls the header at its position:
+//! it is zero until the writer has placed the record, including the zero header of the next one. A record whose bytes
+//! would not fit before the end of the ring begins at its start instead, after the header [`SKIP`].
+//!
+//! The reader publishes its position now and then; from it the writer knows the room. Each end keeps its own position
+//! in private memory, and checks what it reads of the other end's: whatever the shared memory contains, no access
+//! leaves the ring, and every call ends. An end that finds impossible contents reports [`Broken`].
+//!
+//! # Waking the reader
+//!
+//! A reader that is about to sleep requests a *bell*, and then checks once more whether a record waits. A writer that
+//! has placed a record takes the request, if there is one, and wakes the reader. Between the store and the load of each
+//! end is a fence, so at least one of them sees the other's store: no record waits for a reader that sleeps. The word
+//! of the request is exchanged, so for each request the reader is woken once.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::Backing;
+use super::raw::Memory;
+
+/// Offsets of the shared words, each on cache lines of its own.
+const READER_POSITION: usize = 0;
+const BELL_REQUEST: usize = 128;
+/// Offset of the records.
+const RECORDS: usize = 4_096;
+/// Bytes of a header.
+const WORD: usize = 8;
+/// The header of the rest of the ring if the next record begins at its start.
+const SKIP: u64 = u64::MAX;
+/// Bits of the length in a header; the tag has the others.
+const LENGTH_BITS: u32 = 17;
+/// Bits of a tag.
+#[cfg(all(test, not(loom)))]
+pub(crate) const TAG_BITS: u32 = u64::BITS - LENGTH_BITS;
+/// Maximum number of bytes of a record.
+pub(crate) const MOST_RECORD_BYTES: usize = 65_536;
+/// The reader publishes its position each time that it has read this part of the ring.
+const PUBLISHED_PARTS: u64 = 8;
+
+/// The contents of the shared memory are impossible: the other process is broken or hostile.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the memory shared with the peer has impossible contents")]
+pub(crate) struct Broken;
+
+/// The accesses to the shared memory. The offsets are in bounds, those of words aligned.
+pub(crate) trait SharedBytes {
+    /// Loads a word, with acquire ordering.
+    fn load(&self, offset: usize) -> u64;
+
+    /// Stores a word, with release ordering.
+    fn store(&self, offset: usize, value: u64);
+
+    /// Replaces `current` by `value`. Returns whether the word was `current`.
+    fn exchange(&self, offset: usize, current: u64, value: u64) -> bool;
+
+    /// Copies in, in any order.
+    fn write(&self, offset: usize, bytes: &[u8]);
+
+    /// Copies out, in any order.
+    fn read(&self, offset: usize, out: &mut [u8]);
+
+    /// A fence with sequentially consistent ordering.
+    fn fence(&self);
+}
+
+/// The mapped memory of a ring.
+pub(crate) struct Pages(Memory);
+
+// None of the accesses can fail: the memory neither faults nor shrinks, and the offsets are in bounds and aligned.
+impl SharedBytes for Pages {
+    #[inline]
+    fn load(&self, offset: usize) -> u64 {
+        let loaded = self.0.load_acquire_u64(offset);
+        debug_assert!(loaded.is_ok());
+        loaded.unwrap_or_default()
+    }
+
+    #[inline]
+    fn store(&self, offset: usize, value: u64) {
+        let stored = self.0.store_release_u64(offset, value);
+        debug_assert!(stored.is_ok());
+    }
+
+    #[inline]
+    fn exchange(&self, offset: usize, current: u64, value: u64) -> bool {
+        self.0.compare_exchange_u64(offset, current, value) == Ok(current)
+    }
+
+    #[inline]
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        let written = self.0.write(offset, bytes);
+        debug_assert!(written.is_ok());
+    }
+
+    #[inline]
+    fn read(&self, offset: usize, out: &mut [u8]) {
+        let read = self.0.read(offset, out);
+        debug_assert!(read.is_ok());
+    }
+
+    #[inline]
+    fn fence(&self) {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+/// Positions in a ring: they only grow, and each names a byte modulo the capacity.
+#[derive(Clone, Copy)]
+struct Layout {
+    capacity: u64,
+}
+
+impl Layout {
+    /// # Panics
+    /// If the capacity is not a power of two, or too small for the longest record.
+    fn new(capacity: usize) -> Self {
+        assert!(capacity.is_power_of_two() && capacity >= 8 * WORD, "a ring of {capacity} bytes");
+        Self { capacity: capacity as u64 }
+    }
+
+    /// Returns the offset of a position in the shared memory.
+    #[inline]
+    fn offset(self, position: u64) -> usize {
+        RECORDS + (position & (self.capacity - 1)) as usize
+    }
+
+    /// Returns the number of bytes from a position to the end of the ring.
+    #[inline]
+    fn until_end(self, position: u64) -> u64 {
+        self.capacity - (position & (self.capacity - 1))
+    }
+
+    /// Returns the maximum number of bytes of a record. Any record fits into an empty ring, whatever the reader has not
+    /// published yet, and whatever is skipped.
+    fn most_record_bytes(self) -> usize {
+        MOST_RECORD_BYTES.min(self.capacity as usize / 4 - WORD)
+    }
+}
+
+/// Returns the bytes of a record with its header.
+#[inline]
+const fn whole_bytes(length: usize) -> u64 {
+    (WORD + length.next_multiple_of(WORD)) as u64
+}
+
+/// The writing end.
+pub(crate) struct RingWriter<B = Pages> {
+    bytes: B,
+    layout: Layout,
+    position: u64,
+    /// The reader's position, as last seen.
+    read: u64,
+}
+
+impl RingWriter {
+    /// Creates a ring with this many bytes of records, a power of two, and the descriptor by which the other process
+    /// opens its end.
+    ///
+    /// # Errors
+    /// As [`Backing::create_shared`].
+    pub(crate) fn create(capacity: usize) -> io::Result<(Self, OwnedFd)> {
+        let (backing, file) = Backing::create_shared(RECORDS + capacity)?;
+        Ok((Self::new(Pages(Memory::new(backing)), capacity), file))
+    }
+}
+
+impl<B: SharedBytes> RingWriter<B> {
+    fn new(bytes: B, capacity: usize) -> Self {
+        Self { bytes, layout: Layout::new(capacity), position: 0, read: 0 }
+    }
+
+    /// Appends a record of 1 to [`MOST_RECORD_BYTES`] bytes. Returns false if there is no room for it.
+    ///
+    /// # Errors
+    /// [`Broken`]; then the ring must not be used any more.
+    #[inline]
+    pub(crate) fn push(&mut self, tag: u64, bytes: &[u8]) -> Result<bool, Broken> {
+        let length = bytes.len();
+        if length == 0 || length > self.layout.most_record_bytes() {
+            debug_assert!(false, "a record of {length} bytes");
+            return Ok(false);
+        }
+        let (whole, rest) = (whole_bytes(length), self.layout.until_end(self.position));
+        let skipped = if whole > rest { rest } else { 0 };
+        // The header of the next record must not replace one that is not read yet.
+        if !self.has_room(skipped + whole + WORD as u64)? {
+            return Ok(false);
+        }
+        let begin = self.position + skipped;
+        let end = begin + whole;
+        let place = self.layout.offset(begin);
+        self.bytes.write(place + WORD, bytes);
+        self.bytes.store(self.layout.offset(end), 0);
+        self.bytes.store(place, length as u64 | tag << LENGTH_BITS);
+        if skipped > 0 {
+            self.bytes.store(self.layout.offset(self.position), SKIP);
+        }
+        self.position = end;
+        Ok(true)
+    }
+
+    #[inline]
+    fn has_room(&mut self, wanted: u64) -> Result<bool, Broken> {
+        if self.position - self.read + wanted <= self.layout.capacity {
+            return Ok(true);
+        }
+        let read = self.bytes.load(READER_POSITION);
+        if read < self.read || read > self.position {
+            return Err(Broken);
+        }
+        self.read = read;
+        Ok(self.position - read + wanted <= self.layout.capacity)
+    }
+
+    /// Returns whether the reader must be woken for the records so far, and takes its request.
+    #[inline]
+    pub(crate) fn takes_bell(&self) -> bool {
+        self.bytes.fence();
+        self.bytes.load(BELL_REQUEST) != 0 && self.bytes.exchange(BELL_REQUEST, 1, 0)
+    }
+}
+
+/// A record: its tag, and the number of its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Record {
+    pub(crate) tag: u64,
+    pub(crate) length: usize,
+}
+
+/// The reading end.
+pub(crate) struct RingReader<B = Pages> {
+    bytes: B,
+    layout: Layout,
+    position: u64,
+    published: u64,
+}
+
+impl RingReader {
+    /// Opens the ring of this capacity that the other process has created.
+    ///
+    /// # Errors
+    /// As [`Backing::open_shared`].
+    pub(crate) fn open(file: BorrowedFd<'_>, capacity: usize) -> io::Result<Self> {
+        let backing = Backing::open_shared(file, RECORDS + capacity)?;
+        Ok(Self::new(Pages(Memory::new(backing)), capacity))
+    }
+}
+
+impl<B: SharedBytes> RingReader<B> {
+    fn new(bytes: B, capacity: usize) -> Self {
+        Self { bytes, layout: Layout::new(capacity), position: 0, published: 0 }
+    }
+
+    /// Whether no record waits.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.load(self.layout.offset(self.position)) == 0
+    }
+
+    /// Takes the next record into `buffer`, which has [`MOST_RECORD_BYTES`].
+    ///
+    /// # Errors
+    /// [`Broken`]; then the ring must not be used any more.
+    #[inline]
+    pub(crate) fn take(&mut self, buffer: &mut [u8]) -> Result<Option<Record>, Broken> {
+        let mut header = self.header();
+        if header == SKIP {
+            let rest = self.layout.until_end(self.position);
+            if rest == self.layout.capacity {
+                return Err(Broken);
+            }
+            self.advance(rest);
+            header = self.header();
+        }
+        if header == 0 {
+            return Ok(None);
+        }
+        let length = (header & ((1 << LENGTH_BITS) - 1)) as usize;
+        let whole = whole_bytes(length);
+        if length == 0 || length > self.layout.most_record_bytes() || whole > self.layout.until_end(self.position) {
+            return Err(Broken);
+        }
+        let out = buffer.get_mut(..length).ok_or(Broken)?;
+        self.bytes.read(self.layout.offset(self.position) + WORD, out);
+        self.advance(whole);
+        Ok(Some(Record { tag: header >> LENGTH_BITS, length }))
+    }
+
+    #[inline]
+    fn header(&self) -> u64 {
+        self.bytes.load(self.layout.offset(self.position))
+    }
+
+    #[inline]
+    fn advance(&mut self, bytes: u64) {
+        self.position += bytes;
+        if self.position - self.published >= self.layout.capacity / PUBLISHED_PARTS {
+            self.published = self.position;
+            self.bytes.store(READER_POSITION, self.position);
+        }
+    }
+
+    /// Requests that the writer wakes this end for the next record. Returns whether a record waits already.
+    #[inline]
+    pub(crate) fn request_bell(&self) -> bool {
+        if self.bytes.load(BELL_REQUEST) == 0 {
+            self.bytes.store(BELL_REQUEST, 1);
+        }
+        self.bytes.fence();
+        !self.is_empty()
+    }
+
+    /// Withdraws the request, unless the writer has taken it.
+    #[inline]
+    pub(crate) fn withdraw_bell(&self) {
+        if self.bytes.load(BELL_REQUEST) != 0 {
+            self.bytes.store(BELL_REQUEST, 0);
+        }
+    }
+}
+
+#[cfg(loom)]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod tests;
