@@ -104,6 +104,10 @@ counters! {
         DiscoveryQuestions = "discovery_questions",
         /// Peers that were found to be native, and know that this end is.
         DiscoveredPeers = "discovered_peers",
+        /// Sends that left through memory shared with a process of this user.
+        SharedMemorySends = "shared_memory_sends",
+        /// Sends of such processes that arrived through shared memory.
+        SharedMemoryReceives = "shared_memory_receives",
     }
 }
 

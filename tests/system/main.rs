@@ -9,3 +9,4 @@ mod hold_host;
 mod link_events;
 mod multicast;
 mod rping;
+mod shared_memory;

@@ -43,7 +43,20 @@ pub(crate) const PARTS: &[(&str, &[&str])] = &[
     ("transport", TRANSPORT),
     ("engine", &["capture", "share", "net", "drive"]),
     ("engine/share", SHARE),
-    ("engine/net", &["path_errors", "paths", "link_listener", "udp", "multicast", "inbound", "link"]),
+    (
+        "engine/net",
+        &[
+            "path_errors",
+            "paths",
+            "link_listener",
+            "udp",
+            "multicast",
+            "inbound",
+            "receive_sockets",
+            "memory_links",
+            "link",
+        ],
+    ),
     ("engine/drive/policy", &["constants", "lease", "fd_waiters", "contention", "poll_backoff", "thread_rest"]),
     (
         "engine/drive",

@@ -22,7 +22,7 @@ use super::policy::Rest;
 use super::shard::{Plan, Shard};
 use super::shard_lock::{DriveOutcome, Pass};
 use crate::cm::Orphan;
-use crate::engine::share::Recipient;
+use crate::engine::share::{IncomingLink, LinkId, OutgoingLink, Recipient};
 use crate::queue::thread_token;
 use crate::transport::Datagram;
 use crate::types::{Qpn, Time};
@@ -253,6 +253,28 @@ impl Recipient for Shard {
         let mut is_ended = false;
         self.command(|core, now| is_ended = core.connections.manager().end_orphan(now, orphan).is_ok());
         is_ended
+    }
+
+    fn add_writer(&self, link: OutgoingLink) {
+        self.command(|core, _| core.link.memory_links().add_writer(link));
+    }
+
+    fn add_reader(&self, link: IncomingLink) -> bool {
+        if !self.shares_memory {
+            return false;
+        }
+        let mut added = Ok(());
+        let done = self.command(|core, _| added = core.link.memory_links().add_reader(link, &self.sockets));
+        if let Err(error) = &added {
+            tracing::debug!(%error, "a link through memory cannot be watched");
+        }
+        done && added.is_ok()
+    }
+
+    fn end_link(&self, id: LinkId) {
+        self.command(|core, _| core.link.memory_links().end(id, &self.sockets));
+        // Its last records are taken, if any are left.
+        self.wake.call();
     }
 }
 

@@ -45,6 +45,7 @@ pub(in crate::engine) mod tests {
             blocks: QpnBlocks::lease(1, 1).unwrap(),
             capabilities: PeerCapabilities::STANDARD,
             discovers: false,
+            shares_memory: true,
             sizes: SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 },
             max_queue_pairs: 16,
             max_segments: 64,

@@ -24,7 +24,7 @@ use crate::engine::net::{
     Checksums, Group, GroupSocket, Link, MAX_SEND_BYTES, ReceiveSocket, SendSocket, SocketSizes, congestion_of,
     leaves_host,
 };
-use crate::engine::share::{JoinRequest, QpnBlocks, search_orphans};
+use crate::engine::share::{JoinRequest, QpnBlocks, link_to, search_orphans};
 use crate::memory::RegionTable;
 use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
@@ -53,6 +53,8 @@ pub(crate) struct ShardConfig {
     pub(crate) capabilities: PeerCapabilities,
     /// Whether queue pairs discover native peers on other hosts.
     pub(crate) discovers: bool,
+    /// Whether packets to and from other processes of this user on this host go through shared memory.
+    pub(crate) shares_memory: bool,
     pub(crate) sizes: SocketSizes,
     pub(crate) max_queue_pairs: u32,
     /// Most datagrams in one segmented send.
@@ -115,6 +117,7 @@ pub(crate) struct Shard {
     pub(super) memory: Arc<RegionTable>,
     blocks: QpnBlocks,
     capabilities: PeerCapabilities,
+    pub(super) shares_memory: bool,
     sizes: SocketSizes,
     opened: Mutex<Opened>,
 }
@@ -160,6 +163,7 @@ impl Shard {
             memory,
             blocks: config.blocks,
             capabilities: config.capabilities,
+            shares_memory: config.shares_memory,
             sizes: config.sizes,
             opened: Mutex::default(),
         })
@@ -233,6 +237,15 @@ impl Shard {
         opened.senders.insert(key, port);
         search_orphans();
         Ok(port)
+    }
+
+    /// Requests a link through memory to the process of this user that has a queue pair on an address of this host, if
+    /// there is one. Until it is set up, and without it, packets leave through the sockets.
+    pub(crate) fn link_memory(&self, own: IpAddr, peer: IpAddr, destination: Qpn) {
+        if self.shares_memory {
+            let blocks: Vec<u16> = self.blocks.blocks().iter().map(|block| *block as u16).collect();
+            link_to(own, &blocks, peer, destination.value());
+        }
     }
 
     /// Opens the receive socket of `address`, unless it is open.
@@ -459,8 +472,22 @@ impl Shard {
             core.transmit(now, &memory, plan.send_calls, AckRelease::Now, &mut progress);
         }
         progress.next_deadline = core.next_deadline();
+        if plan.receives > 0 && core.link.memory_links().has_readers() {
+            self.request_bells(core, now, &mut progress);
+        }
         std::mem::forget(unfinished);
         progress
+    }
+
+    /// Has the writers of shared memory wake the threads that sleep on packets, unless a thread polls. Then the shard's
+    /// thread comes at the end of the lease, and has them do so if that thread is gone.
+    fn request_bells(&self, core: &mut Core, now: Time, progress: &mut Progress) {
+        let has_poller = self.policy.expects_poller(now);
+        progress.has_more |= core.link.memory_links().request_bells(!has_poller);
+        if has_poller {
+            let lease_end = self.policy.thread_is_due(now);
+            progress.next_deadline = Some(progress.next_deadline.map_or(lease_end, |due| due.min(lease_end)));
+        }
     }
 
     /// Marks the shard as failed after a panic of a pass or a change.

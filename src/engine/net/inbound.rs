@@ -22,6 +22,15 @@ const PART_BYTES: usize = 65_536;
 /// message gets a response before the next arrives, the second call finds nothing, and need not prepare eight slots.
 const MOST_ALONE: usize = 2;
 
+/// Result of receiving a bounded batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Batch {
+    /// Number of datagrams, merged ones counted singly.
+    pub(crate) datagrams: usize,
+    /// Whether the bound was reached: there may be more.
+    pub(crate) is_full: bool,
+}
+
 /// The recipient of a batch of datagrams, with counters and captures.
 pub(super) struct Delivery<'a, D> {
     counters: &'a mut Counters,
@@ -35,6 +44,22 @@ impl<'a, D: FnMut(&Datagram<'_>) -> DatagramOutcome> Delivery<'a, D> {
     #[inline]
     pub(super) fn new(counters: &'a mut Counters, sink: &'a CaptureSink, deliver: D) -> Self {
         Self { counters, sink, deliver, alone: 0 }
+    }
+
+    /// Counts records of shared memory.
+    #[inline]
+    pub(super) fn note_records(&mut self, count: usize) {
+        self.counters.add(Counter::SharedMemoryReceives, count as u64);
+    }
+
+    /// Delivers a datagram that came through shared memory.
+    #[inline]
+    pub(super) fn take(&mut self, datagram: &Datagram<'_>) {
+        let outcome = (self.deliver)(datagram);
+        if !self.sink.is_idle() {
+            let arrival = Arrival::now(datagram.hop_limit, datagram.traffic_class, false);
+            self.sink.received(datagram, &arrival, outcome);
+        }
     }
 }
 

@@ -7,28 +7,22 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::inbound::{Delivery, Inbound};
-use super::multicast::{GroupSocket, GroupSockets};
+use super::inbound::{Batch, Delivery};
+use super::memory_links::MemoryLinks;
+use super::multicast::GroupSocket;
 use super::path_errors::PathErrors;
+use super::receive_sockets::{ReceiveSockets, Waiting};
 use super::udp::{Checksums, ReceiveSocket, ReportedFields, SendSocket};
 use crate::engine::capture::{Capture, CaptureSink, Departure};
 use crate::engine::share::Route;
-use crate::sys::{self, Clock, DEFAULT_HOP_LIMIT, SendOptions};
+use crate::sys::{Clock, DEFAULT_HOP_LIMIT, SendOptions};
 use crate::transport::{Datagram, DatagramOutcome, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
 
 /// Longest UDP payload over IPv4, and the longest that the kernel merges or segments.
 pub(crate) const MAX_SEND_BYTES: usize = 65_507;
-const MOST_BATCHES_WITHOUT_GROUPS: u32 = 8;
-
-/// Result of receiving a bounded batch.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Batch {
-    /// Number of datagrams, merged ones counted singly.
-    pub(crate) datagrams: usize,
-    /// Whether the bound was reached: there may be more.
-    pub(crate) is_full: bool,
-}
+/// Looks at the shared memory for each poll of the sockets while both are in use.
+const MOST_LOOKS_WITHOUT_SOCKETS: u32 = 8;
 
 /// Outcome of a send.
 #[derive(Debug)]
@@ -41,23 +35,18 @@ pub(crate) enum Sent {
     Refused,
 }
 
-/// A shard's sockets.
+/// The sockets and the shared memory of a shard.
 pub(crate) struct Link {
-    receivers: Vec<ReceiveSocket>,
-    groups: GroupSockets,
+    sockets: ReceiveSockets,
     /// Whether the kernel reports hop limit and traffic class of received packets, for datagrams.
     reports_headers: bool,
     /// Whether the kernel reports the traffic class, for congestion marks.
     reports_marks: bool,
     senders: Vec<SendSocket>,
-    /// Index of the receiver where the next batch begins, so that no socket starves the others.
-    next_receiver: usize,
-    /// Batches since the groups' sockets were last polled: they come last, but a busy shard must not starve them.
-    batches_without_groups: u32,
     last_sender: usize,
-    inbound: Inbound,
-    /// The datagram found by [`Link::is_quiet`], whose bytes `inbound` keeps, and the index of its socket.
-    found: Option<(usize, sys::Received)>,
+    memory: MemoryLinks,
+    /// Looks at the shared memory since the sockets were last polled: they must not starve.
+    looks_without_sockets: u32,
     counters: Counters,
     errors: PathErrors,
     sink: CaptureSink,
@@ -66,16 +55,13 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(clock: Clock) -> Self {
         Self {
-            receivers: Vec::new(),
-            groups: GroupSockets::default(),
+            sockets: ReceiveSockets::new(),
             reports_headers: false,
             reports_marks: false,
             senders: Vec::new(),
-            next_receiver: 0,
-            batches_without_groups: 0,
             last_sender: 0,
-            inbound: Inbound::new(),
-            found: None,
+            memory: MemoryLinks::default(),
+            looks_without_sockets: 0,
             counters: Counters::default(),
             errors: PathErrors::new(clock),
             sink: CaptureSink::default(),
@@ -87,13 +73,12 @@ impl Link {
         if fields != ReportedFields::default() {
             socket.report(fields);
         }
-        self.receivers.push(socket);
+        self.sockets.add(socket);
     }
 
     /// Stops receiving on the addresses, and returns the sockets.
     pub(crate) fn take_receivers(&mut self) -> Vec<ReceiveSocket> {
-        self.found = None;
-        std::mem::take(&mut self.receivers)
+        self.sockets.take()
     }
 
     fn reported_fields(&self) -> ReportedFields {
@@ -102,8 +87,7 @@ impl Link {
     }
 
     fn renew_reports(&self) {
-        let fields = self.reported_fields();
-        self.receivers.iter().for_each(|socket| socket.report(fields));
+        self.sockets.report(self.reported_fields());
     }
 
     pub(crate) fn reports_marks(&self) -> bool {
@@ -125,21 +109,25 @@ impl Link {
     }
 
     pub(crate) fn has_group(&self, group: IpAddr) -> bool {
-        self.groups.contains(group)
+        self.sockets.groups.contains(group)
     }
 
     pub(crate) fn add_group(&mut self, socket: GroupSocket) -> io::Result<()> {
-        self.groups.add(socket)
+        self.sockets.groups.add(socket)
     }
 
     pub(crate) fn remove_group(&mut self, group: IpAddr) {
-        self.groups.remove(group);
+        self.sockets.groups.remove(group);
     }
 
     /// Prepares a sending socket for multicasts.
     pub(crate) fn allow_multicast(&self, address: IpAddr, port: u16, interface: u32) -> io::Result<()> {
         let fits = |socket: &&SendSocket| socket.port == port && socket.address.ip == address;
         self.senders.iter().find(fits).map_or(Ok(()), |socket| socket.allow_multicast(interface))
+    }
+
+    pub(crate) fn memory_links(&mut self) -> &mut MemoryLinks {
+        &mut self.memory
     }
 
     pub(crate) fn add_sender(&mut self, socket: SendSocket) {
@@ -156,8 +144,7 @@ impl Link {
 
     /// Routes a request that waits for a listener, as if it arrived now.
     pub(crate) fn route_held(&mut self, datagram: &Datagram<'_>) -> Route {
-        let at = self.receivers.iter().find(|socket| socket.address.ip == datagram.destination);
-        let route = at.map_or(Route::Here, |socket| socket.membership.route_held(datagram));
+        let route = self.sockets.route_held(datagram);
         self.counters.add(Counter::ForwardedPackets, (route == Route::Forwarded).into());
         route
     }
@@ -197,55 +184,40 @@ impl Link {
 
     /// Passes waiting datagrams to `deliver`, until there are no more or there were `most`, merged ones counted once.
     ///
-    /// After each system call `is_enough` decides whether to leave the rest to another batch. The receive call never
-    /// waits, and no poll precedes it: the call itself reports an empty socket at the same cost.
+    /// After each system call or record of a ring, `is_enough` decides whether to leave the rest to another batch. The
+    /// receive call never waits, and no poll precedes it: the call itself reports an empty socket at the same cost.
     pub(crate) fn receive(
         &mut self,
         most: usize,
         deliver: impl FnMut(&Datagram<'_>) -> DatagramOutcome,
         is_enough: impl Fn() -> bool,
     ) -> Batch {
-        let mut batch = Batch::default();
-        let Self { receivers, groups, inbound, counters, sink, .. } = self;
+        let Self { sockets, memory, counters, sink, .. } = self;
         let mut delivery = Delivery::new(counters, sink, deliver);
-        if self.batches_without_groups >= MOST_BATCHES_WITHOUT_GROUPS {
-            self.batches_without_groups = 0;
-            if groups.may_be_ready() {
-                receive_multicasts(groups, inbound, most.div_ceil(4), &mut delivery, &mut batch);
-            }
+        if !memory.has_readers() {
+            return sockets.receive(most, &mut delivery, is_enough).0;
         }
-        self.batches_without_groups += 1;
-        if let Some((index, found)) = self.found.take() {
-            batch.datagrams += inbound.take_found(&mut receivers[index], &found, &mut delivery);
-            if is_enough() {
+        let begins = memory.begins();
+        let mut batch = Batch::default();
+        if begins || self.looks_without_sockets >= MOST_LOOKS_WITHOUT_SOCKETS {
+            self.looks_without_sockets = 0;
+            let (received, is_drained) = sockets.receive(most, &mut delivery, &is_enough);
+            if begins && is_drained {
+                memory.note_drained();
+            }
+            batch = received;
+            if batch.is_full || (batch.datagrams > 0 && is_enough()) {
                 return batch;
             }
         }
-        let mut left = most;
-        for turn in 0..receivers.len() {
-            let index = self.next_receiver.wrapping_add(turn) % receivers.len();
-            loop {
-                if left == 0 {
-                    self.next_receiver = index;
-                    batch.is_full = true;
-                    return batch;
-                }
-                let taken = inbound.take(&mut receivers[index], left, &mut delivery);
-                if taken.received == 0 {
-                    break;
-                }
-                left -= taken.received;
-                batch.datagrams += taken.datagrams;
-                if taken.datagrams > 0 && is_enough() {
-                    self.next_receiver = index + 1;
-                    return batch;
-                }
-            }
-        }
-        self.next_receiver = self.next_receiver.wrapping_add(1);
-        self.batches_without_groups = 0;
-        if groups.may_be_ready() {
-            receive_multicasts(groups, inbound, left, &mut delivery, &mut batch);
+        let taken = memory.receive(most, |datagram| delivery.take(datagram), &is_enough);
+        delivery.note_records(taken.records);
+        batch.datagrams += taken.datagrams;
+        batch.is_full = taken.records >= most;
+        self.looks_without_sockets += 1;
+        if taken.records == 0 && batch.datagrams == 0 {
+            batch = sockets.receive(most, &mut delivery, is_enough).0;
+            self.looks_without_sockets = 0;
         }
         batch
     }
@@ -253,22 +225,24 @@ impl Link {
     /// Returns whether no datagram waits. If one does, it is kept for the next batch.
     #[inline]
     pub(crate) fn is_quiet(&mut self) -> bool {
-        if self.found.is_some() {
+        if self.sockets.has_found() {
             return false;
         }
-        for (index, socket) in self.receivers.iter().enumerate() {
-            match self.inbound.find(socket) {
-                Ok(Some(found)) => {
-                    self.counters.add(Counter::ReceiveCalls, 1);
-                    self.found = Some((index, found));
-                    return false;
-                }
-                Ok(None) => {}
-                // The next batch tries again.
-                Err(_) => return false,
+        if self.memory.has_readers() {
+            if !self.memory.is_quiet() {
+                return false;
             }
+            self.looks_without_sockets += 1;
+            if self.looks_without_sockets < MOST_LOOKS_WITHOUT_SOCKETS {
+                return true;
+            }
+            self.looks_without_sockets = 0;
         }
-        !self.groups.may_be_ready()
+        let waiting = self.sockets.find();
+        if waiting == Waiting::Found {
+            self.counters.add(Counter::ReceiveCalls, 1);
+        }
+        waiting == Waiting::Nothing
     }
 
     /// Sends a packet or burst of the endpoint.
@@ -293,6 +267,18 @@ impl Link {
     /// count as lost in the network: retrying until it has room would delay everything behind them.
     #[inline]
     fn depart(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Departure> {
+        match self.memory.send(transmit, bytes) {
+            Some(true) => {
+                self.counters.add(Counter::SharedMemorySends, 1);
+                return Some(Departure::Whole);
+            }
+            // The peer is stopped, or very late.
+            Some(false) => {
+                self.counters.add(Counter::SendQueueDrops, 1);
+                return Some(Departure::Dropped);
+            }
+            None => {}
+        }
         let Some(index) = self.find_sender(transmit.source, transmit.source_port) else {
             return Some(self.refused(transmit, &io::ErrorKind::AddrNotAvailable.into()));
         };
@@ -388,32 +374,6 @@ fn send_each<'a>(
 /// Returns whether the kernel may refuse a segmented send with this error because it is segmented.
 fn is_about_segments(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL))
-}
-
-#[cold]
-fn receive_multicasts(
-    groups: &mut GroupSockets,
-    inbound: &mut Inbound,
-    most: usize,
-    delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
-    batch: &mut Batch,
-) {
-    let mut left = most;
-    for socket in &mut groups.sockets {
-        while left > 0 {
-            let taken = inbound.take(socket, left, delivery);
-            if taken.received == 0 {
-                break;
-            }
-            left -= taken.received;
-            batch.datagrams += taken.datagrams;
-        }
-    }
-    if left == 0 {
-        // The next batch begins with another socket, so that the last ones get their turn.
-        batch.is_full = true;
-        groups.sockets.rotate_left(1);
-    }
 }
 
 /// Sends the segments of a burst one by one; returns how many were sent, how many were refused, and the last error.

@@ -4,9 +4,11 @@
 mod inbound;
 mod link;
 mod link_listener;
+mod memory_links;
 mod multicast;
 mod path_errors;
 mod paths;
+mod receive_sockets;
 mod udp;
 
 pub(super) use link::{Link, MAX_SEND_BYTES, Sent};

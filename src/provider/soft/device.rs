@@ -116,7 +116,7 @@ impl Device {
         let mut shards = Vec::new();
         let reorder_budget = Arc::default();
         let (congestion, max_bytes_per_second) = (options.congestion_algorithm(), options.path_rate());
-        let discovers = options.discovers_peers();
+        let (discovers, shares_memory) = (options.discovers_peers(), options.shares_memory());
         for _ in 0..options.shards {
             let blocks = QpnBlocks::lease(LEAST_BLOCKS, MOST_BLOCKS)
                 .map_err(|error| fail("no queue pair numbers are available for the device", error))?;
@@ -125,6 +125,7 @@ impl Device {
                 blocks,
                 capabilities: advertised_capabilities(&capabilities),
                 discovers,
+                shares_memory,
                 sizes,
                 max_queue_pairs: MAX_QP_PER_SHARD,
                 max_segments: capabilities.max_segments.unwrap_or(1),

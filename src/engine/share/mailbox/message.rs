@@ -90,14 +90,14 @@ pub(in crate::engine) fn destination_block(payload: &[u8]) -> Option<u16> {
     Some(u16::from(word[1]) << 4 | u16::from(word[2]) >> 4)
 }
 
-fn to_v6(address: IpAddr) -> [u8; 16] {
+pub(super) fn to_v6(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
         IpAddr::V6(address) => address.octets(),
     }
 }
 
-fn from_v6(bytes: [u8; 16]) -> IpAddr {
+pub(super) fn from_v6(bytes: [u8; 16]) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()
 }
 

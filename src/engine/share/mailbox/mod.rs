@@ -8,6 +8,7 @@
 //! A thread sleeps until a message arrives or a connection ends. It starts with the first socket on an address and ends
 //! with the last.
 
+mod links;
 mod message;
 mod neighbours;
 mod orphans;
@@ -25,13 +26,15 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
-pub(super) use self::message::destination_block;
+pub(crate) use self::links::{IncomingLink, LinkId, LinkRequest, OutgoingLink};
+use self::links::{Links, listen};
+pub(in crate::engine) use self::message::destination_block;
 #[cfg(feature = "sim")]
 pub use self::message::inbox_message;
 use self::message::{MESSAGE_BYTES, Message};
 use self::neighbours::Neighbours;
 use self::orphans::OrphanSearch;
-use super::registry::{NAME_BYTES, Name, Registry, inbox_path, life_path, place_socket, remove_sockets};
+use super::registry::{NAME_BYTES, Name, Registry, inbox_path, life_path, links_path, place_socket, remove_sockets};
 use crate::cm::Orphan;
 use crate::sys::{
     EventFd, Generation, NotInherited, PerGeneration, own_user, receive_with_user, send_as_user, wait_readable,
@@ -59,6 +62,15 @@ pub(crate) trait Recipient: Send + Sync {
 
     /// Ends a connection of a process that has died, in the background. Returns false if it cannot now.
     fn end_orphan(&self, orphan: &Orphan) -> bool;
+
+    /// Takes the writing end of a link that it has requested.
+    fn add_writer(&self, link: OutgoingLink);
+
+    /// Takes the reading end of a link that another process has requested. Returns false if it does not want it.
+    fn add_reader(&self, link: IncomingLink) -> bool;
+
+    /// Ends a link whose other end is closed.
+    fn end_link(&self, id: LinkId);
 }
 
 /// Checks the group of an address, and returns the names of the other processes in it.
@@ -97,6 +109,8 @@ pub(super) struct Postbox {
     checks: Mutex<BTreeMap<IpAddr, bool>>,
     /// An address can be sent from since the last search for connections of dead processes.
     has_new_address: AtomicBool,
+    /// Links that shards have requested, for the mailbox's thread.
+    links: Mutex<Vec<LinkRequest>>,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -119,6 +133,13 @@ pub(crate) fn search_orphans() {
     if let Some(postbox) = postbox_of_process() {
         postbox.has_new_address.store(true, Ordering::Release);
         postbox.wake.signal();
+    }
+}
+
+/// Requests a link to another process's shard, in the background.
+pub(super) fn request_link(request: LinkRequest) {
+    if let Some(postbox) = postbox_of_process() {
+        postbox.request_link(request);
     }
 }
 
@@ -149,7 +170,7 @@ impl Mailbox {
         opened.inspect_err(|_| remove_sockets(folder, &name))
     }
 
-    fn open_sockets(folder: &Path, name: &Name) -> io::Result<(UnixDatagram, Socket)> {
+    fn open_sockets(folder: &Path, name: &Name) -> io::Result<(UnixDatagram, Socket, Socket)> {
         let inbox = UnixDatagram::unbound()?;
         inbox.set_nonblocking(true)?;
         // Before messages can arrive.
@@ -160,13 +181,16 @@ impl Mailbox {
             listener.bind(&SockAddr::unix(path)?)?;
             listener.listen(BACKLOG)
         })?;
-        Ok((inbox, listener))
+        let mut links = None;
+        place_socket(&links_path(folder, name), |path| listen(path).map(|socket| links = Some(socket)))?;
+        let links = links.ok_or(io::ErrorKind::Other)?;
+        Ok((inbox, listener, links))
     }
 
     fn start(
         folder: &Path,
         name: Name,
-        (inbox, listener): (UnixDatagram, Socket),
+        (inbox, listener, links): (UnixDatagram, Socket, Socket),
         check: GroupCheck,
     ) -> io::Result<Arc<Self>> {
         let postbox = Arc::new(Postbox {
@@ -177,14 +201,16 @@ impl Mailbox {
             recipients: Mutex::default(),
             checks: Mutex::default(),
             has_new_address: AtomicBool::new(false),
+            links: Mutex::default(),
             _not_inherited: [NotInherited::new(inbox.as_fd()), NotInherited::new(listener.as_fd())],
             inbox,
             listener,
         });
         let neighbours = Neighbours::new(folder)?;
+        let links = Links::new(folder, links, &neighbours.set)?;
         let mine = Arc::clone(&postbox);
         let builder = std::thread::Builder::new().name("rdma-mailbox".to_owned());
-        let thread = with_signals_blocked(|| builder.spawn(move || run(&mine, neighbours, check)))?;
+        let thread = with_signals_blocked(|| builder.spawn(move || run(&mine, neighbours, links, check)))?;
         Ok(Arc::new(Self { postbox, thread: Some(thread), generation: Generation::now() }))
     }
 
@@ -280,10 +306,23 @@ impl Postbox {
 }
 
 impl Postbox {
+    fn recipient(&self, address: IpAddr, block: u16) -> Option<Arc<dyn Recipient>> {
+        lock(&self.recipients).get(&(address, block)).and_then(Weak::upgrade)
+    }
+
+    /// Requests a link, unless it is requested already.
+    fn request_link(&self, request: LinkRequest) {
+        let mut links = lock(&self.links);
+        if !links.iter().any(|known| known.is_same(&request)) {
+            links.push(request);
+            drop(links);
+            self.wake.signal();
+        }
+    }
+
     /// Delivers a forwarded packet to the shard with this block.
     fn deliver(&self, block: u16, datagram: &Datagram<'_>) {
-        let recipient = lock(&self.recipients).get(&(datagram.destination, block)).and_then(Weak::upgrade);
-        if let Some(recipient) = recipient {
+        if let Some(recipient) = self.recipient(datagram.destination, block) {
             recipient.deliver(datagram);
         }
     }
@@ -305,7 +344,7 @@ impl Drop for Mailbox {
 }
 
 /// The mailbox's thread.
-fn run(postbox: &Postbox, mut neighbours: Neighbours, check: GroupCheck) {
+fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, check: GroupCheck) {
     let (mut last_check, mut orphans): (Option<Instant>, _) = (None, OrphanSearch::default());
     let mut pause = None;
     while !postbox.stop.load(Ordering::Acquire) {
@@ -324,6 +363,10 @@ fn run(postbox: &Postbox, mut neighbours: Neighbours, check: GroupCheck) {
         }
         // After a change of a group, which sends this process a request, others may have connected.
         neighbours.take_guests(&postbox.listener);
+        if has_ends {
+            links.take_messages(postbox, &neighbours.set);
+        }
+        links.take_requests(postbox, &neighbours.set);
         if has_ends {
             let (addresses, dead) = neighbours.reap_dead();
             addresses.into_iter().for_each(|address| postbox.request_check(address, true));
@@ -406,6 +449,11 @@ mod tests {
             fn end_orphan(&self, _: &Orphan) -> bool {
                 false
             }
+            fn add_writer(&self, _: OutgoingLink) {}
+            fn add_reader(&self, _: IncomingLink) -> bool {
+                false
+            }
+            fn end_link(&self, _: LinkId) {}
         }
         let recipient = Arc::new(Nothing);
         let address: IpAddr = "127.77.9.3".parse().unwrap();

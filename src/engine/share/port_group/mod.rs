@@ -27,7 +27,7 @@ use self::order::parse_probe;
 use self::routes::Routes;
 pub(crate) use self::steered::steer_requests;
 use super::key_share::key_share;
-use super::mailbox::{Mailbox, Postbox, Recipient, lock};
+use super::mailbox::{LinkRequest, Mailbox, Postbox, Recipient, lock, request_link};
 use super::port_holder::inode;
 use super::ports;
 use super::registry::{AddressFile, Answer, Change, Member, Name, Registry};
@@ -239,6 +239,22 @@ pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPee
         }
     }
     of(&Registry::of_process()?.find_address(address)?, &[])
+}
+
+/// Requests a link from a shard of this process to the process that has this queue pair on an address of this machine.
+pub(crate) fn link_to(own: IpAddr, own_blocks: &[u16], peer: IpAddr, qpn: u32) {
+    let block = (qpn >> 12) as u16;
+    let find = |file: &AddressFile, own: &[u8]| file.member_with_block(own, block);
+    let member = match GroupRef::find(peer) {
+        Some(group) if !group.lock().members.is_empty() => {
+            let group = group.lock();
+            group.file.as_ref().and_then(|file| find(file, &group.slots()))
+        }
+        _ => Registry::of_process().and_then(|registry| find(&registry.find_address(peer)?, &[])),
+    };
+    if let Some(Member { name, blocks: peer_blocks, .. }) = member {
+        request_link(LinkRequest { own, own_blocks: own_blocks.to_vec(), peer, peer_blocks, name });
+    }
 }
 
 impl Group {

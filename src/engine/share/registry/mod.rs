@@ -42,8 +42,10 @@ pub(crate) use self::file::AddressFile;
 pub use self::fuzz::registry_file;
 pub(crate) use self::port_record::{Binding, PortRecord, RECORDS};
 pub(crate) use self::ports::{Others, PortsChange, PortsFile};
-pub(crate) use self::socket::{inbox_path, life_path, place_socket, remove_sockets};
-pub(crate) use self::table::{Answer, Header, MAX_LISTENERS, Member, MemberListener, NAME_BYTES, Name, Nonce, SLOTS};
+pub(crate) use self::socket::{inbox_path, life_path, links_path, place_socket, remove_sockets};
+pub(crate) use self::table::{
+    Answer, Header, MAX_BLOCKS, MAX_LISTENERS, Member, MemberListener, NAME_BYTES, Name, Nonce, SLOTS,
+};
 use crate::sys::{PerGeneration, own_user};
 
 /// Suffix of the file name for the blocks of a namespace.

@@ -10,6 +10,7 @@ use super::table::{NAME_BYTES, Name};
 
 const INBOX: &str = "inbox-";
 const LIFE: &str = "life-";
+const LINKS: &str = "links-";
 /// Name prefix of a socket that is not ready yet.
 const NEW: &str = "new-";
 /// Age at which a socket with the prefix counts as abandoned. A socket gets its final name within microseconds, unless
@@ -35,6 +36,11 @@ pub(crate) fn life_path(folder: &Path, name: &Name) -> PathBuf {
     path(folder, LIFE, name)
 }
 
+/// Returns the path where other processes connect to share memory.
+pub(crate) fn links_path(folder: &Path, name: &Name) -> PathBuf {
+    path(folder, LINKS, name)
+}
+
 /// Creates a working socket with `bind`, and only then gives it its name: a socket with its final name that refuses
 /// connections belongs to no live process.
 pub(crate) fn place_socket(path: &Path, bind: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
@@ -48,6 +54,7 @@ pub(crate) fn place_socket(path: &Path, bind: impl FnOnce(&Path) -> io::Result<(
 /// Removes the sockets of a process that is dead, or about to end.
 pub(crate) fn remove_sockets(folder: &Path, name: &Name) {
     let _ = std::fs::remove_file(life_path(folder, name));
+    let _ = std::fs::remove_file(links_path(folder, name));
     // Last, because `sweep` treats a process without an inbox as dead.
     let _ = std::fs::remove_file(inbox_path(folder, name));
 }
@@ -61,7 +68,9 @@ pub(super) fn sweep(folder: &Path, entry: &str) -> bool {
         }
         return true;
     }
-    let Some(name) = [INBOX, LIFE].into_iter().find_map(|kind| parse(entry.strip_prefix(kind)?)) else { return false };
+    let Some(name) = [INBOX, LIFE, LINKS].into_iter().find_map(|kind| parse(entry.strip_prefix(kind)?)) else {
+        return false;
+    };
     // The inbox is created first and removed last.
     let is_gone = UnixDatagram::unbound().and_then(|socket| socket.connect(inbox_path(folder, &name)));
     if is_gone.is_err_and(|error| matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)) {

@@ -46,7 +46,7 @@ fn leftovers_of_dead_processes_are_removed() {
     let folder = Folder::new("swept");
     let registry = Registry::open_in(&folder.0).unwrap();
     let dead = [1; NAME_BYTES];
-    for path in [inbox_path(&folder.0, &dead), life_path(&folder.0, &dead)] {
+    for path in [inbox_path(&folder.0, &dead), life_path(&folder.0, &dead), links_path(&folder.0, &dead)] {
         place_socket(&path, |path| UnixDatagram::bind(path).map(drop)).unwrap();
     }
     let living = [2; NAME_BYTES];

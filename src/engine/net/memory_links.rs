@@ -1,0 +1,313 @@
+//! The links of a shard that go through shared memory: datagrams to and from processes of this user on this host.
+//!
+//! A send becomes a record with the bytes of its datagrams. Datagrams that the peer has sent over sockets before its
+//! first record are received before that record.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use crate::engine::share::{IncomingLink, LinkId, OutgoingLink, destination_block};
+use crate::memory::record_ring::MOST_RECORD_BYTES;
+use crate::sys::{DEFAULT_HOP_LIMIT, Epoll, Interest, discard_messages, ring};
+use crate::transport::{Datagram, Transmit};
+
+/// Records taken from one link before the next has its turn.
+const RECORDS_IN_TURN: usize = 8;
+/// Links whose bells are silenced at a time, and messages that are taken of each. The others follow.
+const BELLS: usize = 16;
+
+/// A link that this shard reads.
+struct Reader {
+    link: IncomingLink,
+    progress: Begin,
+    /// The other end is closed: the link ends with its last record.
+    has_ended: bool,
+    /// Its contents are impossible: it ends at once.
+    is_broken: bool,
+}
+
+/// Whether records are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Begin {
+    /// No record was seen yet. Datagrams that wait at the sockets when the first one comes may be older.
+    Waits,
+    /// The first record waits, and older datagrams may.
+    Due,
+    /// Records are taken.
+    Done,
+}
+
+/// The result of receiving from memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Taken {
+    pub(super) records: usize,
+    pub(super) datagrams: usize,
+}
+
+/// The rings of a shard.
+#[derive(Default)]
+pub(crate) struct MemoryLinks {
+    writers: Vec<OutgoingLink>,
+    readers: Vec<Reader>,
+    /// Index of the writer that was used last.
+    last_writer: usize,
+    /// Index of the reader that has the first turn.
+    next_reader: usize,
+    /// Room for one record.
+    buffer: Box<[u8]>,
+    /// The links that rang, by their ids. The set is not in that of the sockets: the kernel limits the depth of sets,
+    /// and the number of paths through them.
+    bells: Option<Epoll>,
+}
+
+impl MemoryLinks {
+    /// Whether there are links to read.
+    #[inline]
+    pub(crate) fn has_readers(&self) -> bool {
+        !self.readers.is_empty()
+    }
+
+    /// Sends through this link from now on. It replaces an earlier one to the same peer.
+    pub(crate) fn add_writer(&mut self, link: OutgoingLink) {
+        self.writers.retain(|old| (old.own, old.peer, &old.peer_blocks) != (link.own, link.peer, &link.peer_blocks));
+        self.writers.push(link);
+    }
+
+    /// Receives from this link, too. `sockets` becomes readable when its writer rings.
+    ///
+    /// # Errors
+    /// If the system cannot watch the link; then it is not used.
+    pub(crate) fn add_reader(&mut self, link: IncomingLink, sockets: &Epoll) -> io::Result<()> {
+        if self.bells.is_none() {
+            self.bells = Some(Epoll::new()?);
+            self.buffer = vec![0; MOST_RECORD_BYTES].into();
+        }
+        sockets.add(link.bell.as_fd(), Interest::Readable)?;
+        if let Some(bells) = &self.bells {
+            bells.add_numbered(link.bell.as_fd(), link.id)?;
+        }
+        link.ring.request_bell();
+        self.readers.push(Reader { link, progress: Begin::Waits, has_ended: false, is_broken: false });
+        Ok(())
+    }
+
+    /// Ends a link whose other end is closed: a writer at once, a reader after its last record.
+    pub(crate) fn end(&mut self, id: LinkId, sockets: &Epoll) {
+        self.writers.retain(|link| link.id != id);
+        for reader in self.readers.iter_mut().filter(|reader| reader.link.id == id) {
+            reader.has_ended = true;
+            // It stays readable until it is closed.
+            for set in self.bells.iter().chain([sockets]) {
+                let _ = set.remove(reader.link.bell.as_fd());
+            }
+        }
+    }
+
+    /// Writes a send into the ring to its destination. Returns whether there was room; `None` if there is no such ring.
+    #[inline]
+    pub(super) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<bool> {
+        let index = self.find_writer(transmit, bytes)?;
+        let link = &mut self.writers[index];
+        let tag = Tag {
+            segment: transmit.segment_size.map_or(0, |size| size as u16),
+            port: transmit.source_port,
+            class: transmit.traffic_class,
+            hop_limit: if transmit.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { transmit.hop_limit },
+        };
+        match link.ring.push(tag.pack(), bytes) {
+            Ok(fits) => {
+                if link.ring.takes_bell() {
+                    ring(link.bell.as_fd());
+                }
+                Some(fits)
+            }
+            Err(error) => {
+                let OutgoingLink { peer, .. } = self.writers.swap_remove(index);
+                tracing::warn!(%peer, %error, "packets to this peer leave through sockets from now on");
+                None
+            }
+        }
+    }
+
+    #[inline]
+    fn find_writer(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<usize> {
+        if self.writers.is_empty() {
+            return None;
+        }
+        let block = destination_block(bytes)?;
+        let fits = |link: &OutgoingLink| {
+            link.peer == transmit.destination && link.own == transmit.source && link.peer_blocks.contains(&block)
+        };
+        if !self.writers.get(self.last_writer).is_some_and(fits) {
+            self.last_writer = self.writers.iter().position(fits)?;
+        }
+        Some(self.last_writer)
+    }
+
+    /// Whether no record waits.
+    #[inline]
+    pub(super) fn is_quiet(&self) -> bool {
+        self.readers.iter().all(|reader| reader.link.ring.is_empty())
+    }
+
+    /// Whether the first record of a link waits: datagrams that wait at the sockets may be older.
+    #[inline]
+    pub(super) fn begins(&mut self) -> bool {
+        let mut begins = false;
+        for reader in self.readers.iter_mut().filter(|reader| reader.progress != Begin::Done) {
+            if !reader.link.ring.is_empty() {
+                reader.progress = Begin::Due;
+                begins = true;
+            }
+        }
+        begins
+    }
+
+    /// Notes that the sockets were drained after [`MemoryLinks::begins`].
+    pub(super) fn note_drained(&mut self) {
+        let due = self.readers.iter_mut().filter(|reader| reader.progress == Begin::Due);
+        due.for_each(|reader| reader.progress = Begin::Done);
+    }
+
+    /// Takes records until there are no more or there were `most`, and passes their datagrams to `deliver`. After each
+    /// record, `is_enough` decides whether to leave the rest to another batch.
+    pub(super) fn receive(
+        &mut self,
+        most: usize,
+        mut deliver: impl FnMut(&Datagram<'_>),
+        is_enough: impl Fn() -> bool,
+    ) -> Taken {
+        let (mut taken, mut has_more, mut is_done) = (Taken::default(), true, false);
+        // Each round but the last takes a record.
+        while has_more && !is_done {
+            has_more = false;
+            for turn in 0..self.readers.len() {
+                let index = self.next_reader.wrapping_add(turn) % self.readers.len();
+                let reader = &mut self.readers[index];
+                if reader.progress != Begin::Done {
+                    continue;
+                }
+                for in_turn in 1..=RECORDS_IN_TURN {
+                    let datagrams = reader.take_record(&mut self.buffer, &mut deliver);
+                    if datagrams == 0 {
+                        break;
+                    }
+                    has_more |= in_turn == RECORDS_IN_TURN;
+                    taken.records += 1;
+                    taken.datagrams += datagrams;
+                    is_done = taken.records >= most || is_enough();
+                    if is_done {
+                        break;
+                    }
+                }
+                if is_done {
+                    self.next_reader = index + 1;
+                    break;
+                }
+            }
+        }
+        self.readers.retain(|reader| !reader.is_over());
+        taken
+    }
+
+    /// Silences the bells that rang, and requests them for the next records, or not: a thread that polls needs none.
+    /// Returns whether a record waits already.
+    pub(crate) fn request_bells(&self, wanted: bool) -> bool {
+        if !wanted {
+            self.readers.iter().for_each(|reader| reader.link.ring.withdraw_bell());
+            return false;
+        }
+        if let Some(bells) = &self.bells {
+            for id in bells.ready::<BELLS>() {
+                let rung = self.readers.iter().find(|reader| reader.link.id == id);
+                rung.iter().for_each(|reader| discard_messages(reader.link.bell.as_fd(), BELLS));
+            }
+        }
+        let mut waits = false;
+        for reader in &self.readers {
+            waits |= reader.link.ring.request_bell();
+        }
+        waits
+    }
+}
+
+impl Reader {
+    fn is_over(&self) -> bool {
+        self.is_broken || (self.has_ended && self.link.ring.is_empty())
+    }
+
+    /// Takes the next record, and delivers its datagrams; returns their number, 0 if there is none.
+    #[inline]
+    fn take_record(&mut self, buffer: &mut [u8], deliver: &mut impl FnMut(&Datagram<'_>)) -> usize {
+        let record = match self.link.ring.take(buffer) {
+            Ok(Some(record)) => record,
+            Ok(None) => return 0,
+            Err(error) => {
+                let source = self.link.source;
+                tracing::warn!(%source, %error, "packets of this peer are received through sockets only");
+                self.is_broken = true;
+                return 0;
+            }
+        };
+        let (tag, bytes) = (Tag::unpack(record.tag), &buffer[..record.length]);
+        let size = if tag.segment == 0 { bytes.len() } else { usize::from(tag.segment) };
+        let mut count = 0;
+        for payload in bytes.chunks(size) {
+            deliver(&Datagram {
+                source: self.link.source,
+                destination: self.link.destination,
+                source_port: tag.port,
+                segment_index: count as u16,
+                hop_limit: Some(tag.hop_limit),
+                traffic_class: Some(tag.class),
+                payload,
+            });
+            count += 1;
+        }
+        count
+    }
+}
+
+/// The tag of a record: what the datagrams have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Tag {
+    /// Bytes of each datagram but the last, at most 8,191; 0: there is one.
+    segment: u16,
+    port: u16,
+    class: u8,
+    hop_limit: u8,
+}
+
+impl Tag {
+    fn pack(self) -> u64 {
+        let low = u64::from(self.port) | u64::from(self.class) << 16 | u64::from(self.hop_limit) << 24;
+        low | u64::from(self.segment) << 32
+    }
+
+    fn unpack(tag: u64) -> Self {
+        Self {
+            segment: (tag >> 32) as u16 & 0x1fff,
+            port: tag as u16,
+            class: (tag >> 16) as u8,
+            hop_limit: (tag >> 24) as u8,
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::record_ring::TAG_BITS;
+
+    #[test]
+    fn tags_are_read_as_written() {
+        for tag in [
+            Tag { segment: 0, port: 0, class: 0, hop_limit: 1 },
+            Tag { segment: 4_112, port: 65_535, class: 0xb9, hop_limit: 255 },
+            Tag { segment: 8_191, port: 1, class: 255, hop_limit: 0 },
+        ] {
+            assert_eq!(Tag::unpack(tag.pack()), tag);
+            assert!(tag.pack() < 1 << TAG_BITS);
+        }
+    }
+}

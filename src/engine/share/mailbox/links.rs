@@ -1,0 +1,362 @@
+//! Rings in shared memory to and from other processes of the user, set up over connections between them.
+//!
+//! A process that sends to another one's shard connects to that process's socket for links, and passes the descriptor
+//! of a ring that it writes and the other one reads. Each direction has a connection and a ring of its own. The
+//! connection wakes the reader, and its end is that of the link, however either process ends. The shards own the
+//! connections, so a link also ends with its shard.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use super::super::registry::{MAX_BLOCKS, Name, links_path};
+use super::message::{from_v6, to_v6};
+use super::{BACKLOG, Postbox, Recipient, lock};
+use crate::memory::record_ring::{RingReader, RingWriter};
+use crate::sys::{
+    Epoll, Interest, NotInherited, has_ended, own_user, peer_user, receive_with_descriptor, send_with_descriptor,
+};
+
+/// Bytes of a ring's records. A path has at most a mebibyte in flight, so that the ring is rarely full.
+const RING_BYTES: usize = 2 << 20;
+/// Most links in each direction.
+const MOST_LINKS: usize = 1_024;
+const VERSION: u8 = 1;
+const HELLO_BYTES: usize = 96;
+
+/// A connection that wakes the reader of a ring.
+pub(crate) struct Connection {
+    /// Dropped first: the number of a closed descriptor is reused.
+    _not_inherited: NotInherited,
+    socket: Socket,
+}
+
+impl Connection {
+    fn new(socket: Socket) -> Arc<Self> {
+        Arc::new(Self { _not_inherited: NotInherited::new(socket.as_fd()), socket })
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Identifies a link within the process.
+pub(crate) type LinkId = u64;
+
+/// The destination that a shard wants a link to.
+#[derive(Clone, Debug)]
+pub(crate) struct LinkRequest {
+    pub(crate) own: IpAddr,
+    /// Blocks of the shard.
+    pub(crate) own_blocks: Vec<u16>,
+    pub(crate) peer: IpAddr,
+    /// Blocks of the peer's shard.
+    pub(crate) peer_blocks: Vec<u16>,
+    /// Name of the peer's process.
+    pub(crate) name: Name,
+}
+
+impl LinkRequest {
+    /// Whether both are about the same two shards.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let is_shard = |own: &[u16], other: &[u16]| own.iter().any(|block| other.contains(block));
+        (self.own, self.peer, self.name) == (other.own, other.peer, other.name)
+            && is_shard(&self.own_blocks, &other.own_blocks)
+            && is_shard(&self.peer_blocks, &other.peer_blocks)
+    }
+
+    /// Returns the requesting shard.
+    fn recipient(&self, postbox: &Postbox) -> Option<Arc<dyn Recipient>> {
+        postbox.recipient(self.own, *self.own_blocks.first()?)
+    }
+}
+
+/// The writing end of a link.
+pub(crate) struct OutgoingLink {
+    pub(crate) id: LinkId,
+    pub(crate) own: IpAddr,
+    pub(crate) peer: IpAddr,
+    pub(crate) peer_blocks: Vec<u16>,
+    pub(crate) ring: RingWriter,
+    pub(crate) bell: Arc<Connection>,
+}
+
+/// The reading end of a link.
+pub(crate) struct IncomingLink {
+    pub(crate) id: LinkId,
+    pub(crate) source: IpAddr,
+    pub(crate) destination: IpAddr,
+    pub(crate) ring: RingReader,
+    pub(crate) bell: Arc<Connection>,
+}
+
+/// A link that this process has requested.
+struct Outgoing {
+    id: LinkId,
+    request: LinkRequest,
+    connection: Weak<Connection>,
+    /// Until the peer has accepted.
+    offer: Option<(RingWriter, Arc<Connection>)>,
+}
+
+/// A link that another process has requested.
+struct Incoming {
+    id: LinkId,
+    connection: Weak<Connection>,
+    /// Until the peer has said what it wants.
+    guest: Option<Arc<Connection>>,
+    recipient: Option<Weak<dyn Recipient>>,
+}
+
+/// The links of the process. They belong to the mailbox's thread.
+pub(super) struct Links {
+    folder: PathBuf,
+    listener: Socket,
+    /// Whether the mailbox's set has the listener.
+    is_watched: bool,
+    last_id: LinkId,
+    outgoing: Vec<Outgoing>,
+    incoming: Vec<Incoming>,
+}
+
+/// Opens the socket that other processes connect to.
+pub(super) fn listen(path: &Path) -> io::Result<Socket> {
+    let listener = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)?;
+    listener.bind(&SockAddr::unix(path)?)?;
+    listener.listen(BACKLOG)?;
+    Ok(listener)
+}
+
+impl Links {
+    /// Creates the links of a process, which has none. `set` is readable while there is something to do.
+    pub(super) fn new(folder: &Path, listener: Socket, set: &Epoll) -> io::Result<Self> {
+        set.add(listener.as_fd(), Interest::Readable)?;
+        let (folder, outgoing, incoming) = (folder.to_owned(), Vec::new(), Vec::new());
+        Ok(Self { folder, listener, is_watched: true, last_id: 0, outgoing, incoming })
+    }
+
+    /// Handles everything that has arrived: offers, answers, and the ends of links.
+    pub(super) fn take_messages(&mut self, postbox: &Postbox, set: &Epoll) {
+        self.outgoing.retain_mut(|link| link.take_welcome(postbox, set) && link.lives(postbox, set));
+        self.accept(set);
+        self.incoming.retain_mut(|link| link.take_hello(postbox, set) && link.lives(set));
+    }
+
+    /// Handles the requests of this process's shards.
+    pub(super) fn take_requests(&mut self, postbox: &Postbox, set: &Epoll) {
+        if !self.is_watched {
+            self.is_watched = set.add(self.listener.as_fd(), Interest::Readable).is_ok();
+        }
+        for request in std::mem::take(&mut *lock(&postbox.links)) {
+            let (peer, own) = (request.peer, request.own);
+            if let Err(error) = self.request(request, postbox, set) {
+                tracing::debug!(%own, %peer, %error, "no memory is shared with the process of the peer");
+            }
+        }
+    }
+
+    fn take_id(&mut self) -> LinkId {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// Offers a ring, unless there is one.
+    fn request(&mut self, request: LinkRequest, postbox: &Postbox, set: &Epoll) -> io::Result<()> {
+        // Without the links of closed devices.
+        self.outgoing.retain(|link| link.connection.strong_count() > 0);
+        if self.outgoing.iter().any(|link| link.request.is_same(&request)) {
+            return Ok(());
+        }
+        if self.outgoing.len() >= MOST_LINKS {
+            return Err(io::Error::other(format!("this process has {MOST_LINKS} links, and more are not possible")));
+        }
+        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)?;
+        socket.connect(&SockAddr::unix(links_path(&self.folder, &request.name))?)?;
+        if peer_user(socket.as_fd())? != own_user() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let (ring, file) = RingWriter::create(RING_BYTES)?;
+        let connection = Connection::new(socket);
+        send_with_descriptor(connection.as_fd(), &hello(&request, &postbox.name), file.as_fd())?;
+        set.add(connection.as_fd(), Interest::Readable)?;
+        let (id, weak) = (self.take_id(), Arc::downgrade(&connection));
+        self.outgoing.push(Outgoing { id, request, connection: weak, offer: Some((ring, connection)) });
+        Ok(())
+    }
+
+    /// Accepts the connections that wait, and closes those that are too many: their processes use the sockets. If the
+    /// process has no descriptor for one, they wait for the next request.
+    fn accept(&mut self, set: &Epoll) {
+        self.incoming.retain(|link| link.connection.strong_count() > 0);
+        for _ in 0..MOST_LINKS {
+            let socket = match self.listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    self.is_watched = set.remove(self.listener.as_fd()).is_err();
+                    return;
+                }
+            };
+            let is_own = peer_user(socket.as_fd()).is_ok_and(|user| user == own_user());
+            if !is_own || self.incoming.len() >= MOST_LINKS || socket.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let connection = Connection::new(socket);
+            if set.add(connection.as_fd(), Interest::Readable).is_ok() {
+                let (id, weak) = (self.take_id(), Arc::downgrade(&connection));
+                self.incoming.push(Incoming { id, connection: weak, guest: Some(connection), recipient: None });
+            }
+        }
+    }
+}
+
+impl Outgoing {
+    /// Hands the ring to its shard if the peer has accepted it. Returns false if it cannot.
+    fn take_welcome(&mut self, postbox: &Postbox, set: &Epoll) -> bool {
+        let Some((_, connection)) = &self.offer else { return true };
+        let mut welcome = [0; 2];
+        match receive_with_descriptor(connection.as_fd(), &mut welcome) {
+            Ok(None) => return true,
+            Ok(Some((1, None))) if welcome[0] == VERSION => {}
+            Ok(Some(_)) | Err(_) => return false,
+        }
+        let LinkRequest { own, peer, ref peer_blocks, .. } = self.request;
+        let recipient = self.request.recipient(postbox);
+        let (Some((ring, bell)), Some(recipient)) = (self.offer.take(), recipient) else { return false };
+        let is_watched = set.change(bell.as_fd(), Interest::End).is_ok();
+        if is_watched {
+            recipient.add_writer(OutgoingLink { id: self.id, own, peer, peer_blocks: peer_blocks.clone(), ring, bell });
+        }
+        is_watched
+    }
+
+    /// Returns whether both ends are open. Otherwise ends the link of its shard.
+    fn lives(&self, postbox: &Postbox, set: &Epoll) -> bool {
+        let Some(connection) = self.connection.upgrade() else { return false };
+        if !has_ended(connection.as_fd()) {
+            return true;
+        }
+        let _ = set.remove(connection.as_fd());
+        if let Some(recipient) = self.request.recipient(postbox) {
+            recipient.end_link(self.id);
+        }
+        false
+    }
+}
+
+impl Incoming {
+    /// Hands the ring to the shard that the peer wants, if the peer has said which. Returns false if that is not
+    /// possible.
+    fn take_hello(&mut self, postbox: &Postbox, set: &Epoll) -> bool {
+        let Some(connection) = &self.guest else { return true };
+        let mut bytes = [0; HELLO_BYTES + 1];
+        let (length, file) = match receive_with_descriptor(connection.as_fd(), &mut bytes) {
+            Ok(None) => return true,
+            Ok(Some((length, Some(file)))) => (length, file),
+            Ok(Some((_, None))) | Err(_) => return false,
+        };
+        let Some(wanted) = parse_hello(&bytes[..length]) else { return false };
+        let Some(recipient) = wanted.recipient(postbox) else { return false };
+        let (source, destination) = (wanted.peer, wanted.own);
+        let ring = match RingReader::open(file.as_fd(), RING_BYTES) {
+            Ok(ring) => ring,
+            Err(error) => {
+                tracing::debug!(%source, %error, "a process offers memory that cannot be shared");
+                return false;
+            }
+        };
+        let Some(bell) = self.guest.take() else { return false };
+        if set.change(bell.as_fd(), Interest::End).is_err() {
+            return false;
+        }
+        self.recipient = Some(Arc::downgrade(&recipient));
+        let welcome = Arc::clone(&bell);
+        if !recipient.add_reader(IncomingLink { id: self.id, source, destination, ring, bell }) {
+            return false;
+        }
+        // There is room: it is the first message in this direction.
+        let _ = welcome.socket.send(&[VERSION]);
+        // When its own shard asked the registry, this peer was perhaps not there yet.
+        postbox.request_link(wanted);
+        true
+    }
+
+    /// Returns whether both ends are open. Otherwise ends the link of its shard.
+    fn lives(&self, set: &Epoll) -> bool {
+        let Some(connection) = self.connection.upgrade() else { return false };
+        if !has_ended(connection.as_fd()) {
+            return true;
+        }
+        let _ = set.remove(connection.as_fd());
+        if let Some(recipient) = self.recipient.as_ref().and_then(Weak::upgrade) {
+            recipient.end_link(self.id);
+        }
+        false
+    }
+}
+
+/// Returns the message that offers a ring, from the process with this name.
+fn hello(request: &LinkRequest, own_name: &Name) -> [u8; HELLO_BYTES] {
+    let mut bytes = [0; HELLO_BYTES];
+    bytes[0] = VERSION;
+    bytes[1] = request.own_blocks.len().min(MAX_BLOCKS) as u8;
+    bytes[2..4].copy_from_slice(&request.peer_blocks.first().copied().unwrap_or_default().to_le_bytes());
+    bytes[8..24].copy_from_slice(&to_v6(request.own));
+    bytes[24..40].copy_from_slice(&to_v6(request.peer));
+    bytes[40..56].copy_from_slice(own_name);
+    for (place, block) in bytes[56..88].chunks_exact_mut(2).zip(&request.own_blocks) {
+        place.copy_from_slice(&block.to_le_bytes());
+    }
+    bytes
+}
+
+/// Parses an offer, as the request for the other direction: from the shard that is wanted to the one that offers.
+fn parse_hello(bytes: &[u8]) -> Option<LinkRequest> {
+    let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
+    let count = usize::from(bytes[1]);
+    if bytes[0] != VERSION || !(1..=MAX_BLOCKS).contains(&count) || bytes[4..8] != [0; 4] || bytes[88..] != [0; 8] {
+        return None;
+    }
+    let number = |pair: &[u8]| u16::from_le_bytes([pair[0], pair[1]]);
+    let address = |from: usize| bytes[from..from + 16].try_into().map(from_v6).ok();
+    Some(LinkRequest {
+        own: address(24)?,
+        own_blocks: vec![number(&bytes[2..4])],
+        peer: address(8)?,
+        peer_blocks: bytes[56..88].chunks_exact(2).take(count).map(number).collect(),
+        name: bytes[40..56].try_into().ok()?,
+    })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offer_is_read_as_a_request_for_the_other_direction() {
+        let request = LinkRequest {
+            own: "127.62.0.1".parse().unwrap(),
+            own_blocks: vec![7, 4_095, 9],
+            peer: "fe80::1".parse().unwrap(),
+            peer_blocks: vec![3, 5],
+            name: [1; 16],
+        };
+        let offer = hello(&request, &[2; 16]);
+        let answer = parse_hello(&offer).unwrap();
+        assert_eq!((answer.own, answer.peer, answer.name), (request.peer, request.own, [2; 16]));
+        assert_eq!((answer.own_blocks, answer.peer_blocks), (vec![3], vec![7, 4_095, 9]));
+        for (place, value) in [(0, 2), (1, 0), (1, 17), (4, 1), (95, 1)] {
+            let mut changed = offer;
+            changed[place] = value;
+            assert!(parse_hello(&changed).is_none(), "byte {place} is {value}");
+        }
+        assert!(parse_hello(&offer[..95]).is_none());
+    }
+}

@@ -1,0 +1,279 @@
+//! Packets through memory that two processes of a user share: which connections take that path, what ends it, and what
+//! other processes can do to it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::process::{Child, ChildStdin, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr};
+use rdma_verbs::provider::soft::SoftOptions;
+use rdma_verbs::verbs::{
+    self, AccessFlags, CompletionQueue, ConnectOptions, Context, Counter, MemoryRegion, Payload, QueuePair,
+    QueuePairOptions, ReceiveRequest, SendRequest,
+};
+use support::PATIENCE;
+use support::process::{ignored_test, signal, unix_sockets};
+
+const DEVICE: &str = "RDMA_VERBS_TEST_DEVICE";
+const SHARES: &str = "RDMA_VERBS_TEST_SHARES";
+const BYTES: usize = 20_000;
+/// Timeout that lets an exchange outlast a busy machine.
+const TIMEOUT: u8 = 18;
+
+struct End {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+}
+
+impl End {
+    fn new(context: &Context) -> Self {
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+        let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().sq_sig_all()).unwrap();
+        let memory = pd.alloc_mr(2 * BYTES, AccessFlags::LOCAL_WRITE).unwrap();
+        qp.init().unwrap();
+        Self { qp, cq, memory }
+    }
+
+    fn receive(&self) {
+        self.qp.post_recv(&[ReceiveRequest::new(self.memory.slice(BYTES..).unwrap())]).unwrap();
+    }
+
+    /// Polls until there were so many completions. Returns an error of one.
+    fn complete(&self, count: usize) -> Result<(), verbs::CompletionStatus> {
+        let end = Instant::now() + PATIENCE;
+        let (mut completions, mut done) = ([verbs::Completion::default(); 4], 0);
+        while done < count {
+            assert!(Instant::now() < end, "{done} of {count} completions");
+            let polled = self.cq.poll(&mut completions).unwrap();
+            for completion in &completions[..polled] {
+                completion.result().map_err(|failure| failure.status)?;
+                done += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends bytes that depend on the seed, and gets them back.
+    fn exchange(&self, seed: u8) -> Result<(), verbs::CompletionStatus> {
+        let bytes: Vec<u8> = (0..BYTES).map(|at| (at as u8).wrapping_mul(seed)).collect();
+        self.memory.write_at(0, &bytes).unwrap();
+        self.receive();
+        self.qp.post_send(&[SendRequest::send(Payload::from(self.memory.slice(..BYTES).unwrap()))]).unwrap();
+        self.complete(2)?;
+        assert!(self.memory.to_vec(BYTES..).unwrap() == bytes, "other bytes came back");
+        Ok(())
+    }
+
+    /// Exchanges until a send leaves through shared memory.
+    fn await_link(&self, context: &Context) {
+        let end = Instant::now() + PATIENCE;
+        while context.counters().get(Counter::SharedMemorySends) == 0 {
+            assert!(Instant::now() < end, "no memory is shared");
+            self.exchange(3).unwrap();
+        }
+    }
+}
+
+fn open(device: &str, shares: bool) -> Context {
+    verbs::open_soft(device, &SoftOptions::new().shared_memory(shares)).unwrap()
+}
+
+/// Not a test: the other process. For each line that it reads it connects a queue pair, and returns what it receives.
+#[test]
+#[ignore = "started by the other tests"]
+fn process() {
+    let Ok(device) = std::env::var(DEVICE) else { return };
+    let context = open(&device, std::env::var(SHARES).is_ok_and(|given| given == "yes"));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    println!("\nlistening {}", listener.local_addr().unwrap());
+    let end = End::new(&context);
+    let (remote, stream) = end.qp.connection_info().unwrap().accept_tcp(&listener, PATIENCE).unwrap();
+    end.receive();
+    end.qp.connect_with(&remote, &ConnectOptions::default().timeout(TIMEOUT)).unwrap();
+    let mut ready = &stream;
+    ready.write_all(b"r").unwrap();
+    stream.set_read_timeout(Some(Duration::from_micros(1))).unwrap();
+    loop {
+        let mut completions = [verbs::Completion::default(); 4];
+        let polled = end.cq.poll(&mut completions).unwrap();
+        for completion in &completions[..polled] {
+            let done = completion.result().unwrap_or_else(|failure| panic!("{failure:?}"));
+            if done.opcode == verbs::CompletionOpcode::Receive {
+                let bytes = end.memory.to_vec(BYTES..).unwrap();
+                end.memory.write_at(0, &bytes).unwrap();
+                end.receive();
+                end.qp.post_send(&[SendRequest::send(Payload::from(end.memory.slice(..BYTES).unwrap()))]).unwrap();
+            }
+        }
+        if stream.peek(&mut [0]).is_ok() {
+            return;
+        }
+    }
+}
+
+/// Another process, which is killed at the end.
+struct Other {
+    child: Child,
+    _stdin: ChildStdin,
+    address: String,
+}
+
+impl Other {
+    fn start(device: &str, shares: bool) -> Self {
+        let mut command = ignored_test(concat!(module_path!(), "::process"));
+        command.env(DEVICE, device).env(SHARES, if shares { "yes" } else { "no" });
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = loop {
+            let line = lines.next().expect("the process says where it listens").unwrap();
+            if let Some(address) = line.strip_prefix("listening ") {
+                break address.to_owned();
+            }
+        };
+        Self { child, _stdin: stdin, address }
+    }
+
+    fn connect(&self, end: &End) -> std::net::TcpStream {
+        let (remote, stream) = end.qp.connection_info().unwrap().connect_tcp(&self.address, PATIENCE).unwrap();
+        end.qp.connect_with(&remote, &ConnectOptions::default().timeout(TIMEOUT)).unwrap();
+        let mut ready = [0];
+        std::io::Read::read_exact(&mut &stream, &mut ready).unwrap();
+        stream
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn processes_that_agree_exchange_through_memory() {
+    let (context, other) = (open("soft:127.62.4.1", true), Other::start("soft:127.62.4.2", true));
+    let end = End::new(&context);
+    let _stream = other.connect(&end);
+    end.await_link(&context);
+    (1..200).for_each(|seed| end.exchange(seed).unwrap());
+    let counters = context.counters();
+    let [sent, received] =
+        [Counter::SharedMemorySends, Counter::SharedMemoryReceives].map(|counter| counters.get(counter));
+    assert!(sent >= 199 && received >= 199, "{sent} sends, {received} receives");
+}
+
+#[test]
+fn memory_is_shared_only_if_both_ends_want_it() {
+    for (number, shares) in [(0, [true, false]), (1, [false, true]), (2, [false, false])] {
+        let devices = [1, 2].map(|end| format!("soft:127.62.5.{}", 2 * number + end));
+        let (context, other) = (open(&devices[0], shares[0]), Other::start(&devices[1], shares[1]));
+        let end = End::new(&context);
+        let _stream = other.connect(&end);
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(300) {
+            end.exchange(5).unwrap();
+        }
+        assert_eq!(context.counters().get(Counter::SharedMemorySends), 0, "{shares:?}");
+    }
+}
+
+/// The retries of a request to a dead process end as they do over sockets, and the next process gets a ring of its own.
+#[test]
+fn a_killed_process_ends_its_links() {
+    let context = open("soft:127.62.6.1", true);
+    for _ in 0..3 {
+        let other = Other::start("soft:127.62.6.2", true);
+        let pd_end = End::new(&context);
+        let _stream = other.connect(&pd_end);
+        let before = context.counters().get(Counter::SharedMemorySends);
+        let end = Instant::now() + PATIENCE;
+        while context.counters().get(Counter::SharedMemorySends) == before {
+            assert!(Instant::now() < end, "no memory is shared");
+            pd_end.exchange(7).unwrap();
+        }
+        signal(other.child.id(), "-KILL");
+        drop(other);
+        // The queue pair goes without waiting for its retries.
+        drop(pd_end);
+    }
+    assert!(mapped_rings() <= 2, "{} rings are mapped", mapped_rings());
+}
+
+/// Returns the number of rings that this process has mapped.
+fn mapped_rings() -> usize {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let count = maps.lines().filter(|line| line.contains("/memfd:rdma-verbs")).count();
+        if count <= 2 || Instant::now() > deadline {
+            return count;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Connects to the socket for links of a process.
+fn connect_to_links(process: u32) -> OwnedFd {
+    let paths = unix_sockets(process, "links-");
+    let path = paths[0].replace("new-", "");
+    let socket =
+        nix::sys::socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    let address = UnixAddr::new(path.as_str()).unwrap();
+    nix::sys::socket::connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &address).unwrap();
+    socket
+}
+
+/// Sends a message with descriptors. Returns whether the process closes the connection.
+fn is_refused(socket: &OwnedFd, bytes: &[u8], descriptors: &[std::os::fd::RawFd]) -> bool {
+    let rights = [ControlMessage::ScmRights(descriptors)];
+    let control = if descriptors.is_empty() { &[][..] } else { &rights };
+    let pieces = [std::io::IoSlice::new(bytes)];
+    let number = std::os::fd::AsRawFd::as_raw_fd(socket);
+    nix::sys::socket::sendmsg::<()>(number, &pieces, control, MsgFlags::MSG_NOSIGNAL, None).unwrap();
+    let mut welcome = [0; 8];
+    matches!(nix::sys::socket::recv(number, &mut welcome, MsgFlags::empty()), Ok(0) | Err(_))
+}
+
+/// Offers that make no sense are refused. The links that exist go on.
+#[test]
+fn senseless_offers_are_refused() {
+    let (context, other) = (open("soft:127.62.7.1", true), Other::start("soft:127.62.7.2", true));
+    let end = End::new(&context);
+    let _stream = other.connect(&end);
+    end.await_link(&context);
+    let victim = other.child.id();
+    let file = tempfile();
+    let number = std::os::fd::AsRawFd::as_raw_fd(&file);
+    let right = |first: u8| {
+        let mut hello = [0; 96];
+        (hello[0], hello[1]) = (first, 1);
+        hello
+    };
+    assert!(is_refused(&connect_to_links(victim), b"", &[number]), "an empty message");
+    assert!(is_refused(&connect_to_links(victim), &right(1), &[]), "no descriptor");
+    assert!(is_refused(&connect_to_links(victim), &right(1), &[number; 3]), "three descriptors");
+    assert!(is_refused(&connect_to_links(victim), &right(2), &[number]), "another version");
+    assert!(is_refused(&connect_to_links(victim), &[1; 97], &[number]), "a longer message");
+    assert!(is_refused(&connect_to_links(victim), &right(1), &[number]), "an unknown address");
+    // An address and a block that exist, with a file whose length is not sealed.
+    let qpn = end.qp.qpn().value();
+    let mut hello = right(1);
+    hello[2..4].copy_from_slice(&((qpn >> 12) as u16).to_le_bytes());
+    for place in [8, 24] {
+        hello[place..place + 16].copy_from_slice(&std::net::Ipv4Addr::new(127, 62, 7, 1).to_ipv6_mapped().octets());
+    }
+    assert!(is_refused(&connect_to_links(std::process::id()), &hello, &[number]), "a file that can be truncated");
+    (1..50).for_each(|seed| end.exchange(seed).unwrap());
+}
+
+fn tempfile() -> std::fs::File {
+    let path = std::env::temp_dir().join(format!("rdma-verbs-offer-{}", std::process::id()));
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file.set_len(4_096 + (2 << 20)).unwrap();
+    file
+}
