@@ -3,7 +3,7 @@
 # target/suites.
 set -uo pipefail
 # The caller's settings: the suites rely on the defaults.
-unset RDMA_VERBS_ADDRESSES RDMA_VERBS_PEERS RDMA_VERBS_SHARDS RDMA_VERBS_FAULTS RDMA_VERBS_MTU
+unset RDMA_VERBS_ADDRESSES RDMA_VERBS_PEERS RDMA_VERBS_SHARDS RDMA_VERBS_FAULTS RDMA_VERBS_MTU RDMA_VERBS_SHARED_MEMORY
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 suites=$PWD/${CARGO_TARGET_DIR:-target}/suites
 [[ ${CARGO_TARGET_DIR:-} = /* ]] && suites=$CARGO_TARGET_DIR/suites
