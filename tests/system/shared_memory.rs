@@ -67,10 +67,11 @@ impl End {
         Ok(())
     }
 
-    /// Exchanges until a send leaves through shared memory.
+    /// Exchanges until a further send leaves through shared memory.
     fn await_link(&self, context: &Context) {
-        let end = Instant::now() + PATIENCE;
-        while context.counters().get(Counter::SharedMemorySends) == 0 {
+        let sends = || context.counters().get(Counter::SharedMemorySends);
+        let (before, end) = (sends(), Instant::now() + PATIENCE);
+        while sends() == before {
             assert!(Instant::now() < end, "no memory is shared");
             self.exchange(3).unwrap();
         }
@@ -181,24 +182,17 @@ fn memory_is_shared_only_if_both_ends_want_it() {
     }
 }
 
-/// The retries of a request to a dead process end as they do over sockets, and the next process gets a ring of its own.
+/// Its rings are unmapped, and the next process at its address gets rings of its own.
 #[test]
 fn a_killed_process_ends_its_links() {
     let context = open("soft:127.62.6.1", true);
     for _ in 0..3 {
         let other = Other::start("soft:127.62.6.2", true);
-        let pd_end = End::new(&context);
-        let _stream = other.connect(&pd_end);
-        let before = context.counters().get(Counter::SharedMemorySends);
-        let end = Instant::now() + PATIENCE;
-        while context.counters().get(Counter::SharedMemorySends) == before {
-            assert!(Instant::now() < end, "no memory is shared");
-            pd_end.exchange(7).unwrap();
-        }
+        let end = End::new(&context);
+        let _stream = other.connect(&end);
+        end.await_link(&context);
         signal(other.child.id(), "-KILL");
-        drop(other);
         // The queue pair goes without waiting for its retries.
-        drop(pd_end);
     }
     assert!(mapped_rings() <= 2, "{} rings are mapped", mapped_rings());
 }
