@@ -1,10 +1,12 @@
 //! Unix socket messages with the sender's credentials.
 
 use std::io;
-use std::mem::{MaybeUninit, zeroed};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use socket2::SockAddr;
+
+use super::control_message::{Arrived, receive_with, send_with};
 
 /// Returns the effective user ID of this process.
 pub(crate) fn own_user() -> u32 {
@@ -32,68 +34,22 @@ pub(crate) fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(unsafe { credentials.assume_init() }.uid)
 }
 
-/// Bytes of one control message with credentials.
-// SAFETY: pure arithmetic.
-const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) } as usize;
-
-/// Room for the credentials and nothing else; aligned for the control message header. Descriptors that a sender
-/// attaches find no room behind them, so the kernel discards them instead of installing them in this process.
-#[repr(C, align(8))]
-struct Control([u8; CONTROL_BYTES]);
-
 /// Sends a message with the effective user of this process: by default the kernel reports the user that started it,
 /// which is a different one if the program is set-user-ID.
 pub(crate) fn send_as_user(socket: BorrowedFd<'_>, bytes: &[u8], to: &SockAddr) -> io::Result<()> {
     // SAFETY: takes no arguments and cannot fail.
     let pid = unsafe { libc::getpid() };
     let credentials = libc::ucred { pid, uid: own_user(), gid: own_group() };
-    let mut control = Control([0; CONTROL_BYTES]);
-    let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: null pointers and zero lengths are valid for all fields.
-    let mut message: libc::msghdr = unsafe { zeroed() };
-    message.msg_name = to.as_ptr().cast_mut().cast();
-    message.msg_namelen = to.len();
-    message.msg_iov = &raw mut piece;
-    message.msg_iovlen = 1;
-    message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = size_of::<Control>() as _;
-    // SAFETY: `control` has room for one message with credentials and is aligned for its header, so the header is not
-    // null and lies inside, and so does the data behind it.
-    unsafe {
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_CREDENTIALS;
-        (*header).cmsg_len = libc::CMSG_LEN(size_of::<libc::ucred>() as u32) as _;
-        libc::CMSG_DATA(header).cast::<libc::ucred>().write_unaligned(credentials);
-    }
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: address, control, iovec and bytes live until the call returns, which only reads them.
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    send_with(socket, bytes, Some(to), libc::SCM_CREDENTIALS, credentials)
 }
 
 /// Receives a message without waiting, with the user that sent it (the socket must pass credentials); returns `None` if
-/// there is none. A message that was truncated, or that carries descriptors, has no user.
+/// there is none. A message that was truncated, or that carries descriptors, has no user: behind the credentials there
+/// is no room for them.
 pub(crate) fn receive_with_user(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<(usize, Option<u32>)>> {
-    let mut control = MaybeUninit::<Control>::uninit();
-    let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: null pointers and zero lengths are valid for all fields.
-    let mut message: libc::msghdr = unsafe { zeroed() };
-    message.msg_iov = &raw mut piece;
-    message.msg_iovlen = 1;
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of::<Control>() as _;
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: control, iovec and buffer live until the call returns, and the lengths are theirs.
-    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
-    let Ok(length) = usize::try_from(length) else {
-        let error = io::Error::last_os_error();
-        return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
-    };
-    // SAFETY: `message` is as `recvmsg` left it, and `control` is alive.
-    let user = unsafe { read_user(&message) };
-    let is_whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
-    Ok(Some((length, user.filter(|_| is_whole))))
+    // SAFETY: `receive_with` passes the message as `recvmsg` left it, with its control buffer, to its first reader.
+    let arrived = receive_with::<libc::ucred, _>(socket, buffer, |message| unsafe { read_user(message) })?;
+    Ok(arrived.map(|Arrived { length, control: user, is_whole }| (length, user.filter(|_| is_whole))))
 }
 
 /// Returns the user in the only control message, if it carries credentials. Closes descriptors that came instead, which
@@ -133,6 +89,7 @@ mod tests {
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
     use super::*;
+    use std::mem::zeroed;
 
     #[test]
     fn messages_bear_their_users() {

@@ -1,39 +1,13 @@
 //! Messages of connected Unix sockets that carry descriptors.
 
 use std::io;
-use std::mem::{MaybeUninit, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Room for one descriptor and nothing else; aligned for the control message header. The kernel discards further ones.
-#[repr(C, align(8))]
-struct Control([u8; CONTROL_BYTES]);
-
-// SAFETY: pure arithmetic.
-const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::c_int>() as u32) } as usize;
+use super::control_message::{Arrived, receive_with, send_with};
 
 /// Sends a message with a descriptor, without waiting.
 pub(crate) fn send_with_descriptor(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<()> {
-    let mut control = Control([0; CONTROL_BYTES]);
-    let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: null pointers and zero lengths are valid for all fields.
-    let mut message: libc::msghdr = unsafe { zeroed() };
-    message.msg_iov = &raw mut piece;
-    message.msg_iovlen = 1;
-    message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = size_of::<Control>() as _;
-    // SAFETY: `control` has room for one message with a descriptor and is aligned for its header, so the header is not
-    // null and lies inside, and so does the data behind it.
-    unsafe {
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(size_of::<libc::c_int>() as u32) as _;
-        libc::CMSG_DATA(header).cast::<libc::c_int>().write_unaligned(descriptor.as_raw_fd());
-    }
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: control, iovec and bytes live until the call returns, which only reads them.
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    send_with(socket, bytes, None, libc::SCM_RIGHTS, descriptor.as_raw_fd())
 }
 
 /// Receives a message without waiting, with its descriptor if it carries one; returns `None` if there is none. The
@@ -42,34 +16,29 @@ pub(crate) fn receive_with_descriptor(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
 ) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
-    let mut control = MaybeUninit::<Control>::uninit();
-    let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: null pointers and zero lengths are valid for all fields.
-    let mut message: libc::msghdr = unsafe { zeroed() };
-    message.msg_iov = &raw mut piece;
-    message.msg_iovlen = 1;
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of::<Control>() as _;
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: control, iovec and buffer live until the call returns, and the lengths are theirs.
-    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
-    let Ok(length) = usize::try_from(length) else {
-        let error = io::Error::last_os_error();
-        return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
-    };
-    // SAFETY: `message` is as `recvmsg` left it, and its control buffer is alive. There is room for one control message
-    // with one descriptor, which the kernel has just installed for this call, so nothing else owns it. The read is
-    // unaligned, because nothing guarantees the data's alignment.
-    let descriptor = unsafe {
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
+    // SAFETY: `receive_with` passes the message as `recvmsg` left it, with its control buffer, to its first reader.
+    let arrived = receive_with::<libc::c_int, _>(socket, buffer, |message| unsafe { take_descriptor(message) })?;
+    Ok(arrived.map(|Arrived { length, control, is_whole }| (length, control.filter(|_| is_whole))))
+}
+
+/// Returns the descriptor in the only control message, if it carries one.
+///
+/// # Safety
+///
+/// `message` is as a successful `recvmsg` with room for one descriptor left it, its control buffer is alive, and
+/// nothing else has read it.
+unsafe fn take_descriptor(message: &libc::msghdr) -> Option<OwnedFd> {
+    // SAFETY: `message` describes the control messages that the kernel wrote. There is room for one with one
+    // descriptor, which the kernel has just installed for this call, so nothing else owns it. The read is unaligned,
+    // because nothing guarantees the data's alignment.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(message);
         let carries = !header.is_null()
             && (*header).cmsg_level == libc::SOL_SOCKET
             && (*header).cmsg_type == libc::SCM_RIGHTS
             && (*header).cmsg_len as usize >= libc::CMSG_LEN(size_of::<libc::c_int>() as u32) as usize;
         carries.then(|| OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<libc::c_int>().read_unaligned()))
-    };
-    let is_whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
-    Ok(Some((length, descriptor.filter(|_| is_whole))))
+    }
 }
 
 /// Makes the other end of a connection readable. Never waits: if the connection is full, the other end is readable

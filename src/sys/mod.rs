@@ -4,6 +4,7 @@
 //! Every exported item is safe to call in any order and from any thread. Linux-specific code lives here, so that
 //! another platform can be added beside it.
 mod clock;
+mod control_message;
 mod credentials;
 mod descriptors;
 mod environment;
