@@ -14,6 +14,8 @@ use crate::wire::{Bth, Deth, Flow, Headers, ICRC_BYTES, Opcode, Packet, icrc};
 
 /// Number of the queue pair of management datagrams.
 pub const MANAGEMENT_QPN: Qpn = Qpn::new(1);
+/// Least number of bytes of a buffer for the packet of a management datagram.
+pub const MANAGEMENT_BUFFER_BYTES: usize = 284;
 /// Q_Key of queue pair 1 (IBTA 10.2.4).
 pub(super) const MANAGEMENT_QKEY: Qkey = Qkey(0x8001_0000);
 /// Maximum number of datagrams that wait to be polled: as many as the receives of Linux' queue pair 1 (`mad.c`,
@@ -99,7 +101,8 @@ impl ManagementQueuePair {
         self.arrived.pop_front()
     }
 
-    /// Writes the packet of a datagram to queue pair 1 of a peer into `buffer`, at least 284 bytes.
+    /// Writes the packet of a datagram to queue pair 1 of a peer into `buffer`, at least
+    /// [`MANAGEMENT_BUFFER_BYTES`].
     ///
     /// # Panics
     /// If the buffer is shorter.
@@ -145,7 +148,7 @@ mod tests {
 
     /// A datagram as it is written, with changes to the bytes before the ICRC.
     fn written(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-        let mut buffer = vec![0; 284];
+        let mut buffer = vec![0; MANAGEMENT_BUFFER_BYTES];
         let transmit = ManagementQueuePair::default().write(&PATH, &[0x5a; 256], &mut buffer);
         assert_eq!((transmit.length, transmit.qpn), (280, MANAGEMENT_QPN));
         buffer.truncate(transmit.length);

@@ -52,7 +52,7 @@ pub use endpoint::Deadlines;
 pub use endpoint::{CreateError, Endpoint, EndpointConfig};
 #[cfg(feature = "sim")]
 pub use management::ManagementQueuePair;
-pub use management::{MANAGEMENT_QPN, ManagementDatagram, ManagementPath};
+pub use management::{MANAGEMENT_BUFFER_BYTES, MANAGEMENT_QPN, ManagementDatagram, ManagementPath};
 pub use queue_pair::QueuePairInit;
 pub use responder::{ReceiveSource, ReorderBudget};
 #[cfg(feature = "sim")]

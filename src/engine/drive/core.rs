@@ -7,14 +7,12 @@ use crate::cm::{HeldRequest, Outgoing};
 use crate::engine::net::{Link, Sent};
 use crate::engine::share::Route;
 use crate::memory::MemoryView;
-use crate::transport::{AckRelease, Datagram, Endpoint, ManagementPath, Transmit};
+use crate::transport::{AckRelease, Datagram, Endpoint, MANAGEMENT_BUFFER_BYTES, ManagementPath, Transmit};
 use crate::types::{Qpn, QueuePairReport, Time};
 
 /// Delay before retrying after the kernel's send buffer was full.
 const SEND_RETRY: Duration = Duration::from_micros(100);
 const LONG_PASS_SENDS: usize = 4;
-/// Room for the packet of a management datagram.
-const MANAGEMENT_PACKET_BYTES: usize = 284;
 
 /// Result of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -131,7 +129,7 @@ impl Core {
         let HeldRequest { source, destination, traffic_class, bytes, .. } = held;
         let (source, destination, traffic_class) = (*source, *destination, *traffic_class);
         let Some(source_port) = self.link.port_of(destination) else { return Route::Here };
-        let mut buffer = [0; MANAGEMENT_PACKET_BYTES];
+        let mut buffer = [0; MANAGEMENT_BUFFER_BYTES];
         let path = ManagementPath { source, source_port, destination, traffic_class };
         let length = self.endpoint.management().write(&path, bytes, &mut buffer).length;
         self.link.route_held(&Datagram {

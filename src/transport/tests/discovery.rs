@@ -61,7 +61,7 @@ impl Pair {
 
     /// Gives the end a datagram to queue pair 1 from this address.
     fn give(&mut self, at: usize, source: IpAddr, mad: &Mad) -> DatagramOutcome {
-        let mut buffer = vec![0; 284];
+        let mut buffer = vec![0; management::MANAGEMENT_BUFFER_BYTES];
         let destination = self.ends[at].address;
         let path = ManagementPath { source, source_port: 55_410, destination, traffic_class: 0 };
         let length = management::ManagementQueuePair::default().write(&path, &mad.write(), &mut buffer).length;
