@@ -243,8 +243,8 @@ impl Shard {
     /// there is one. Until it is set up, and without it, packets leave through the sockets.
     pub(crate) fn link_memory(&self, own: IpAddr, peer: IpAddr, destination: Qpn) {
         if self.shares_memory {
-            let blocks: Vec<u16> = self.blocks.blocks().iter().map(|block| *block as u16).collect();
-            link_to(own, &blocks, peer, destination.value());
+            let blocks = self.blocks.blocks().iter().map(|block| *block as u16).collect();
+            link_to(own, blocks, peer, destination.value());
         }
     }
 

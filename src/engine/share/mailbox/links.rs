@@ -237,17 +237,8 @@ impl Outgoing {
         is_watched
     }
 
-    /// Returns whether both ends are open. Otherwise ends the link of its shard.
     fn lives(&self, postbox: &Postbox, set: &Epoll) -> bool {
-        let Some(connection) = self.connection.upgrade() else { return false };
-        if !has_ended(connection.as_fd()) {
-            return true;
-        }
-        let _ = set.remove(connection.as_fd());
-        if let Some(recipient) = self.request.recipient(postbox) {
-            recipient.end_link(self.id);
-        }
-        false
+        lives(&self.connection, set, self.id, || self.request.recipient(postbox))
     }
 }
 
@@ -288,18 +279,27 @@ impl Incoming {
         true
     }
 
-    /// Returns whether both ends are open. Otherwise ends the link of its shard.
     fn lives(&self, set: &Epoll) -> bool {
-        let Some(connection) = self.connection.upgrade() else { return false };
-        if !has_ended(connection.as_fd()) {
-            return true;
-        }
-        let _ = set.remove(connection.as_fd());
-        if let Some(recipient) = self.recipient.as_ref().and_then(Weak::upgrade) {
-            recipient.end_link(self.id);
-        }
-        false
+        lives(&self.connection, set, self.id, || self.recipient.as_ref()?.upgrade())
     }
+}
+
+/// Returns whether both ends of a link are open. Otherwise ends the link of its shard, the recipient.
+fn lives(
+    connection: &Weak<Connection>,
+    set: &Epoll,
+    id: LinkId,
+    recipient: impl FnOnce() -> Option<Arc<dyn Recipient>>,
+) -> bool {
+    let Some(connection) = connection.upgrade() else { return false };
+    if !has_ended(connection.as_fd()) {
+        return true;
+    }
+    let _ = set.remove(connection.as_fd());
+    if let Some(recipient) = recipient() {
+        recipient.end_link(id);
+    }
+    false
 }
 
 /// Returns the message that offers a ring, from the process with this name.

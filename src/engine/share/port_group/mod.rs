@@ -225,36 +225,29 @@ pub(crate) struct RegisteredPeer {
 
 /// Finds the process of this user that has this queue pair on an address of this machine.
 pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPeer> {
-    let block = (qpn >> 12) as u16;
-    let of = |file: &AddressFile, own: &[u8]| {
-        let member = file.member_with_block(own, block)?;
-        let key = key_share().zip(member.key_share);
-        let key = key.map(|(local, remote)| PeerKey { local, remote, is_agreed: false });
-        Some(RegisteredPeer { capabilities: member.capabilities, key })
-    };
-    if let Some(group) = GroupRef::find(address) {
-        let group = group.lock();
-        if !group.members.is_empty() {
-            return of(group.file.as_ref()?, &group.slots());
-        }
-    }
-    of(&Registry::of_process()?.find_address(address)?, &[])
+    let member = registered_member(address, qpn)?;
+    let key = key_share().zip(member.key_share);
+    let key = key.map(|(local, remote)| PeerKey { local, remote, is_agreed: false });
+    Some(RegisteredPeer { capabilities: member.capabilities, key })
 }
 
 /// Requests a link from a shard of this process to the process that has this queue pair on an address of this machine.
-pub(crate) fn link_to(own: IpAddr, own_blocks: &[u16], peer: IpAddr, qpn: u32) {
-    let block = (qpn >> 12) as u16;
-    let find = |file: &AddressFile, own: &[u8]| file.member_with_block(own, block);
-    let member = match GroupRef::find(peer) {
-        Some(group) if !group.lock().members.is_empty() => {
-            let group = group.lock();
-            group.file.as_ref().and_then(|file| find(file, &group.slots()))
-        }
-        _ => Registry::of_process().and_then(|registry| find(&registry.find_address(peer)?, &[])),
-    };
-    if let Some(Member { name, blocks: peer_blocks, .. }) = member {
-        request_link(LinkRequest { own, own_blocks: own_blocks.to_vec(), peer, peer_blocks, name });
+pub(crate) fn link_to(own: IpAddr, own_blocks: Vec<u16>, peer: IpAddr, qpn: u32) {
+    if let Some(Member { name, blocks: peer_blocks, .. }) = registered_member(peer, qpn) {
+        request_link(LinkRequest { own, own_blocks, peer, peer_blocks, name });
     }
+}
+
+/// Returns the member that has this queue pair on an address of this machine.
+fn registered_member(address: IpAddr, qpn: u32) -> Option<Member> {
+    let block = (qpn >> 12) as u16;
+    if let Some(group) = GroupRef::find(address) {
+        let group = group.lock();
+        if !group.members.is_empty() {
+            return group.file.as_ref()?.member_with_block(&group.slots(), block);
+        }
+    }
+    Registry::of_process()?.find_address(address)?.member_with_block(&[], block)
 }
 
 impl Group {
