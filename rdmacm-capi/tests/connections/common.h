@@ -16,13 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            printf("%s, line %d: %s: %s\n", __func__, __LINE__, #condition, strerror(errno)); \
-            exit(1); \
-        } \
-    } while (0)
+#include "../check.h"
 
 // Prints the error of a call.
 #define TRY(call) \
