@@ -13,8 +13,8 @@ use rdma_verbs::verbs::{
     self, AccessFlags, CompletionQueue, ConnectOptions, Context, Counter, MemoryRegion, Payload, QueuePair,
     QueuePairOptions, ReceiveRequest, SendRequest,
 };
-use support::PATIENCE;
 use support::process::{ignored_test, signal, unix_sockets};
+use support::{PATIENCE, complete_one, poll_one};
 
 const DEVICE: &str = "RDMA_VERBS_TEST_DEVICE";
 const SHARES: &str = "RDMA_VERBS_TEST_SHARES";
@@ -41,30 +41,14 @@ impl End {
         self.qp.post_recv(&[ReceiveRequest::new(self.memory.slice(BYTES..).unwrap())]).unwrap();
     }
 
-    /// Polls until there were so many completions. Returns an error of one.
-    fn complete(&self, count: usize) -> Result<(), verbs::CompletionStatus> {
-        let end = Instant::now() + PATIENCE;
-        let (mut completions, mut done) = ([verbs::Completion::default(); 4], 0);
-        while done < count {
-            assert!(Instant::now() < end, "{done} of {count} completions");
-            let polled = self.cq.poll(&mut completions).unwrap();
-            for completion in &completions[..polled] {
-                completion.result().map_err(|failure| failure.status)?;
-                done += 1;
-            }
-        }
-        Ok(())
-    }
-
     /// Sends bytes that depend on the seed, and gets them back.
-    fn exchange(&self, seed: u8) -> Result<(), verbs::CompletionStatus> {
+    fn exchange(&self, seed: u8) {
         let bytes: Vec<u8> = (0..BYTES).map(|at| (at as u8).wrapping_mul(seed)).collect();
         self.memory.write_at(0, &bytes).unwrap();
         self.receive();
         self.qp.post_send(&[SendRequest::send(Payload::from(self.memory.slice(..BYTES).unwrap()))]).unwrap();
-        self.complete(2)?;
+        (0..2).for_each(|_| complete_one(&self.cq, &self.qp));
         assert!(self.memory.to_vec(BYTES..).unwrap() == bytes, "other bytes came back");
-        Ok(())
     }
 
     /// Exchanges until a further send leaves through shared memory.
@@ -73,7 +57,7 @@ impl End {
         let (before, end) = (sends(), Instant::now() + PATIENCE);
         while sends() == before {
             assert!(Instant::now() < end, "no memory is shared");
-            self.exchange(3).unwrap();
+            self.exchange(3);
         }
     }
 }
@@ -98,9 +82,7 @@ fn process() {
     ready.write_all(b"r").unwrap();
     stream.set_read_timeout(Some(Duration::from_micros(1))).unwrap();
     loop {
-        let mut completions = [verbs::Completion::default(); 4];
-        let polled = end.cq.poll(&mut completions).unwrap();
-        for completion in &completions[..polled] {
+        if let Some(completion) = poll_one(&end.cq) {
             let done = completion.result().unwrap_or_else(|failure| panic!("{failure:?}"));
             if done.opcode == verbs::CompletionOpcode::Receive {
                 let bytes = end.memory.to_vec(BYTES..).unwrap();
@@ -160,7 +142,7 @@ fn processes_that_agree_exchange_through_memory() {
     let end = End::new(&context);
     let _stream = other.connect(&end);
     end.await_link(&context);
-    (1..200).for_each(|seed| end.exchange(seed).unwrap());
+    (1..200).for_each(|seed| end.exchange(seed));
     let counters = context.counters();
     let [sent, received] =
         [Counter::SharedMemorySends, Counter::SharedMemoryReceives].map(|counter| counters.get(counter));
@@ -176,7 +158,7 @@ fn memory_is_shared_only_if_both_ends_want_it() {
         let _stream = other.connect(&end);
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_millis(300) {
-            end.exchange(5).unwrap();
+            end.exchange(5);
         }
         assert_eq!(context.counters().get(Counter::SharedMemorySends), 0, "{shares:?}");
     }
@@ -261,7 +243,7 @@ fn senseless_offers_are_refused() {
         hello[place..place + 16].copy_from_slice(&std::net::Ipv4Addr::new(127, 62, 7, 1).to_ipv6_mapped().octets());
     }
     assert!(is_refused(&connect_to_links(std::process::id()), &hello, &[number]), "a file that can be truncated");
-    (1..50).for_each(|seed| end.exchange(seed).unwrap());
+    (1..50).for_each(|seed| end.exchange(seed));
 }
 
 fn tempfile() -> std::fs::File {
