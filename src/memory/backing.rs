@@ -4,8 +4,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use memmap2::{MmapOptions, MmapRaw};
 
+use super::raw::exported::Exported;
 use super::{DevicePart, OwnedBytes, RawRange};
 
 /// Memory that can be registered. It owns its bytes, except for a raw range, and frees them when it is dropped.
@@ -15,8 +18,13 @@ pub struct Backing(Kind);
 /// The kinds of memory.
 #[derive(Debug)]
 enum Kind {
-    /// Zeroed pages, private to this process.
-    Anonymous(Mapping),
+    /// Zeroed pages, private to this process, and whether their address was asked for: until then none of their bytes
+    /// is accessed.
+    Anonymous(Mapping, AtomicBool),
+    /// Pages that other processes of the user may map while they are registered.
+    Exported(Exported),
+    /// Pages that another process has exported.
+    OfPeer(Mapping),
     /// Part of a file, shared with all processes that map or write it.
     File(Mapping),
     /// A file without a name whose length is sealed, shared with another process.
@@ -58,7 +66,33 @@ impl Backing {
     /// `InvalidInput` if `len` is 0; otherwise the error of `mmap`, for lack of memory or address space.
     pub fn anonymous(len: usize) -> io::Result<Self> {
         let map = MmapOptions::new().len(positive(len)?).map_anon()?;
-        Ok(Self(Kind::Anonymous(Mapping { map: map.into(), writable: true })))
+        Ok(Self(Kind::Anonymous(Mapping { map: map.into(), writable: true }, AtomicBool::new(false))))
+    }
+
+    /// Maps `len` zeroed bytes that other processes of the user may map while they are registered.
+    ///
+    /// # Errors
+    /// Those of the system calls, for lack of memory or descriptors, or because they are forbidden.
+    pub(super) fn exported(len: usize, is_writable_by_peers: bool) -> io::Result<Self> {
+        Exported::create(positive(len)?, is_writable_by_peers).map(|exported| Self(Kind::Exported(exported)))
+    }
+
+    /// Wraps a mapping of pages that another process has exported.
+    pub(super) fn of_peer(map: MmapRaw, writable: bool) -> Self {
+        Self(Kind::OfPeer(Mapping { map, writable }))
+    }
+
+    /// Whether these are zeroed pages that nothing has accessed or can access yet.
+    pub(super) fn is_fresh(&self) -> bool {
+        matches!(&self.0, Kind::Anonymous(_, was_exposed) if !was_exposed.load(Ordering::Relaxed))
+    }
+
+    /// The memory as one that other processes may map.
+    pub(super) fn as_exported(&self) -> Option<&Exported> {
+        match &self.0 {
+            Kind::Exported(exported) => Some(exported),
+            _ => None,
+        }
     }
 
     /// Maps `len` bytes of `file` from `offset`, which need not be a multiple of the page size.
@@ -128,7 +162,8 @@ impl Backing {
     /// Number of bytes.
     pub fn len(&self) -> usize {
         match &self.0 {
-            Kind::Anonymous(mapping) | Kind::File(mapping) => mapping.map.len(),
+            Kind::Anonymous(mapping, _) | Kind::File(mapping) | Kind::OfPeer(mapping) => mapping.map.len(),
+            Kind::Exported(exported) => exported.len(),
             Kind::Sealed(map) => map.len(),
             Kind::Owned(bytes) => bytes.len(),
             Kind::Raw(range) => range.len(),
@@ -146,7 +181,12 @@ impl Backing {
     /// reference to its bytes may exist, and plain accesses through pointers must not race with theirs.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         match &self.0 {
-            Kind::Anonymous(mapping) | Kind::File(mapping) => mapping.map.as_mut_ptr(),
+            Kind::Anonymous(mapping, was_exposed) => {
+                was_exposed.store(true, Ordering::Relaxed);
+                mapping.map.as_mut_ptr()
+            }
+            Kind::File(mapping) | Kind::OfPeer(mapping) => mapping.map.as_mut_ptr(),
+            Kind::Exported(exported) => exported.as_mut_ptr(),
             Kind::Sealed(map) => map.as_mut_ptr(),
             Kind::Owned(bytes) => bytes.as_mut_ptr(),
             Kind::Raw(range) => range.as_mut_ptr(),
@@ -158,8 +198,13 @@ impl Backing {
     /// Whether the bytes may be written at all. A raw range counts as writable until an attempt fails.
     pub(super) fn is_writable(&self) -> bool {
         match &self.0 {
-            Kind::Anonymous(mapping) | Kind::File(mapping) => mapping.writable,
-            Kind::Sealed(_) | Kind::Owned(_) | Kind::Raw(_) | Kind::Device(_) | Kind::Elsewhere(_) => true,
+            Kind::Anonymous(mapping, _) | Kind::File(mapping) | Kind::OfPeer(mapping) => mapping.writable,
+            Kind::Exported(_)
+            | Kind::Sealed(_)
+            | Kind::Owned(_)
+            | Kind::Raw(_)
+            | Kind::Device(_)
+            | Kind::Elsewhere(_) => true,
         }
     }
 

@@ -41,8 +41,11 @@ mod advise;
 mod backing;
 mod device_memory;
 mod error;
+mod exports;
+mod grants;
 mod key;
 mod owners;
+mod peer_memory;
 mod raw;
 pub(crate) mod record_ring;
 mod region;
@@ -54,6 +57,9 @@ pub use backing::Backing;
 use device_memory::DevicePart;
 pub use device_memory::{DeviceMemory, DeviceMemoryError, DeviceMemoryPool};
 pub use error::{AccessError, AdviseError, BindError, RecoverError, RefusedBacking, RegisterError};
+pub(crate) use exports::{Exports, GateWatch, Offer, QueuePairGrant};
+pub(crate) use grants::Grant;
+pub(crate) use peer_memory::{Admission, DirectAccess, PeerMemory};
 pub use raw::recover_from_faults;
 use raw::{OwnedBytes, RawRange};
 pub use region::{Region, RegionInit};
@@ -65,16 +71,20 @@ pub use window::{Window, WindowBind};
 mod sync {
     #[cfg(loom)]
     pub(super) use loom::sync::{
-        Mutex, RwLock, RwLockReadGuard,
+        Mutex, MutexGuard, RwLock, RwLockReadGuard,
         atomic::{AtomicU32, fence},
     };
     #[cfg(loom)]
     pub(super) use loom::thread::yield_now as pause;
     #[cfg(not(loom))]
     pub(super) use std::sync::{
-        Mutex, RwLock, RwLockReadGuard,
+        Mutex, MutexGuard, RwLock, RwLockReadGuard,
         atomic::{AtomicU32, fence},
     };
     #[cfg(not(loom))]
     pub(super) use std::thread::yield_now as pause;
+
+    pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
 }

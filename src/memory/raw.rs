@@ -41,6 +41,7 @@ mod direct;
 #[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize)))))]
 #[path = "raw/atomics.rs"]
 mod direct;
+pub(super) mod exported;
 mod guarded;
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
 mod handler;
@@ -61,6 +62,8 @@ pub(super) use kernel::{Unusable, probe};
 /// Distance in bytes between a read and the memory that it prefetches: large enough for the data to arrive in time from
 /// any cache or memory.
 const FETCHED_AHEAD_BYTES: usize = 8_192;
+/// Bytes that are copied at a time between memories of which one can fault.
+const PART_BYTES: usize = 4_096;
 
 impl Backing {
     /// Wraps `len` bytes from `addr`, which the caller owns.
@@ -334,6 +337,45 @@ impl Memory {
         }
         // SAFETY: as in `read`, and the pages of a backing that is not guarded are writable.
         unsafe { direct::copy_in(target, data) };
+        Ok(())
+    }
+
+    /// Copies a range to another memory: body first, then the tail in naturally aligned stores, as
+    /// [`Memory::write`].
+    pub(super) fn copy_to(
+        &self,
+        offset: usize,
+        target: &Self,
+        target_offset: usize,
+        length: usize,
+    ) -> Result<(), AccessError> {
+        let (source, destination) = (self.at(offset, length)?, target.at(target_offset, length)?);
+        target.check_writable()?;
+        if self.guarded || target.guarded {
+            return self.copy_by_parts(offset, target, target_offset, length);
+        }
+        // SAFETY: `at` found both ranges in bounds, so by the invariant they are mapped, and the target's pages are
+        // writable. If they overlap, the bytes are a mixture, as with any overlapping accesses.
+        unsafe { direct::copy(destination, source, length) };
+        Ok(())
+    }
+
+    /// Copies through a buffer, where an access can fault.
+    fn copy_by_parts(
+        &self,
+        offset: usize,
+        target: &Self,
+        target_offset: usize,
+        length: usize,
+    ) -> Result<(), AccessError> {
+        let mut buffer = [0; PART_BYTES];
+        let mut done = 0;
+        while done < length {
+            let part = &mut buffer[..PART_BYTES.min(length - done)];
+            self.read(offset + done, part)?;
+            target.write(target_offset + done, part)?;
+            done += part.len();
+        }
         Ok(())
     }
 

@@ -19,11 +19,14 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::Backing;
+use super::grants::{AccessGate, WatchedGate};
 use super::raw::Memory;
 
 /// Offsets of the shared words, each on cache lines of its own.
 const READER_POSITION: usize = 0;
 const BELL_REQUEST: usize = 128;
+/// The gate of the writer's accesses to memory of the reader's process: see [`super::grants`].
+const GATE: usize = 256;
 /// Offset of the records.
 const RECORDS: usize = 4_096;
 /// Bytes of a header.
@@ -68,6 +71,12 @@ pub(crate) trait SharedBytes {
 
 /// The mapped memory of a ring.
 pub(crate) struct Pages(Memory);
+
+impl Pages {
+    pub(super) fn new(memory: Memory) -> Self {
+        Self(memory)
+    }
+}
 
 // None of the accesses can fail: the memory neither faults nor shrinks, and the offsets are in bounds and aligned.
 impl SharedBytes for Pages {
@@ -162,8 +171,13 @@ impl RingWriter {
     /// # Errors
     /// As [`Backing::create_shared`].
     pub(crate) fn create(capacity: usize) -> io::Result<(Self, OwnedFd)> {
-        let (backing, file) = Backing::create_shared(RECORDS + capacity)?;
+        let (backing, file) = Backing::create_shared(c"rdma-verbs", RECORDS + capacity)?;
         Ok((Self::new(Pages(Memory::new(backing)), capacity), file))
+    }
+
+    /// The gate of this end's accesses to the reader's memory.
+    pub(crate) fn gate(&self) -> AccessGate {
+        AccessGate::new(Pages(self.bytes.0.share()), GATE)
     }
 }
 
@@ -246,6 +260,11 @@ impl RingReader {
     pub(crate) fn open(file: BorrowedFd<'_>, capacity: usize) -> io::Result<Self> {
         let backing = Backing::open_shared(file, RECORDS + capacity)?;
         Ok(Self::new(Pages(Memory::new(backing)), capacity))
+    }
+
+    /// The gate of the writer's accesses to this end's memory.
+    pub(crate) fn gate(&self) -> WatchedGate {
+        WatchedGate::new(Pages(self.bytes.0.share()), GATE)
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError};
 use crate::checksum::Sum;
 use crate::types::{AccessFlags, Accessor, DomainId, MemoryWindowType};
 
+use super::exports::{Exports, make_private};
 use super::key::{BuildIndexHasher, KeyGenerator, MAX_REGIONS, index_of};
 use super::owners::Owners;
 use super::raw::Memory;
@@ -25,6 +26,8 @@ use super::{AccessError, Backing, RefusedBacking, RegisterError};
 pub struct RegionTable {
     entries: RwLock<Entries>,
     limit: usize,
+    /// The memory that other processes of the user may access directly, if there can be any.
+    pub(super) exports: Option<Arc<Exports>>,
 }
 
 struct Entries {
@@ -46,7 +49,7 @@ impl RegionTable {
             keys: KeyGenerator::new(),
             registrations: 0,
         };
-        Self { entries: RwLock::new(entries), limit: limit.min(MAX_REGIONS) }
+        Self { entries: RwLock::new(entries), limit: limit.min(MAX_REGIONS), exports: None }
     }
 
     /// Registers `backing` in `domain`. In requests its first byte has the address `iova`, or its address in this
@@ -76,6 +79,10 @@ impl RegionTable {
         backing: Backing,
         options: &RegionInit,
     ) -> Result<Arc<Region>, RefusedBacking> {
+        let backing = match &self.exports {
+            Some(exports) if !options.invalidatable => exports.adopt(backing, options.access),
+            _ => backing,
+        };
         // Probing the memory may take long, so it happens before locking.
         let checked = match region::check(&backing, options) {
             Ok(checked) => checked,
@@ -88,6 +95,9 @@ impl RegionTable {
         };
         let region = Arc::new(Region::new(domain, backing, checked, key));
         entries.regions.insert(index_of(key.0), Arc::clone(&region));
+        if let Some(exports) = &self.exports {
+            exports.add(&region);
+        }
         Ok(region)
     }
 
@@ -169,10 +179,14 @@ impl RegionTable {
             Err(error) => return Err((error, backing)),
         };
         let memory = backing.map_or_else(|| old.memory().share(), Memory::new);
+        // Before another region may have its key.
+        let mapped = self.end_direct_access(old);
         let region = Arc::new(Region::of(domain, memory, checked, key));
         entries.regions.insert(index_of(key.0), Arc::clone(&region));
         // With the same key, the insertion has already replaced it.
         entries.remove(old);
+        drop(entries);
+        mapped.iter().for_each(make_private);
         Ok(region)
     }
 
@@ -187,7 +201,10 @@ impl RegionTable {
         if windows > 0 && entries.holds(region) {
             return Err(RegisterError::Bound { windows });
         }
-        Ok(entries.remove(region))
+        let (was_registered, mapped) = self.remove(&mut entries, region);
+        drop(entries);
+        mapped.iter().for_each(make_private);
+        Ok(was_registered)
     }
 
     /// Revokes the keys of `region` and waits for every [`MemoryView`] that was taken before. When it returns, no view
@@ -196,7 +213,28 @@ impl RegionTable {
     /// Returns false if the region is not, or no longer, registered here.
     pub fn deregister(&self, region: &Arc<Region>) -> bool {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        entries.remove(region)
+        let (was_registered, mapped) = self.remove(&mut entries, region);
+        drop(entries);
+        mapped.iter().for_each(make_private);
+        was_registered
+    }
+
+    /// As [`RegionTable::deregister`], for a caller that has no use for the contents. Others may have.
+    pub(crate) fn discard(&self, region: &Arc<Region>) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let (_, mapped) = self.remove(&mut entries, region);
+        drop(entries);
+        if Arc::strong_count(region) > 1 {
+            mapped.iter().for_each(make_private);
+        }
+    }
+
+    /// Removes a region. Returns whether it was registered, and its memory if other processes may have mapped it.
+    fn remove(&self, entries: &mut Entries, region: &Arc<Region>) -> (bool, Option<Memory>) {
+        if !entries.remove(region) {
+            return (false, None);
+        }
+        (true, self.end_direct_access(region))
     }
 
     /// Returns a view of the regions, which do not change until it is dropped. Keep it for a bounded pass only:
@@ -506,7 +544,7 @@ impl MemoryView<'_> {
     }
 
     #[inline]
-    fn resolve(
+    pub(super) fn resolve(
         &self,
         key: u32,
         accessor: Accessor,

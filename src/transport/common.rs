@@ -23,6 +23,8 @@ pub(super) struct Pass<'a> {
     pub(super) now: Time,
     pub(super) memory: &'a MemoryView<'a>,
     pub(super) ack_hold: std::time::Duration,
+    /// Whether requests may access the memory of their peers directly.
+    pub(super) accesses_directly: bool,
 }
 
 /// A completion queue, and the queue pair's token for it.

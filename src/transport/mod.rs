@@ -49,6 +49,7 @@ pub use datagram::Repeats;
 pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, SourceAddress, Transmit};
 #[cfg(feature = "sim")]
 pub use endpoint::Deadlines;
+pub(crate) use endpoint::WantedKey;
 pub use endpoint::{CreateError, Endpoint, EndpointConfig};
 #[cfg(feature = "sim")]
 pub use management::ManagementQueuePair;

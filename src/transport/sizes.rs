@@ -48,15 +48,16 @@ fn hot_structures_stay_small() {
             Seed: 8,
             Path: 96,
             // With the consuming end of the send queue, its share of the window, and the pointers to a controller's
-            // samples, to a rate limit and to a loss event.
-            Requester: 416,
+            // samples, to a rate limit, to a loss event and to the keys of direct accesses.
+            Requester: 424,
             // With the pointer to the pace of READ responses on a path with a controller.
             ResponseQueue: 160,
-            // With the receives and the scatter list of the one in progress, and the pointer to a repeated READ.
-            Responder: 376,
+            // With the receives and the scatter list of the one in progress, and the pointers to a repeated READ and to
+            // the grant of direct accesses.
+            Responder: 384,
             // With the arrived marks and three counters of them, six counters of losses and waits, and the pointer to
-            // the discovery of its peer with two counters, and two counters of shared memory.
-            QueuePair: 1_744,
+            // the discovery of its peer with two counters, and three counters of shared memory.
+            QueuePair: 1_768,
         }[..],
         // One for each region, behind the table's pointer.
         &bounds! {

@@ -108,6 +108,8 @@ counters! {
         SharedMemorySends = "shared_memory_sends",
         /// Sends of such processes that arrived through shared memory.
         SharedMemoryReceives = "shared_memory_receives",
+        /// Requests executed in the memory of a process of this user, without packets.
+        DirectRequests = "direct_requests",
     }
 }
 

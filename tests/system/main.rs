@@ -4,6 +4,7 @@
 mod capture;
 mod connection_keys;
 mod connections;
+mod direct_access;
 mod discovery;
 mod hold_host;
 mod link_events;

@@ -184,7 +184,7 @@ fn mapped_rings() -> usize {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let count = maps.lines().filter(|line| line.contains("/memfd:rdma-verbs")).count();
+        let count = maps.lines().filter(|line| line.contains("/memfd:rdma-verbs ")).count();
         if count <= 2 || Instant::now() > deadline {
             return count;
         }

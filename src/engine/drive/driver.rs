@@ -12,6 +12,7 @@
 //! work or a deadline that the shard's thread would miss wakes it, and only then.
 
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,9 +23,10 @@ use super::policy::Rest;
 use super::shard::{Plan, Shard};
 use super::shard_lock::{DriveOutcome, Pass};
 use crate::cm::Orphan;
-use crate::engine::share::{IncomingLink, LinkId, OutgoingLink, Recipient};
+use crate::engine::share::{AccessRequest, IncomingLink, LinkId, OutgoingLink, Recipient, request_access};
+use crate::memory::Offer;
 use crate::queue::thread_token;
-use crate::transport::Datagram;
+use crate::transport::{Datagram, WantedKey};
 use crate::types::{Qpn, Time};
 
 /// Longest time that the destruction of a queue pair waits for its final acknowledgement to leave.
@@ -120,6 +122,14 @@ impl Shard {
             }
         });
         self.finish(outcome);
+    }
+
+    /// Asks the processes of peers for direct access by the keys that requests had.
+    #[cold]
+    pub(super) fn ask_for_keys(&self, core: &mut Core) {
+        while let Some(key) = core.endpoint.poll_wanted_key() {
+            core.link.memory_links().access_request(key).into_iter().for_each(request_access);
+        }
     }
 
     /// Counts the time of a long pass as polling.
@@ -259,10 +269,11 @@ impl Recipient for Shard {
         self.command(|core, _| core.link.memory_links().add_writer(link));
     }
 
-    fn add_reader(&self, link: IncomingLink) -> bool {
+    fn add_reader(&self, mut link: IncomingLink) -> bool {
         if !self.shares_memory {
             return false;
         }
+        link.watch = self.memory.exports().map(|exports| exports.watch(link.ring.gate()));
         let mut added = Ok(());
         let done = self.command(|core, _| added = core.link.memory_links().add_reader(link, &self.sockets));
         if let Err(error) = &added {
@@ -275,6 +286,33 @@ impl Recipient for Shard {
         self.command(|core, _| core.link.memory_links().end(id, &self.sockets));
         // Its last records are taken, if any are left.
         self.wake.call();
+    }
+
+    fn grant_table(&self) -> Option<OwnedFd> {
+        self.memory.exports()?.table().ok()
+    }
+
+    fn offer_access(&self, key: &WantedKey) -> Option<Offer> {
+        let exports = self.memory.exports()?;
+        let mut offer = None;
+        self.command(|core, _| {
+            let asker = (key.own, key.queue_pair);
+            if let Some((grant, accessor, access)) = core.endpoint.grant_access(key.destination, asker, exports) {
+                offer = self.memory.offer(key.rkey, accessor, grant, access);
+            }
+        });
+        offer
+    }
+
+    fn take_offer(&self, request: &AccessRequest, offer: &Offer) {
+        let WantedKey { queue_pair, rkey, peer, .. } = request.key;
+        self.command(|core, _| {
+            let Some(memory) = core.link.memory_links().memory_of(request.link) else { return };
+            match memory.accept(offer) {
+                Ok(admission) => core.endpoint.admit(queue_pair, rkey, admission),
+                Err(error) => tracing::debug!(%peer, %error, "memory of the peer's process cannot be mapped"),
+            }
+        });
     }
 }
 

@@ -241,10 +241,13 @@ impl Shard {
 
     /// Requests a link through memory to the process of this user that has a queue pair on an address of this host, if
     /// there is one. Until it is set up, and without it, packets leave through the sockets.
-    pub(crate) fn link_memory(&self, own: IpAddr, peer: IpAddr, destination: Qpn) {
+    pub(crate) fn link_memory(&self, queue_pair: Qpn, own: IpAddr, peer: IpAddr, destination: Qpn) {
         if self.shares_memory {
             let blocks = self.blocks.blocks().iter().map(|block| *block as u16).collect();
             link_to(own, blocks, peer, destination.value());
+            if self.memory.exports().is_some() && !Self::leaves_host(own, peer) {
+                self.command(|core, _| core.endpoint.access_directly(queue_pair));
+            }
         }
     }
 
@@ -352,12 +355,18 @@ impl Shard {
 
     /// Starts to record packets in a capture.
     pub(crate) fn add_capture(&self, capture: &Arc<Capture>) {
-        self.command(|core, _| core.link.add_capture(Arc::clone(capture)));
+        self.command(|core, _| {
+            core.link.add_capture(Arc::clone(capture));
+            core.endpoint.allow_direct_access(!core.link.has_captures());
+        });
     }
 
     /// Stops recording packets in a capture.
     pub(crate) fn remove_capture(&self, capture: &Arc<Capture>) {
-        self.command(|core, _| core.link.remove_capture(capture));
+        self.command(|core, _| {
+            core.link.remove_capture(capture);
+            core.endpoint.allow_direct_access(!core.link.has_captures());
+        });
     }
 
     /// Leaves the groups of its addresses.
@@ -372,7 +381,10 @@ impl Shard {
     /// written.
     pub(crate) fn take_captures(&self) -> Vec<Arc<Capture>> {
         let mut captures = Vec::new();
-        self.command(|core, _| captures = core.link.take_captures());
+        self.command(|core, _| {
+            captures = core.link.take_captures();
+            core.endpoint.allow_direct_access(true);
+        });
         captures
     }
 
@@ -472,6 +484,9 @@ impl Shard {
             core.transmit(now, &memory, plan.send_calls, AckRelease::Now, &mut progress);
         }
         progress.next_deadline = core.next_deadline();
+        if core.endpoint.wants_keys() {
+            self.ask_for_keys(core);
+        }
         if plan.receives > 0 && core.link.memory_links().has_readers() {
             self.request_bells(core, now, &mut progress);
         }

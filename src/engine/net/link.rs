@@ -176,6 +176,11 @@ impl Link {
         self.renew_reports();
     }
 
+    /// Whether packets are recorded.
+    pub(crate) fn has_captures(&self) -> bool {
+        !self.sink.is_idle()
+    }
+
     pub(crate) fn take_captures(&mut self) -> Vec<Arc<Capture>> {
         let captures = self.sink.take();
         self.renew_reports();

@@ -5,11 +5,13 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
-use crate::engine::share::{IncomingLink, LinkId, OutgoingLink, destination_block};
+use crate::engine::share::{AccessRequest, IncomingLink, LinkId, OutgoingLink, destination_block};
 use crate::memory::record_ring::MOST_RECORD_BYTES;
+use crate::memory::{GateWatch, PeerMemory};
 use crate::sys::{DEFAULT_HOP_LIMIT, Epoll, Interest, discard_messages, ring};
-use crate::transport::{Datagram, Transmit};
+use crate::transport::{Datagram, Transmit, WantedKey};
 
 /// Records taken from one link before the next has its turn.
 const RECORDS_IN_TURN: usize = 8;
@@ -89,6 +91,21 @@ impl MemoryLinks {
         link.ring.request_bell();
         self.readers.push(Reader { link, progress: Begin::Waits, has_ended: false, is_broken: false });
         Ok(())
+    }
+
+    /// Returns the request to the process of the peer for direct access by a key, if that process exports memory.
+    pub(crate) fn access_request(&self, key: WantedKey) -> Option<AccessRequest> {
+        let block = (key.destination.value() >> 12) as u16;
+        let fits = |link: &&OutgoingLink| {
+            link.memory.is_some() && (link.own, link.peer) == (key.own, key.peer) && link.peer_blocks.contains(&block)
+        };
+        let link = self.writers.iter().find(fits)?;
+        Some(AccessRequest { link: link.id, name: link.name, key })
+    }
+
+    /// Returns the memory of the process at the other end of a link that this shard writes.
+    pub(crate) fn memory_of(&self, id: LinkId) -> Option<&Arc<PeerMemory>> {
+        self.writers.iter().find(|link| link.id == id)?.memory.as_ref()
     }
 
     /// Ends a link whose other end is closed: a writer at once, a reader after its last record.
@@ -246,6 +263,8 @@ impl Reader {
                 let source = self.link.source;
                 tracing::warn!(%source, %error, "packets of this peer are received through sockets only");
                 self.is_broken = true;
+                // The writer does not know that its link ends.
+                self.link.watch.take().into_iter().for_each(GateWatch::disown);
                 return 0;
             }
         };

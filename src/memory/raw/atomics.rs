@@ -38,6 +38,24 @@ pub(super) unsafe fn copy_out(source: *const u8, out: &mut [u8]) {
     }
 }
 
+/// Copies from registered memory into registered memory: the body in any order, then the tail in naturally aligned
+/// stores.
+///
+/// # Safety
+/// `length` bytes are mapped at both addresses, readable at `source` and writable at `target`.
+pub(super) unsafe fn copy(target: *mut u8, source: *const u8, length: usize) {
+    let mut buffer = [0; 256];
+    for offset in (0..length).step_by(buffer.len()) {
+        let part = buffer.len().min(length - offset);
+        let part = &mut buffer[..part];
+        // SAFETY: the part lies within both ranges, and the buffer in neither.
+        unsafe {
+            copy_out(source.wrapping_add(offset), part);
+            copy_in(target.wrapping_add(offset), part);
+        }
+    }
+}
+
 /// Copies `data` into registered memory: the body in any order, then the tail in naturally aligned stores.
 ///
 /// # Safety

@@ -53,6 +53,28 @@ pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
     let _ = unsafe { copy_body_then_tail::<false>(target, data) };
 }
 
+/// Copies from registered memory into registered memory: the body in any order, then the tail in naturally aligned
+/// stores.
+///
+/// # Safety
+/// `length` bytes are mapped at both addresses, readable at `source` and writable at `target`.
+#[inline]
+pub(super) unsafe fn copy(target: *mut u8, source: *const u8, length: usize) {
+    if length == 0 {
+        return;
+    }
+    let body = body_length(target.addr(), length);
+    let mut tail = [0; 8];
+    let tail = &mut tail[..length - body];
+    // SAFETY: `body` is less than `length`, and the tail has at most 8 bytes: all parts lie within the ranges. Nothing
+    // faults. The moves are instructions that are opaque to the compiler; overlapping ranges get a mixture of bytes.
+    unsafe {
+        copy_out(source.wrapping_add(body), tail);
+        let _ = move_bytes::<false>(target, source, body);
+        let _ = store_tail::<false>(target.wrapping_add(body), tail);
+    }
+}
+
 /// [`copy_in`]; after a fault, some of it may have been placed, but nothing past the fault.
 ///
 /// # Safety

@@ -3,6 +3,7 @@
 //! Such a file cannot be truncated, so its pages never vanish, and accesses are direct. The other process may change
 //! any byte at any moment, like a peer that writes registered memory.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -19,10 +20,10 @@ impl Backing {
     ///
     /// # Errors
     /// Those of the system calls, for lack of memory or descriptors, or because they are forbidden.
-    pub(crate) fn create_shared(length: usize) -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn create_shared(name: &CStr, length: usize) -> io::Result<(Self, OwnedFd)> {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is a string that ends with a zero.
-        let created = unsafe { libc::memfd_create(c"rdma-verbs".as_ptr(), flags) };
+        let created = unsafe { libc::memfd_create(name.as_ptr(), flags) };
         if created < 0 {
             return Err(io::Error::last_os_error());
         }

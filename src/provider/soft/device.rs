@@ -18,12 +18,12 @@ use super::numbers::Numbers;
 use super::options::SoftOptions;
 use super::port::{Events, Port};
 use crate::engine::{Capabilities, Engine, LinkListener, QpnBlocks, Shard, ShardConfig, SocketSizes, probe};
-use crate::memory::{DeviceMemoryPool, RegionTable};
+use crate::memory::{DeviceMemoryPool, Exports, RegionTable};
 use crate::provider::{AttributeFault, Error, ErrorKind, InvalidAttribute, Result};
-use crate::sys::{Generation, LocalAddress};
+use crate::sys::{Generation, LocalAddress, timestamp};
 use crate::types::{
     AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, OnDemandCapabilities, OnDemandOperations,
-    OnDemandSupport, PeerCapabilities, PortAttributes, PortState,
+    OnDemandSupport, PeerCapabilities, PortAttributes, PortState, Time,
 };
 
 /// Largest number of queue pairs of a shard.
@@ -110,7 +110,7 @@ impl Device {
         })?;
         let capabilities = probe(first, &sizes)
             .map_err(|error| fail(&format!("{} cannot be used: is it an address of this machine?", first.ip), error))?;
-        let memory = Arc::new(RegionTable::new(MAX_MR as usize));
+        let memory = Arc::new(region_table(options));
         let events = Events::new().map_err(|error| fail("the system has no descriptors left", error))?;
         let events = Arc::new(events);
         let mut shards = Vec::new();
@@ -378,4 +378,25 @@ fn guid(device_name: &str) -> u64 {
     let local_bit = 1 << 57;
     let process = PROCESS.get_or_init(|| Box::new(RandomState::new()));
     (process.hash_one((device_name, std::process::id())) & !group_bit) | local_bit
+}
+
+/// Creates the table of registered memory.
+fn region_table(options: &SoftOptions) -> RegionTable {
+    let table = RegionTable::new(MAX_MR as usize);
+    if !options.shares_memory() || is_memory_committed_early() {
+        return table;
+    }
+    match Exports::new(|| Time::from_nanos(timestamp())) {
+        Ok(exports) => table.exporting(exports),
+        Err(error) => {
+            tracing::debug!(%error, "no other process can access regions directly");
+            table
+        }
+    }
+}
+
+/// Whether the system refuses memory when it is mapped, and not only when it is used. It does not account for a file's
+/// pages when they are mapped, so that an access would raise a signal.
+fn is_memory_committed_early() -> bool {
+    std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2")
 }

@@ -50,6 +50,8 @@ impl MemoryRegion for SoftMemoryRegion {
 impl Drop for SoftMemoryRegion {
     fn drop(&mut self) {
         // Nothing to do in a forked process: no engine reaches this copy.
-        let _ = self.revoke();
+        if self.domain.device.check_process("dereg_mr").is_ok() {
+            self.domain.device.memory.discard(&self.region);
+        }
     }
 }

@@ -77,7 +77,7 @@ impl SoftQueuePair {
         }
         self.modify_endpoint(&given, source, &limits, discovery)?;
         if let (Some(vector), Some(source), Some(destination)) = (&given.ah_attr, source, given.dest_qp_num) {
-            self.shard.link_memory(source.address, vector.dgid.to_ip(), destination);
+            self.shard.link_memory(self.qpn, source.address, vector.dgid.to_ip(), destination);
         }
         if self.device.present_from_init && !is_datagram && given.qp_state == Some(QueuePairState::Init) {
             self.shard.receive_connected(&addresses());

@@ -1,6 +1,7 @@
 //! The endpoint: all queue pairs of one shard, and the path of packets to and from them.
 
 mod arrival;
+mod direct;
 mod discovery;
 mod fair_queue;
 mod multicast;
@@ -32,6 +33,8 @@ use crate::types::{
 };
 
 use arrival::Arrivals;
+use direct::DirectAccesses;
+pub(crate) use direct::WantedKey;
 use fair_queue::Paths;
 use multicast::Groups;
 use quarantine::Quarantine;
@@ -146,6 +149,7 @@ pub struct Endpoint {
     pub(super) groups: Groups,
     management: ManagementQueuePair,
     answer_limit: AnswerLimit,
+    direct: DirectAccesses,
 }
 
 impl Endpoint {
@@ -170,6 +174,7 @@ impl Endpoint {
             groups: Groups::default(),
             management: ManagementQueuePair::default(),
             answer_limit: AnswerLimit::default(),
+            direct: DirectAccesses::default(),
         }
     }
 
@@ -389,7 +394,7 @@ impl Endpoint {
     }
 
     fn pass<'a>(&self, now: Time, memory: &'a MemoryView<'a>) -> Pass<'a> {
-        Pass { now, memory, ack_hold: self.config.ack_hold }
+        Pass { now, memory, ack_hold: self.config.ack_hold, accesses_directly: self.direct.is_allowed() }
     }
 
     // ---- inputs ----

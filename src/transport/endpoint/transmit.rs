@@ -104,6 +104,7 @@ impl Endpoint {
             queue_pair.listed = false;
             let filled = queue_pair.fill(&pass, sink, path.as_deref());
             *has_sent = filled.has_sent;
+            self.note_wanted_key(slot);
             self.update_deadlines(now, slot);
             if !filled.is_exhausted {
                 self.list_sender(now, slot);

@@ -52,6 +52,9 @@ impl QueuePair {
         // The application knows the peer better.
         self.discovery.take_if(|_| given.peer.is_some());
         merge(&mut self.common.attributes, given);
+        if given.qp_access_flags.is_some() || given.max_dest_rd_atomic.is_some() {
+            self.responder.end_direct_access();
+        }
         use QueuePairState::{Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
         match (from, to) {
             // Requests posted during the reset belong to the previous connection.
@@ -129,6 +132,8 @@ impl QueuePair {
         let key = PathKey::new(source.address, peer_address, traffic_class);
         let flow = Flow { source: source.address, destination: peer_address, source_port: source.source_port };
         self.requester.reset_share();
+        self.requester.end_direct_access();
+        self.responder.end_direct_access();
         let first = || match &self.common.attributes.peer_key {
             Some(key) if !key.is_agreed => Acquaintance::OneSided,
             _ => Acquaintance::Mutual,

@@ -61,8 +61,12 @@ impl QueuePair {
         if self.owes_discovery() {
             return self.fill_discovery(pass.now, sink, envelope);
         }
+        let accesses_directly = pass.accesses_directly && self.requester.has_direct_access();
+        if accesses_directly {
+            self.run_direct_requests(pass);
+        }
         self.hold_back(pass.now);
-        if self.common.is_markable() && !self.begins_with_data(pass.now) {
+        if self.common.is_markable() && !self.begins_with_data(pass, accesses_directly) {
             envelope.traffic_class = without_ecn(envelope.traffic_class);
         }
         let mut writer = sink.open(&envelope);
@@ -72,13 +76,15 @@ impl QueuePair {
         let mut bound = LoopBound::new("fill", writer.capacity().saturating_mul(2).saturating_add(8));
         while !writer.is_full() {
             bound.step();
-            let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, &writer));
+            let next =
+                self.next_plan(pass, accesses_directly).or_else(|| self.riding_acknowledgement(pass.now, &writer));
             let Some(plan) = next else {
                 if writer.packets() == 0 && self.run_local_request(pass) {
                     return Filled { is_exhausted: false, ..Filled::NOTHING };
                 }
                 // A local request that is due runs in the next call, after the packets added here.
-                is_exhausted = !self.requester.local_request_is_due(&self.common);
+                let is_direct = accesses_directly && self.requester.direct_request_is_due(&self.common);
+                is_exhausted = !is_direct && !self.requester.local_request_is_due(&self.common);
                 break;
             };
             if !writer.fits(plan.size()) {
@@ -99,8 +105,8 @@ impl QueuePair {
     /// Whether the next packet is more than an acknowledgement. Queues must not mark acknowledgements sent alone, since
     /// nothing reports such marks (RFC 3168, 6.1.4).
     #[cold]
-    fn begins_with_data(&mut self, now: Time) -> bool {
-        match self.next_plan(now) {
+    fn begins_with_data(&mut self, pass: &Pass<'_>, accesses_directly: bool) -> bool {
+        match self.next_plan(pass, accesses_directly) {
             Some(Plan::Response(response)) => response.is_data(),
             Some(Plan::Request(_)) | None => true,
         }
@@ -137,6 +143,13 @@ impl QueuePair {
                 self.fail(failure);
                 true
             }
+        }
+    }
+
+    /// Executes the next requests as far as they need no packets.
+    fn run_direct_requests(&mut self, pass: &Pass<'_>) {
+        if let Err(failure) = self.requester.run_direct_requests(&mut self.common, pass) {
+            self.fail(failure);
         }
     }
 
@@ -203,6 +216,10 @@ impl QueuePair {
         if self.common.is_datagram() {
             return self.requester.may_send_datagram(&self.common);
         }
+        // First: `may_send_request` begins to send the next request in packets.
+        if self.requester.direct_request_is_due(&self.common) {
+            return true;
+        }
         let has_response = || self.responder.plan_response(&self.common, now).is_some();
         let may_send = || has_response() || self.owes_notification();
         self.common.path.is_some()
@@ -232,10 +249,13 @@ impl QueuePair {
 
     /// Returns the next packet to send. Acknowledgements leave after requests, other responses alternate with them.
     #[inline]
-    fn next_plan(&mut self, now: Time) -> Option<Plan> {
-        let response = self.responder.plan_response(&self.common, now);
+    fn next_plan(&mut self, pass: &Pass<'_>, accesses_directly: bool) -> Option<Plan> {
+        let response = self.responder.plan_response(&self.common, pass.now);
         let response_first = self.responses_first && response.is_some_and(|response| response.is_data());
         if response_first {
+            return response.map(Plan::Response);
+        }
+        if accesses_directly && self.requester.direct_request_is_due(&self.common) {
             return response.map(Plan::Response);
         }
         match self.requester.plan_request(&self.common) {

@@ -8,6 +8,7 @@ mod completion;
 mod control;
 mod datagram;
 mod delays;
+mod direct;
 mod gaps;
 mod limiter;
 mod local;
@@ -37,6 +38,7 @@ use crate::types::{AsyncEvent, Operation, Psn, Time};
 
 pub(super) use completion::RequestFailure;
 use delays::Delays;
+use direct::DirectKeys;
 use limiter::Limiter;
 use pace::{Halt, Pace};
 pub(super) use plan::RequestPlan;
@@ -131,6 +133,8 @@ pub(super) struct Requester {
     pace: Pace,
     /// The application's rate limit.
     limiter: Option<Box<Limiter>>,
+    /// The keys for direct accesses, to a peer whose process shares memory with this one.
+    direct: Option<Box<DirectKeys>>,
 }
 
 impl Requester {
@@ -167,6 +171,7 @@ impl Requester {
             window_packets: 1,
             pace: Pace::default(),
             limiter: None,
+            direct: None,
         }
     }
 
@@ -201,6 +206,7 @@ impl Requester {
         self.window_packets = 1;
         self.pace = Pace::default();
         self.limiter = None;
+        self.direct = None;
         self.restart_at(start);
     }
 

@@ -22,6 +22,7 @@ mod unreliable;
 use std::sync::Arc;
 
 use super::common::{Common, CompletionSink, Pass};
+use crate::memory::{Exports, QueuePairGrant};
 use crate::types::{
     Accessor, AsyncEvent, Cause, CompletionStatus, Counter, DomainId, PeerFault, Psn, QueuePairState, Rkey, Time,
 };
@@ -83,6 +84,8 @@ pub(super) struct Responder {
     refused: Option<(Psn, NakCode)>,
     /// A repeated READ, watched as long as it is unknown whether the path carries ECT packets.
     repeated_read: Option<Box<RepeatedRead>>,
+    /// The grant of the peer's direct accesses.
+    grant: Option<Box<QueuePairGrant>>,
 }
 
 impl Responder {
@@ -98,6 +101,7 @@ impl Responder {
             waits_for_retry: false,
             refused: None,
             repeated_read: None,
+            grant: None,
         }
     }
 
@@ -128,7 +132,21 @@ impl Responder {
         self.reorder.clear();
         self.close_gap();
         self.waits_for_retry = false;
+        self.grant = None;
         self.responses.stop();
+    }
+
+    /// Returns the grant of the peer's direct accesses, which is given the first time.
+    pub(super) fn grant(&mut self, exports: &Arc<Exports>) -> Option<&QueuePairGrant> {
+        if self.grant.is_none() {
+            self.grant = exports.grant().map(Box::new);
+        }
+        self.grant.as_deref()
+    }
+
+    /// Ends the peer's direct accesses.
+    pub(super) fn end_direct_access(&mut self) {
+        self.grant = None;
     }
 
     /// Drops due responses without inspecting them: their records may be inconsistent.

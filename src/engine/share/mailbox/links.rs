@@ -14,9 +14,11 @@ use std::sync::{Arc, Weak};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::super::registry::{MAX_BLOCKS, Name, links_path};
+use super::access::{AccessRequest, Asked, REQUEST_BYTES, answer, write_request};
 use super::message::{from_v6, to_v6};
 use super::{BACKLOG, Postbox, Recipient, lock};
 use crate::memory::record_ring::{RingReader, RingWriter};
+use crate::memory::{GateWatch, PeerMemory};
 use crate::sys::{
     Epoll, Interest, NotInherited, has_ended, own_user, peer_user, receive_with_descriptor, send_with_descriptor,
 };
@@ -25,6 +27,8 @@ use crate::sys::{
 const RING_BYTES: usize = 2 << 20;
 /// Most links in each direction.
 const MOST_LINKS: usize = 1_024;
+/// Most requests for direct access that are not answered.
+const MOST_ASKED: usize = 64;
 const VERSION: u8 = 1;
 const HELLO_BYTES: usize = 96;
 
@@ -84,8 +88,19 @@ pub(crate) struct OutgoingLink {
     pub(crate) own: IpAddr,
     pub(crate) peer: IpAddr,
     pub(crate) peer_blocks: Vec<u16>,
+    /// Name of the peer's process.
+    pub(crate) name: Name,
     pub(crate) ring: RingWriter,
     pub(crate) bell: Arc<Connection>,
+    /// The memory that the peer's process exports, if it exports any.
+    pub(crate) memory: Option<Arc<PeerMemory>>,
+}
+
+impl Drop for OutgoingLink {
+    fn drop(&mut self) {
+        // Before the connection ends: the peer watches accesses until then.
+        self.memory.iter().for_each(|memory| memory.end());
+    }
 }
 
 /// The reading end of a link.
@@ -95,6 +110,8 @@ pub(crate) struct IncomingLink {
     pub(crate) destination: IpAddr,
     pub(crate) ring: RingReader,
     pub(crate) bell: Arc<Connection>,
+    /// Watches the accesses of the link's writer to memory of this process.
+    pub(crate) watch: Option<GateWatch>,
 }
 
 /// A link that this process has requested.
@@ -124,6 +141,8 @@ pub(super) struct Links {
     last_id: LinkId,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
+    /// Requests for direct access that are not answered.
+    asked: Vec<Asked>,
 }
 
 /// Opens the socket that other processes connect to.
@@ -138,8 +157,9 @@ impl Links {
     /// Creates the links of a process, which has none. `set` is readable while there is something to do.
     pub(super) fn new(folder: &Path, listener: Socket, set: &Epoll) -> io::Result<Self> {
         set.add(listener.as_fd(), Interest::Readable)?;
-        let (folder, outgoing, incoming) = (folder.to_owned(), Vec::new(), Vec::new());
-        Ok(Self { folder, listener, is_watched: true, last_id: 0, outgoing, incoming })
+        let (outgoing, incoming, asked) = (Vec::new(), Vec::new(), Vec::new());
+        let folder = folder.to_owned();
+        Ok(Self { folder, listener, is_watched: true, last_id: 0, outgoing, incoming, asked })
     }
 
     /// Handles everything that has arrived: offers, answers, and the ends of links.
@@ -147,6 +167,7 @@ impl Links {
         self.outgoing.retain_mut(|link| link.take_welcome(postbox, set) && link.lives(postbox, set));
         self.accept(set);
         self.incoming.retain_mut(|link| link.take_hello(postbox, set) && link.lives(set));
+        self.asked.retain(|asked| asked.waits(postbox));
     }
 
     /// Handles the requests of this process's shards.
@@ -160,6 +181,34 @@ impl Links {
                 tracing::debug!(%own, %peer, %error, "no memory is shared with the process of the peer");
             }
         }
+        for request in std::mem::take(&mut *lock(&postbox.accesses)) {
+            let peer = request.key.peer;
+            if let Err(error) = self.ask(request, set) {
+                tracing::debug!(%peer, %error, "the process of the peer cannot be asked for direct access");
+            }
+        }
+    }
+
+    /// Asks other processes for direct access, for this process's shards.
+    fn ask(&mut self, request: AccessRequest, set: &Epoll) -> io::Result<()> {
+        if self.asked.len() >= MOST_ASKED {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        let connection = self.connect(&request.name)?;
+        connection.socket.send(&write_request(&request.key))?;
+        set.add(connection.as_fd(), Interest::Readable)?;
+        self.asked.push(Asked { request, connection });
+        Ok(())
+    }
+
+    /// Connects to the socket for links of another process of this user.
+    fn connect(&self, name: &Name) -> io::Result<Arc<Connection>> {
+        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)?;
+        socket.connect(&SockAddr::unix(links_path(&self.folder, name))?)?;
+        if peer_user(socket.as_fd())? != own_user() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Ok(Connection::new(socket))
     }
 
     fn take_id(&mut self) -> LinkId {
@@ -177,13 +226,8 @@ impl Links {
         if self.outgoing.len() >= MOST_LINKS {
             return Err(io::Error::other(format!("this process has {MOST_LINKS} links, and more are not possible")));
         }
-        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)?;
-        socket.connect(&SockAddr::unix(links_path(&self.folder, &request.name))?)?;
-        if peer_user(socket.as_fd())? != own_user() {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
+        let connection = self.connect(&request.name)?;
         let (ring, file) = RingWriter::create(RING_BYTES)?;
-        let connection = Connection::new(socket);
         send_with_descriptor(connection.as_fd(), &hello(&request, &postbox.name), file.as_fd())?;
         set.add(connection.as_fd(), Interest::Readable)?;
         let (id, weak) = (self.take_id(), Arc::downgrade(&connection));
@@ -222,17 +266,19 @@ impl Outgoing {
     fn take_welcome(&mut self, postbox: &Postbox, set: &Epoll) -> bool {
         let Some((_, connection)) = &self.offer else { return true };
         let mut welcome = [0; 2];
-        match receive_with_descriptor(connection.as_fd(), &mut welcome) {
+        let table = match receive_with_descriptor(connection.as_fd(), &mut welcome) {
             Ok(None) => return true,
-            Ok(Some((1, None))) if welcome[0] == VERSION => {}
+            Ok(Some((1, table))) if welcome[0] == VERSION => table,
             Ok(Some(_)) | Err(_) => return false,
-        }
-        let LinkRequest { own, peer, ref peer_blocks, .. } = self.request;
+        };
+        let LinkRequest { own, peer, ref peer_blocks, name, .. } = self.request;
         let recipient = self.request.recipient(postbox);
         let (Some((ring, bell)), Some(recipient)) = (self.offer.take(), recipient) else { return false };
         let is_watched = set.change(bell.as_fd(), Interest::End).is_ok();
         if is_watched {
-            recipient.add_writer(OutgoingLink { id: self.id, own, peer, peer_blocks: peer_blocks.clone(), ring, bell });
+            let memory = table.and_then(|table| PeerMemory::open(table, ring.gate()).ok());
+            let peer_blocks = peer_blocks.clone();
+            recipient.add_writer(OutgoingLink { id: self.id, own, peer, peer_blocks, name, ring, bell, memory });
         }
         is_watched
     }
@@ -251,7 +297,13 @@ impl Incoming {
         let (length, file) = match receive_with_descriptor(connection.as_fd(), &mut bytes) {
             Ok(None) => return true,
             Ok(Some((length, Some(file)))) => (length, file),
-            Ok(Some((_, None))) | Err(_) => return false,
+            Ok(Some((length, None))) => {
+                if let Ok(request) = <&[u8; REQUEST_BYTES]>::try_from(&bytes[..length]) {
+                    answer(request, connection, postbox);
+                }
+                return false;
+            }
+            Err(_) => return false,
         };
         let Some(wanted) = parse_hello(&bytes[..length]) else { return false };
         let Some(recipient) = wanted.recipient(postbox) else { return false };
@@ -269,11 +321,14 @@ impl Incoming {
         }
         self.recipient = Some(Arc::downgrade(&recipient));
         let welcome = Arc::clone(&bell);
-        if !recipient.add_reader(IncomingLink { id: self.id, source, destination, ring, bell }) {
+        if !recipient.add_reader(IncomingLink { id: self.id, source, destination, ring, bell, watch: None }) {
             return false;
         }
         // There is room: it is the first message in this direction.
-        let _ = welcome.socket.send(&[VERSION]);
+        let _ = match recipient.grant_table() {
+            Some(table) => send_with_descriptor(welcome.as_fd(), &[VERSION], table.as_fd()),
+            None => welcome.socket.send(&[VERSION]).map(drop),
+        };
         // When its own shard asked the registry, this peer was perhaps not there yet.
         postbox.request_link(wanted);
         true

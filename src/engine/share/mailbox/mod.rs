@@ -8,6 +8,7 @@
 //! A thread sleeps until a message arrives or a connection ends. It starts with the first socket on an address and ends
 //! with the last.
 
+mod access;
 mod links;
 mod message;
 mod neighbours;
@@ -16,7 +17,7 @@ mod orphans;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
+pub(crate) use self::access::AccessRequest;
 pub(crate) use self::links::{IncomingLink, LinkId, LinkRequest, OutgoingLink};
 use self::links::{Links, listen};
 pub(in crate::engine) use self::message::destination_block;
@@ -36,16 +38,19 @@ use self::neighbours::Neighbours;
 use self::orphans::OrphanSearch;
 use super::registry::{NAME_BYTES, Name, Registry, inbox_path, life_path, links_path, place_socket, remove_sockets};
 use crate::cm::Orphan;
+use crate::memory::Offer;
 use crate::sys::{
     EventFd, Generation, NotInherited, PerGeneration, own_user, receive_with_user, send_as_user, wait_readable,
     with_signals_blocked,
 };
-use crate::transport::Datagram;
+use crate::transport::{Datagram, WantedKey};
 
 /// Messages taken per iteration.
 const MESSAGES: usize = 64;
 /// Connections of other processes that may wait to be accepted.
 const BACKLOG: i32 = 4_096;
+/// Requests for direct access that may wait for the thread.
+const MOST_ACCESS_REQUESTS: usize = 64;
 /// Least time between two group checks that misdirected packets trigger.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 
@@ -71,6 +76,15 @@ pub(crate) trait Recipient: Send + Sync {
 
     /// Ends a link whose other end is closed.
     fn end_link(&self, id: LinkId);
+
+    /// Returns the table of the grants to other processes, if memory can be accessed directly.
+    fn grant_table(&self) -> Option<OwnedFd>;
+
+    /// Offers another process access to a region, or returns `None`.
+    fn offer_access(&self, key: &WantedKey) -> Option<Offer>;
+
+    /// Takes the access that another process offers.
+    fn take_offer(&self, request: &AccessRequest, offer: &Offer);
 }
 
 /// Checks the group of an address, and returns the names of the other processes in it.
@@ -111,6 +125,8 @@ pub(super) struct Postbox {
     has_new_address: AtomicBool,
     /// Links that shards have requested, for the mailbox's thread.
     links: Mutex<Vec<LinkRequest>>,
+    /// Requests of shards for direct access, for the mailbox's thread.
+    accesses: Mutex<Vec<AccessRequest>>,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -140,6 +156,18 @@ pub(crate) fn search_orphans() {
 pub(super) fn request_link(request: LinkRequest) {
     if let Some(postbox) = postbox_of_process() {
         postbox.request_link(request);
+    }
+}
+
+/// Asks another process for direct access, in the background. Drops the request if many wait.
+pub(crate) fn request_access(request: AccessRequest) {
+    if let Some(postbox) = postbox_of_process() {
+        let mut accesses = lock(&postbox.accesses);
+        if accesses.len() < MOST_ACCESS_REQUESTS {
+            accesses.push(request);
+            drop(accesses);
+            postbox.wake.signal();
+        }
     }
 }
 
@@ -202,6 +230,7 @@ impl Mailbox {
             checks: Mutex::default(),
             has_new_address: AtomicBool::new(false),
             links: Mutex::default(),
+            accesses: Mutex::default(),
             _not_inherited: [NotInherited::new(inbox.as_fd()), NotInherited::new(listener.as_fd())],
             inbox,
             listener,
@@ -454,6 +483,13 @@ mod tests {
                 false
             }
             fn end_link(&self, _: LinkId) {}
+            fn grant_table(&self) -> Option<OwnedFd> {
+                None
+            }
+            fn offer_access(&self, _: &WantedKey) -> Option<Offer> {
+                None
+            }
+            fn take_offer(&self, _: &AccessRequest, _: &Offer) {}
         }
         let recipient = Arc::new(Nothing);
         let address: IpAddr = "127.77.9.3".parse().unwrap();
