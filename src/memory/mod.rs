@@ -49,6 +49,7 @@ mod peer_memory;
 mod raw;
 pub(crate) mod record_ring;
 mod region;
+mod shared_part;
 mod table;
 mod users;
 mod window;
@@ -63,6 +64,9 @@ pub(crate) use peer_memory::{Admission, DirectAccess, PeerMemory};
 pub use raw::recover_from_faults;
 use raw::{OwnedBytes, RawRange};
 pub use region::{Region, RegionInit};
+#[cfg(all(test, not(loom)))]
+pub(crate) use shared_part::SharedMemory;
+pub use shared_part::SharedPart;
 pub(crate) use table::Payloads;
 pub use table::{MemoryView, RegionTable};
 pub use window::{Window, WindowBind};

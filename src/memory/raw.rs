@@ -62,8 +62,6 @@ pub(super) use kernel::{Unusable, probe};
 /// Distance in bytes between a read and the memory that it prefetches: large enough for the data to arrive in time from
 /// any cache or memory.
 const FETCHED_AHEAD_BYTES: usize = 8_192;
-/// Bytes that are copied at a time between memories of which one can fault.
-const PART_BYTES: usize = 4_096;
 
 impl Backing {
     /// Wraps `len` bytes from `addr`, which the caller owns.
@@ -340,8 +338,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies a range to another memory: body first, then the tail in naturally aligned stores, as
-    /// [`Memory::write`].
+    /// Copies to other memory, as [`Memory::write`] does. Of ranges that overlap, a mixture of old and new bytes.
+    #[inline]
     pub(super) fn copy_to(
         &self,
         offset: usize,
@@ -349,33 +347,14 @@ impl Memory {
         target_offset: usize,
         length: usize,
     ) -> Result<(), AccessError> {
-        let (source, destination) = (self.at(offset, length)?, target.at(target_offset, length)?);
+        let (source, place) = (self.at(offset, length)?, target.at(target_offset, length)?);
         target.check_writable()?;
         if self.guarded || target.guarded {
-            return self.copy_by_parts(offset, target, target_offset, length);
+            // SAFETY: as in `read` for the one and in `write` for the other; what is not guarded is mapped.
+            return unsafe { guarded::copy_across(target.exposed(place)?, self.exposed(source)?, length) };
         }
-        // SAFETY: `at` found both ranges in bounds, so by the invariant they are mapped, and the target's pages are
-        // writable. If they overlap, the bytes are a mixture, as with any overlapping accesses.
-        unsafe { direct::copy(destination, source, length) };
-        Ok(())
-    }
-
-    /// Copies through a buffer, where an access can fault.
-    fn copy_by_parts(
-        &self,
-        offset: usize,
-        target: &Self,
-        target_offset: usize,
-        length: usize,
-    ) -> Result<(), AccessError> {
-        let mut buffer = [0; PART_BYTES];
-        let mut done = 0;
-        while done < length {
-            let part = &mut buffer[..PART_BYTES.min(length - done)];
-            self.read(offset + done, part)?;
-            target.write(target_offset + done, part)?;
-            done += part.len();
-        }
+        // SAFETY: as in `read` for the one and in `write` for the other.
+        unsafe { direct::copy_across(place, source, length) };
         Ok(())
     }
 

@@ -18,9 +18,9 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use super::Backing;
 use super::grants::{AccessGate, WatchedGate};
 use super::raw::Memory;
+use super::{Backing, SharedPart};
 
 /// Offsets of the shared words, each on cache lines of its own.
 const READER_POSITION: usize = 0;
@@ -162,6 +162,16 @@ pub(crate) struct RingWriter<B = Pages> {
     position: u64,
     /// The reader's position, as last seen.
     read: u64,
+    begun: Begun,
+}
+
+/// A record that is being written.
+#[derive(Clone, Copy, Debug, Default)]
+struct Begun {
+    /// Its position.
+    at: u64,
+    /// Maximum number of its bytes.
+    room: usize,
 }
 
 impl RingWriter {
@@ -179,11 +189,18 @@ impl RingWriter {
     pub(crate) fn gate(&self) -> AccessGate {
         AccessGate::new(Pages(self.bytes.0.share()), GATE)
     }
+
+    /// Returns a part of the record that was begun.
+    #[inline]
+    pub(crate) fn part(&self, at: usize, length: usize) -> SharedPart<'_> {
+        let length = length.min(self.begun.room.saturating_sub(at));
+        SharedPart::new(&self.bytes.0, self.layout.offset(self.begun.at) + WORD + at, length)
+    }
 }
 
 impl<B: SharedBytes> RingWriter<B> {
     fn new(bytes: B, capacity: usize) -> Self {
-        Self { bytes, layout: Layout::new(capacity), position: 0, read: 0 }
+        Self { bytes, layout: Layout::new(capacity), position: 0, read: 0, begun: Begun::default() }
     }
 
     /// Appends a record of 1 to [`MOST_RECORD_BYTES`] bytes. Returns false if there is no room for it.
@@ -192,28 +209,69 @@ impl<B: SharedBytes> RingWriter<B> {
     /// [`Broken`]; then the ring must not be used any more.
     #[inline]
     pub(crate) fn push(&mut self, tag: u64, bytes: &[u8]) -> Result<bool, Broken> {
-        let length = bytes.len();
-        if length == 0 || length > self.layout.most_record_bytes() {
-            debug_assert!(false, "a record of {length} bytes");
+        if self.begin(bytes.len(), bytes.len())?.is_none() {
             return Ok(false);
         }
-        let (whole, rest) = (whole_bytes(length), self.layout.until_end(self.position));
-        let skipped = if whole > rest { rest } else { 0 };
+        self.write(0, bytes);
+        self.end(tag, bytes.len());
+        Ok(true)
+    }
+
+    /// Begins a record of `least` bytes or more, and returns how many it may have, at most `most`. The bytes follow by
+    /// [`RingWriter::write`] and [`RingWriter::part`], in any order. [`RingWriter::end`] then appends the record;
+    /// without, there is none. Returns `None` if there is no room for `least` bytes, or if no record has that length.
+    ///
+    /// # Errors
+    /// [`Broken`]; then the ring must not be used any more.
+    #[inline]
+    pub(crate) fn begin(&mut self, least: usize, most: usize) -> Result<Option<usize>, Broken> {
+        let most = most.min(self.layout.most_record_bytes());
+        if least == 0 || least > most {
+            debug_assert!(false, "a record of {least} bytes");
+            return Ok(None);
+        }
+        let rest = self.layout.until_end(self.position);
+        let (skipped, most) = match whole_bytes(least) > rest {
+            true => (rest, most),
+            false => (0, most.min((rest as usize) - WORD)),
+        };
+        let at = self.position + skipped;
         // The header of the next record must not replace one that is not read yet.
-        if !self.has_room(skipped + whole + WORD as u64)? {
-            return Ok(false);
+        let taken = skipped + WORD as u64;
+        if !self.has_room(taken + whole_bytes(most))? && !self.has_room(taken + whole_bytes(least))? {
+            return Ok(None);
         }
-        let begin = self.position + skipped;
-        let end = begin + whole;
-        let place = self.layout.offset(begin);
-        self.bytes.write(place + WORD, bytes);
+        let free = self.layout.capacity - (self.position - self.read) - taken - WORD as u64;
+        let room = most.min((free as usize) & !(WORD - 1)).max(least);
+        self.begun = Begun { at, room };
+        Ok(Some(room))
+    }
+
+    /// Writes bytes of the record that was begun, from this one of its bytes on.
+    #[inline]
+    pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) {
+        if at + bytes.len() <= self.begun.room {
+            self.bytes.write(self.layout.offset(self.begun.at) + WORD + at, bytes);
+        } else {
+            debug_assert!(false, "{} bytes at {at} of {:?}", bytes.len(), self.begun);
+        }
+    }
+
+    /// Appends the record that was begun, with this number of its bytes.
+    #[inline]
+    pub(crate) fn end(&mut self, tag: u64, length: usize) {
+        let Begun { at, room } = std::mem::take(&mut self.begun);
+        if length == 0 || length > room {
+            debug_assert!(false, "{length} bytes of {room}");
+            return;
+        }
+        let end = at + whole_bytes(length);
         self.bytes.store(self.layout.offset(end), 0);
-        self.bytes.store(place, length as u64 | tag << LENGTH_BITS);
-        if skipped > 0 {
+        self.bytes.store(self.layout.offset(at), length as u64 | tag << LENGTH_BITS);
+        if at != self.position {
             self.bytes.store(self.layout.offset(self.position), SKIP);
         }
         self.position = end;
-        Ok(true)
     }
 
     #[inline]
@@ -266,6 +324,12 @@ impl RingReader {
     pub(crate) fn gate(&self) -> WatchedGate {
         WatchedGate::new(Pages(self.bytes.0.share()), GATE)
     }
+
+    /// Returns a part of the next record.
+    #[inline]
+    pub(crate) fn part(&self, at: usize, length: usize) -> SharedPart<'_> {
+        SharedPart::new(&self.bytes.0, self.layout.offset(self.position) + WORD + at, length)
+    }
 }
 
 impl<B: SharedBytes> RingReader<B> {
@@ -283,8 +347,20 @@ impl<B: SharedBytes> RingReader<B> {
     ///
     /// # Errors
     /// [`Broken`]; then the ring must not be used any more.
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn take(&mut self, buffer: &mut [u8]) -> Result<Option<Record>, Broken> {
+        let Some(record) = self.next()? else { return Ok(None) };
+        self.read(0, buffer.get_mut(..record.length).ok_or(Broken)?);
+        self.finish(&record);
+        Ok(Some(record))
+    }
+
+    /// Returns the next record, which stays in the ring until [`RingReader::finish`].
+    ///
+    /// # Errors
+    /// [`Broken`]; then the ring must not be used any more.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Result<Option<Record>, Broken> {
         let mut header = self.header();
         if header == SKIP {
             let rest = self.layout.until_end(self.position);
@@ -302,10 +378,19 @@ impl<B: SharedBytes> RingReader<B> {
         if length == 0 || length > self.layout.most_record_bytes() || whole > self.layout.until_end(self.position) {
             return Err(Broken);
         }
-        let out = buffer.get_mut(..length).ok_or(Broken)?;
-        self.bytes.read(self.layout.offset(self.position) + WORD, out);
-        self.advance(whole);
         Ok(Some(Record { tag: header >> LENGTH_BITS, length }))
+    }
+
+    /// Copies bytes of the next record out, from this one on. They may differ from those of another copy.
+    #[inline]
+    pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
+        self.bytes.read(self.layout.offset(self.position) + WORD + at, out);
+    }
+
+    /// Leaves the place of the next record to the writer.
+    #[inline]
+    pub(crate) fn finish(&mut self, record: &Record) {
+        self.advance(whole_bytes(record.length));
     }
 
     #[inline]

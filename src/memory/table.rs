@@ -15,7 +15,7 @@ use super::region::{self, Region, RegionInit};
 use super::sync::{RwLock, RwLockReadGuard};
 use super::users::Using;
 use super::window::Window;
-use super::{AccessError, Backing, RefusedBacking, RegisterError};
+use super::{AccessError, Backing, RefusedBacking, RegisterError, SharedPart};
 
 /// The regions and memory windows of a device, by key.
 ///
@@ -330,6 +330,20 @@ impl Payloads<'_> {
         self.next += out.len();
         Ok(sum)
     }
+
+    /// Places the next bytes in shared memory.
+    ///
+    /// # Errors
+    /// As [`Payloads::read_next`].
+    #[inline]
+    pub(crate) fn place_next(&mut self, out: SharedPart<'_>) -> Result<(), AccessError> {
+        if out.len() > self.end - self.next {
+            return Err(AccessError::OutOfBounds);
+        }
+        out.fill(self.memory, self.next)?;
+        self.next += out.len();
+        Ok(())
+    }
 }
 
 /// Access to registered memory by key, for one pass of the engine. While it lives, no region that it finds is
@@ -395,6 +409,23 @@ impl MemoryView<'_> {
         found.region.memory().read_summed(found.offset, out, more_follow)
     }
 
+    /// Places bytes from `addr` on in shared memory.
+    ///
+    /// # Errors
+    /// As [`MemoryView::read_payload`].
+    #[inline]
+    pub(crate) fn place_payload(
+        &self,
+        key: u32,
+        accessor: impl Into<Accessor>,
+        addr: u64,
+        need: AccessFlags,
+        out: SharedPart<'_>,
+    ) -> Result<(), AccessError> {
+        let found = self.resolve(key, accessor.into(), addr, out.len() as u64, need)?;
+        out.fill(found.region.memory(), found.offset)
+    }
+
     /// As [`MemoryView::read_payload`], for the consecutive payloads of several packets from `addr` on. `None`: the
     /// access is not allowed, or the key can be revoked during the copy. A revocation must wait for the copy of one
     /// packet only, not of many.
@@ -429,6 +460,24 @@ impl MemoryView<'_> {
         let need = need | AccessFlags::LOCAL_WRITE;
         let found = self.resolve(key, accessor.into(), addr, data.len() as u64, need)?;
         found.region.memory().write(found.offset, data)
+    }
+
+    /// As [`MemoryView::write`], with bytes of shared memory.
+    ///
+    /// # Errors
+    /// As [`MemoryView::write`].
+    #[inline]
+    pub(crate) fn write_shared(
+        &self,
+        key: u32,
+        accessor: impl Into<Accessor>,
+        addr: u64,
+        need: AccessFlags,
+        data: SharedPart<'_>,
+    ) -> Result<(), AccessError> {
+        let need = need | AccessFlags::LOCAL_WRITE;
+        let found = self.resolve(key, accessor.into(), addr, data.len() as u64, need)?;
+        data.copy_to(found.region.memory(), found.offset)
     }
 
     /// Executes a peer's compare and swap (IBTA 9.4.5) on the 8 bytes at `addr`, in this host's byte order: replaces

@@ -12,7 +12,7 @@ use super::link::{Fate, corrupt};
 use super::machine::{Machine, Socket};
 use super::streams::Streams;
 use super::{Bottleneck, Faults, Host, Random};
-use crate::transport::{AckRelease, Datagram, Transmit};
+use crate::transport::{AckRelease, Datagram, Medium, Transmit};
 use crate::types::{Psn, Time};
 use crate::wire::{GapRun, GapRuns, Headers, Opcode, Packet};
 
@@ -430,6 +430,7 @@ impl Network {
             hop_limit: None,
             traffic_class: Some(flight.traffic_class),
             payload: &flight.bytes,
+            medium: Medium::Network,
         };
         // As in an engine, the follow-up work is done after all current arrivals are taken.
         host.endpoint.handle_arrival(now, &host.memory.read(), &datagram);

@@ -6,8 +6,8 @@
 
 use super::packet_check::Departing;
 use crate::checksum::Sum;
-use crate::memory::{AccessError, Payloads};
-use crate::types::Qpn;
+use crate::memory::{AccessError, Payloads, SharedPart};
+use crate::types::{Mtu, Qpn};
 use crate::wire::icrc::Seed;
 use crate::wire::{Flow, Headers, packet_bytes};
 
@@ -89,6 +89,17 @@ pub trait PayloadSource {
     /// # Errors
     /// If the memory cannot be read.
     fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError>;
+
+    /// Places the next payload in memory that is shared with the peer.
+    ///
+    /// # Errors
+    /// If the memory cannot be read.
+    fn place_next(&mut self, out: SharedPart<'_>) -> Result<(), AccessError> {
+        let mut payload = [0; Mtu::Mtu4096.bytes() as usize];
+        let payload = payload.get_mut(..out.len()).ok_or(AccessError::OutOfBounds)?;
+        self.read_next(payload)?;
+        out.write(payload)
+    }
 }
 
 /// The source of packets without payload.
@@ -106,6 +117,11 @@ impl PayloadSource for Payloads<'_> {
     fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
         Payloads::read_next(self, out)
     }
+
+    #[inline]
+    fn place_next(&mut self, out: SharedPart<'_>) -> Result<(), AccessError> {
+        Payloads::place_next(self, out)
+    }
 }
 
 /// Common properties of the packets of a send, besides their headers.
@@ -118,6 +134,8 @@ pub struct Envelope {
     pub hop_limit: u8,
     /// The sending queue pair.
     pub qpn: Qpn,
+    /// The queue pair that the packets are for.
+    pub destination: Qpn,
     /// Whether the peer accepts datagrams that the kernel cuts from one send.
     pub segmentation_offload: bool,
     /// The start of the ICRCs.
@@ -125,6 +143,20 @@ pub struct Envelope {
     /// Whether FLUSH packets have Linux's ICRC.
     pub(super) flushes_as_linux: bool,
     pub(super) check: Departing,
+}
+
+impl Envelope {
+    /// Prepares the headers of a packet that leaves without a check field.
+    #[inline]
+    pub fn prepare(&self, headers: &mut [u8]) {
+        self.check.prepare(headers);
+    }
+
+    /// Whether the check fields are under the mask of the connection, wherever packets have check fields.
+    #[inline]
+    pub fn is_keyed(&self) -> bool {
+        self.check.is_keyed()
+    }
 }
 
 /// A medium that sends packets.

@@ -27,6 +27,21 @@ pub struct Datagram<'a> {
     pub traffic_class: Option<u8>,
     /// The UDP payload, from the base transport header to the ICRC.
     pub payload: &'a [u8],
+    /// The medium that it came through, as the receiving end knows it: no contents of a datagram can claim another.
+    pub medium: Medium,
+}
+
+/// The medium that a datagram came through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Medium {
+    /// A network. The check field shows whether the packet is whole and, with a key, who has sent it.
+    #[default]
+    Network,
+    /// Memory that only processes of this user write. It damages nothing, so the check field has no contents.
+    SharedMemory {
+        /// Whether the peer sends with the key of the connection, wherever packets have check fields.
+        is_keyed: bool,
+    },
 }
 
 impl Datagram<'_> {

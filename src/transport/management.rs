@@ -138,6 +138,7 @@ impl ManagementQueuePair {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::Medium;
 
     const PATH: ManagementPath = ManagementPath {
         source: IpAddr::V4(std::net::Ipv4Addr::new(10, 99, 0, 3)),
@@ -167,6 +168,7 @@ mod tests {
             hop_limit: None,
             traffic_class: Some(0x68),
             payload,
+            medium: Medium::Network,
         };
         let packet = Packet::parse(payload).unwrap();
         ManagementQueuePair::check(&datagram, &packet).and_then(|bytes| queue_pair.take(&datagram, bytes)).err()

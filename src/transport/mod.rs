@@ -38,15 +38,16 @@ mod sizes;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use burst::Sending;
 #[cfg(feature = "sim")]
-pub use burst::{AckRequests, Burst, BurstSink, BurstWriter, Envelope, PayloadSource};
+pub use burst::AckRequests;
+pub use burst::Sending;
+pub use burst::{Burst, BurstSink, BurstWriter, Envelope, PayloadSource};
 #[cfg(feature = "sim")]
 pub use congestion::{Acked, CongestionEvent, CongestionKind, CubicFactory, Sent};
 pub use congestion::{Capped, CongestionControl, CongestionFactory, ConstantWindow, Cubic, PathFacts};
 #[cfg(feature = "sim")]
 pub use datagram::Repeats;
-pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, SourceAddress, Transmit};
+pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, Medium, SourceAddress, Transmit};
 #[cfg(feature = "sim")]
 pub use endpoint::Deadlines;
 pub(crate) use endpoint::WantedKey;
@@ -56,8 +57,7 @@ pub use management::ManagementQueuePair;
 pub use management::{MANAGEMENT_BUFFER_BYTES, MANAGEMENT_QPN, ManagementDatagram, ManagementPath};
 pub use queue_pair::QueuePairInit;
 pub use responder::{ReceiveSource, ReorderBudget};
-#[cfg(feature = "sim")]
-pub use udp_sink::UdpSink;
+pub use udp_sink::{UdpSink, UdpWriter};
 
 #[cfg(feature = "sim")]
 pub use crate::types::modify::{ModifyError, ModifyLimits};

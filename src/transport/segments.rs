@@ -1,7 +1,76 @@
 //! Access to memory through scatter-gather lists.
 
-use crate::memory::{AccessError, MemoryView};
-use crate::types::{AccessFlags, DomainId, Sge};
+use std::ops::Range;
+
+use crate::memory::{AccessError, MemoryView, SharedPart};
+use crate::types::{AccessFlags, Accessor, DomainId, Sge};
+
+/// Bytes that are placed in registered memory.
+pub(super) trait Bytes: Copy {
+    /// Returns their number.
+    fn count(self) -> usize;
+
+    /// Returns some of them, which are in bounds.
+    fn part(self, range: Range<usize>) -> Self;
+
+    /// Places them, as [`MemoryView::write`].
+    fn place(
+        self,
+        memory: &MemoryView<'_>,
+        key: u32,
+        accessor: Accessor,
+        addr: u64,
+        need: AccessFlags,
+    ) -> Result<(), AccessError>;
+}
+
+impl Bytes for &[u8] {
+    #[inline]
+    fn count(self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn part(self, range: Range<usize>) -> Self {
+        &self[range]
+    }
+
+    #[inline]
+    fn place(
+        self,
+        memory: &MemoryView<'_>,
+        key: u32,
+        accessor: Accessor,
+        addr: u64,
+        need: AccessFlags,
+    ) -> Result<(), AccessError> {
+        memory.write(key, accessor, addr, need, self)
+    }
+}
+
+impl Bytes for SharedPart<'_> {
+    #[inline]
+    fn count(self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn part(self, range: Range<usize>) -> Self {
+        self.slice(range)
+    }
+
+    #[inline]
+    fn place(
+        self,
+        memory: &MemoryView<'_>,
+        key: u32,
+        accessor: Accessor,
+        addr: u64,
+        need: AccessFlags,
+    ) -> Result<(), AccessError> {
+        memory.write_shared(key, accessor, addr, need, self)
+    }
+}
 
 /// Writes bytes of a message, starting at `offset`, to the memory of a scatter list.
 pub(super) fn scatter(
@@ -9,13 +78,13 @@ pub(super) fn scatter(
     sges: &[Sge],
     domain: DomainId,
     offset: u64,
-    bytes: &[u8],
+    bytes: impl Bytes,
 ) -> Result<(), AccessError> {
-    if bytes.is_empty() {
+    if bytes.count() == 0 {
         return Ok(());
     }
-    for_each_segment(sges, offset, bytes.len(), |sge, addr, range| {
-        memory.write(sge.lkey.0, domain, addr, AccessFlags::LOCAL_WRITE, &bytes[range])
+    for_each_segment(sges, offset, bytes.count(), |sge, addr, range| {
+        bytes.part(range).place(memory, sge.lkey.0, domain.into(), addr, AccessFlags::LOCAL_WRITE)
     })
 }
 

@@ -20,6 +20,7 @@ mod read_losses;
 mod recovery;
 mod repair;
 mod revoked;
+mod shared_memory;
 mod unreliable;
 mod xrc;
 
@@ -201,8 +202,16 @@ impl End {
             let segment_index = index as u16;
             let destination = self.address;
             let (source_port, hop_limit, traffic_class) = (50_000, None, None);
-            let datagram =
-                Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
+            let datagram = Datagram {
+                source,
+                destination,
+                source_port,
+                segment_index,
+                hop_limit,
+                traffic_class,
+                payload,
+                medium: Medium::Network,
+            };
             self.endpoint.handle_datagram(now, &self.table.read(), &datagram);
         }
     }
@@ -339,6 +348,7 @@ impl Pair {
                     hop_limit: None,
                     traffic_class: Some(transmit.traffic_class | u8::from(is_marked)),
                     payload,
+                    medium: Medium::Network,
                 };
                 receiver.endpoint.handle_datagram(self.now, &receiver.table.read(), &datagram);
             }
@@ -547,7 +557,16 @@ fn duplicates_do_not_fill_the_response_queue() {
         crate::wire::icrc::append(&flow, 0, &mut packet);
         let (source_port, segment_index, hop_limit, traffic_class) = (50_000, 0, None, None);
         let (source, destination, payload) = (sender, receiver, &packet);
-        let datagram = Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
+        let datagram = Datagram {
+            source,
+            destination,
+            source_port,
+            segment_index,
+            hop_limit,
+            traffic_class,
+            payload,
+            medium: Medium::Network,
+        };
         end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram);
     }
     let mut buffer = vec![0; 65_536];

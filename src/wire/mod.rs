@@ -26,6 +26,4 @@ pub use gap_runs::{GapRun, GapRuns};
 pub use header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, FlushEth, NakCode, Reth, Syndrome};
 pub use icrc::Flow;
 pub use opcode::{Opcode, Service};
-#[cfg(feature = "sim")]
-pub use packet::header_bytes;
-pub use packet::{Headers, ICRC_BYTES, Packet, packet_bytes};
+pub use packet::{Headers, ICRC_BYTES, Packet, header_bytes, packet_bytes};

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use rdma_verbs::sim::{Connection, Host, Network, Port, Random};
-use rdma_verbs::transport::{AckRelease, Datagram, DatagramOutcome, ManagementPath, ManagementQueuePair};
+use rdma_verbs::transport::{AckRelease, Datagram, DatagramOutcome, ManagementPath, ManagementQueuePair, Medium};
 use rdma_verbs::types::{AccessFlags, Counter, KeyShare, Mtu, PeerCapabilities, Psn, Qpn, QueuePairCapabilities};
 use rdma_verbs::wire::mad::{Attribute, Discovery, DiscoveryAnswer, DiscoveryContent, Mad, ManagementClass, Method};
 
@@ -79,6 +79,7 @@ impl Scene {
             hop_limit: None,
             traffic_class: None,
             payload: &self.buffer[..length],
+            medium: Medium::Network,
         };
         host.endpoint.handle_datagram(now, &host.memory.read(), &datagram)
     }

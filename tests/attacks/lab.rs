@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdma_verbs::memory::{Backing, Region};
 use rdma_verbs::sim::{Connection, Host, Port, Random};
-use rdma_verbs::transport::{AckRelease, Datagram, DatagramOutcome};
+use rdma_verbs::transport::{AckRelease, Datagram, DatagramOutcome, Medium};
 use rdma_verbs::types::{
     AccessFlags, Counter, Counters, Data, DomainId, DropReason, KeyShare, Mtu, Operation, PeerCapabilities, PeerKey,
     Psn, QueuePairCapabilities, QueuePairState, RawCompletion, ReceiveRequest, SendFlags, SendRequest, Sge, Time,
@@ -173,6 +173,7 @@ impl Lab {
             hop_limit: None,
             traffic_class: None,
             payload: udp_payload,
+            medium: Medium::Network,
         };
         victim.endpoint.handle_datagram(self.now, &victim.memory.read(), &datagram)
     }
@@ -209,6 +210,7 @@ impl Lab {
                     hop_limit: None,
                     traffic_class: None,
                     payload,
+                    medium: Medium::Network,
                 };
                 to.endpoint.handle_arrival(self.now, &to.memory.read(), &datagram);
             }
@@ -242,6 +244,7 @@ impl Lab {
             hop_limit: None,
             traffic_class: None,
             payload: &packet.bytes,
+            medium: Medium::Network,
         };
         to.endpoint.handle_datagram(self.now, &to.memory.read(), &datagram)
     }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use rdma_verbs::sim::{Connection, Host, Port};
-use rdma_verbs::transport::Datagram;
+use rdma_verbs::transport::{Datagram, Medium};
 use rdma_verbs::types::{AccessFlags, Mtu, PeerCapabilities, Psn, Qpn, QueuePairCapabilities, Time};
 use rdma_verbs::wire::Opcode;
 use support::allocator::bytes;
@@ -81,6 +81,7 @@ impl Victim {
                     hop_limit: None,
                     traffic_class: None,
                     payload: &buffer,
+                    medium: Medium::Network,
                 };
                 let now = Time::from_nanos(2);
                 self.host.endpoint.handle_datagram(now, &self.host.memory.read(), &datagram);

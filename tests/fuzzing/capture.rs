@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rdma_verbs::capture_file;
-use rdma_verbs::transport::Datagram;
+use rdma_verbs::transport::{Datagram, Medium};
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const ENHANCED_PACKET: u32 = 6;
@@ -31,6 +31,7 @@ pub(crate) fn run(bytes: &[u8]) {
         hop_limit: None,
         traffic_class: None,
         payload: &payload,
+        medium: Medium::Network,
     };
     let file = capture_file(&datagram, fields, switches & 8 != 0, &text);
     let word = |at: usize| u32::from_le_bytes(*file[at..].first_chunk().expect("a whole word"));

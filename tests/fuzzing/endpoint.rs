@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rdma_verbs::memory::Backing;
 use rdma_verbs::sim::{Connection, Faults, Host, Network, Port};
-use rdma_verbs::transport::Datagram;
+use rdma_verbs::transport::{Datagram, Medium};
 use rdma_verbs::types::{
     AccessFlags, Data, DomainId, Lkey, Mtu, Operation, PeerCapabilities, Psn, QueuePairCapabilities, QueuePairState,
     QueuePairType, ReceiveRequest, Rkey, SendFlags, SendRequest, Sge,
@@ -109,6 +109,7 @@ fn inject(network: &mut Network, service: QueuePairType, to: &Port, input: &mut 
         hop_limit: None,
         traffic_class: None,
         payload: &packet,
+        medium: Medium::Network,
     };
     host.endpoint.handle_datagram(now, &host.memory.read(), &datagram);
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rdma_verbs::memory::Backing;
 use rdma_verbs::sim::{Connection, Host, Port};
-use rdma_verbs::transport::{AckRelease, Datagram};
+use rdma_verbs::transport::{AckRelease, Datagram, Medium};
 use rdma_verbs::types::{
     AccessFlags, DEFAULT_PKEY, DomainId, Lkey, Mtu, PeerCapabilities, Psn, Qpn, QueuePairCapabilities, ReceiveRequest,
     Rkey, Sge, Time,
@@ -112,6 +112,7 @@ impl Responder {
             hop_limit: None,
             traffic_class: None,
             payload: &packet,
+            medium: Medium::Network,
         };
         self.host.endpoint.handle_datagram(self.now, &self.host.memory.read(), &datagram);
         self.check_memory();

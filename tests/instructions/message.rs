@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rdma_verbs::memory::Backing;
 use rdma_verbs::sim::{Connection, Host, Port};
-use rdma_verbs::transport::{AckRelease, CongestionFactory, CubicFactory, Datagram};
+use rdma_verbs::transport::{AckRelease, CongestionFactory, CubicFactory, Datagram, Medium};
 use rdma_verbs::types::{
     AccessFlags, Data, DomainId, KeyShare, Mtu, Operation, PeerCapabilities, PeerKey, Psn, QueuePairCapabilities,
     ReceiveRequest, SendFlags, SendRequest, Sge, Time,
@@ -69,6 +69,7 @@ fn carry(hosts: &mut [Host; 2], from: usize, now: Time, buffer: &mut [u8]) -> bo
                 hop_limit: None,
                 traffic_class: None,
                 payload,
+                medium: Medium::Network,
             };
             receiver.endpoint.handle_arrival(now, &view, &datagram);
         }

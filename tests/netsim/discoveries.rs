@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rdma_verbs::memory::{Backing, Region};
 use rdma_verbs::sim::{Connection, Faults, Host, Network, Port, Random};
-use rdma_verbs::transport::{Datagram, DatagramOutcome, ManagementPath, ManagementQueuePair};
+use rdma_verbs::transport::{Datagram, DatagramOutcome, ManagementPath, ManagementQueuePair, Medium};
 use rdma_verbs::types::{
     AccessFlags, CompletionOpcode, Counter, Data, DomainId, DropReason, KeyShare, Mtu, Operation, PeerCapabilities,
     Psn, QueuePairCapabilities, QueuePairState, RawCompletion, ReceiveRequest, SendFlags, SendRequest, Sge,
@@ -311,6 +311,7 @@ impl World {
             hop_limit: None,
             traffic_class: Some(0),
             payload,
+            medium: Medium::Network,
         };
         host.endpoint.handle_datagram(now, &host.memory.read(), &datagram)
     }

@@ -230,14 +230,14 @@ fn senseless_offers_are_refused() {
         hello
     };
     assert!(is_refused(&connect_to_links(victim), b"", &[number]), "an empty message");
-    assert!(is_refused(&connect_to_links(victim), &right(1), &[]), "no descriptor");
-    assert!(is_refused(&connect_to_links(victim), &right(1), &[number; 3]), "three descriptors");
-    assert!(is_refused(&connect_to_links(victim), &right(2), &[number]), "another version");
-    assert!(is_refused(&connect_to_links(victim), &[1; 97], &[number]), "a longer message");
-    assert!(is_refused(&connect_to_links(victim), &right(1), &[number]), "an unknown address");
+    assert!(is_refused(&connect_to_links(victim), &right(2), &[]), "no descriptor");
+    assert!(is_refused(&connect_to_links(victim), &right(2), &[number; 3]), "three descriptors");
+    assert!(is_refused(&connect_to_links(victim), &right(1), &[number]), "another version");
+    assert!(is_refused(&connect_to_links(victim), &[2; 97], &[number]), "a longer message");
+    assert!(is_refused(&connect_to_links(victim), &right(2), &[number]), "an unknown address");
     // An address and a block that exist, with a file whose length is not sealed.
     let qpn = end.qp.qpn().value();
-    let mut hello = right(1);
+    let mut hello = right(2);
     hello[2..4].copy_from_slice(&((qpn >> 12) as u16).to_le_bytes());
     for place in [8, 24] {
         hello[place..place + 16].copy_from_slice(&std::net::Ipv4Addr::new(127, 62, 7, 1).to_ipv6_mapped().octets());

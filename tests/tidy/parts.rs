@@ -54,6 +54,7 @@ pub(crate) const PARTS: &[(&str, &[&str])] = &[
             "inbound",
             "receive_sockets",
             "memory_links",
+            "link_sink",
             "link",
         ],
     ),

@@ -93,7 +93,7 @@ mod tests {
     use super::super::tests::{finish, start};
     use super::super::{Arrival, CaptureSink, Departure};
     use super::*;
-    use crate::transport::{Datagram, DatagramOutcome, Repeats, Transmit};
+    use crate::transport::{Datagram, DatagramOutcome, Medium, Repeats, Transmit};
     use crate::types::{DropReason, PeerCapabilities, Qkey};
     use crate::wire::mad::{AlternatePath, CommunicationId, ConnectRequest, LONGEST_SUMMARY, NativeOffer, ReadyToUse};
     use crate::wire::{Bth, Deth, Flow, Headers, icrc};
@@ -120,8 +120,16 @@ mod tests {
 
     fn receive(sink: &CaptureSink, source: IpAddr, payload: &[u8], dropped: Option<DropReason>) {
         let (source_port, segment_index, hop_limit, traffic_class) = (55_410, 0, None, None);
-        let datagram =
-            Datagram { source, destination: HERE, source_port, segment_index, hop_limit, traffic_class, payload };
+        let datagram = Datagram {
+            source,
+            destination: HERE,
+            source_port,
+            segment_index,
+            hop_limit,
+            traffic_class,
+            payload,
+            medium: Medium::Network,
+        };
         sink.received(
             &datagram,
             &Arrival::now(None, None, false),

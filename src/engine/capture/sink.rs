@@ -254,6 +254,7 @@ fn drop_comment(reason: DropReason) -> String {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::transport::Medium;
 
     #[test]
     fn drop_reasons_are_named() {
@@ -278,6 +279,7 @@ mod tests {
                 hop_limit: None,
                 traffic_class: None,
                 payload: &payload,
+                medium: Medium::Network,
             };
             assert_eq!(solve(&datagram), (identification, dont_fragment));
         }
@@ -290,6 +292,7 @@ mod tests {
             hop_limit: None,
             traffic_class: None,
             payload: &far_too_long,
+            medium: Medium::Network,
         };
         assert_eq!(solve(&datagram), (4, true));
         assert_eq!(destination(&payload), Qpn::new(0x11_1111));

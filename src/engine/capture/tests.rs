@@ -281,15 +281,16 @@ proptest! {
         payload in proptest::collection::vec(any::<u8>(), 0..200),
         is_from_own_peer: bool,
     ) {
-        use crate::transport::{Datagram, DatagramOutcome};
+        use crate::transport::{Datagram, DatagramOutcome, Medium};
         let capture = Arc::new(Capture::start(&options("sink"), "soft_test").unwrap());
         let mut sink = CaptureSink::default();
         prop_assert!(sink.is_idle() && sink.time().is_none());
         sink.add(Arc::clone(&capture));
         let (hop_limit, traffic_class) = (None, None);
         let payload = &payload;
+        let medium = Medium::Network;
         let datagram =
-            Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
+            Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload, medium };
         let outcome = DatagramOutcome {
             dropped: Some(crate::types::DropReason::Truncated),
             is_from_own_peer,

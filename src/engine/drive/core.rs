@@ -7,7 +7,9 @@ use crate::cm::{HeldRequest, Outgoing};
 use crate::engine::net::{Link, Sent};
 use crate::engine::share::Route;
 use crate::memory::MemoryView;
-use crate::transport::{AckRelease, Datagram, Endpoint, MANAGEMENT_BUFFER_BYTES, ManagementPath, Transmit};
+use crate::transport::{
+    AckRelease, Datagram, Endpoint, MANAGEMENT_BUFFER_BYTES, ManagementPath, Medium, Transmit, UdpSink,
+};
 use crate::types::{Qpn, QueuePairReport, Time};
 
 /// Delay before retrying after the kernel's send buffer was full.
@@ -25,6 +27,16 @@ pub(super) struct Progress {
     pub(super) was_long: bool,
     /// Time of the next pass that deadlines require.
     pub(super) next_deadline: Option<Time>,
+}
+
+/// The next send.
+enum Next {
+    /// There is none.
+    Nothing,
+    /// It is in the buffer.
+    Written(Transmit),
+    /// It has left through shared memory.
+    Left,
 }
 
 /// State guarded by the lock.
@@ -55,8 +67,12 @@ impl Core {
                 Some((_, retry_at)) if retry_at > now => return,
                 Some((transmit, _)) => transmit,
                 None => match self.poll_transmit(now, memory, release) {
-                    Some(transmit) => transmit,
-                    None => {
+                    Next::Written(transmit) => transmit,
+                    Next::Left => {
+                        progress.worked = true;
+                        continue;
+                    }
+                    Next::Nothing => {
                         progress.has_more |= self.endpoint.has_more_to_send();
                         return;
                     }
@@ -74,17 +90,36 @@ impl Core {
         progress.has_more = true;
     }
 
-    /// Writes the next packet or burst into the buffer. Management datagrams alternate with the packets of queue pairs:
-    /// neither a load nor a flood of requests stops the other.
+    /// Writes the next packet or burst into the buffer, or into shared memory. Management datagrams alternate with the
+    /// packets of queue pairs: neither a load nor a flood of requests stops the other.
     #[inline]
-    fn poll_transmit(&mut self, now: Time, memory: &MemoryView<'_>, release: AckRelease) -> Option<Transmit> {
+    fn poll_transmit(&mut self, now: Time, memory: &MemoryView<'_>, release: AckRelease) -> Next {
         let is_turn = !std::mem::take(&mut self.was_management) && self.connections.has_outputs();
         if is_turn && let Some(transmit) = self.poll_management() {
             self.was_management = true;
-            return Some(transmit);
+            return Next::Written(transmit);
         }
-        let transmit = self.endpoint.poll_transmit(now, memory, &mut self.buffer, release);
-        if transmit.is_none() && self.connections.has_outputs() { self.poll_management() } else { transmit }
+        match self.poll_endpoint(now, memory, release) {
+            Next::Nothing if self.connections.has_outputs() => {
+                self.poll_management().map_or(Next::Nothing, Next::Written)
+            }
+            next => next,
+        }
+    }
+
+    #[inline]
+    fn poll_endpoint(&mut self, now: Time, memory: &MemoryView<'_>, release: AckRelease) -> Next {
+        let mut written = None;
+        let buffer = UdpSink::new(&mut self.buffer, self.endpoint.max_segments(), &mut written);
+        let has_sent = match self.link.memory_sink(buffer) {
+            Ok(mut sink) => self.endpoint.poll_transmit_into(now, memory, &mut sink, release),
+            Err(mut sink) => self.endpoint.poll_transmit_into(now, memory, &mut sink, release),
+        };
+        match written {
+            Some(transmit) => Next::Written(transmit),
+            None if has_sent => Next::Left,
+            None => Next::Nothing,
+        }
     }
 
     #[cold]
@@ -140,6 +175,7 @@ impl Core {
             hop_limit: None,
             traffic_class: Some(traffic_class),
             payload: &buffer[..length],
+            medium: Medium::Network,
         })
     }
 

@@ -21,14 +21,14 @@ use super::shard_lock::ShardLock;
 use super::wake::Wake;
 use crate::engine::capture::Capture;
 use crate::engine::net::{
-    Checksums, Group, GroupSocket, Link, MAX_SEND_BYTES, ReceiveSocket, SendSocket, SocketSizes, congestion_of,
-    leaves_host,
+    Checksums, Deliver, Group, GroupSocket, Link, MAX_SEND_BYTES, ReceiveSocket, SendSocket, SocketSizes,
+    congestion_of, leaves_host,
 };
 use crate::engine::share::{JoinRequest, QpnBlocks, link_to, search_orphans};
-use crate::memory::RegionTable;
+use crate::memory::{MemoryView, RegionTable, SharedPart};
 use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
-use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget};
+use crate::transport::{AckRelease, Datagram, DatagramOutcome, Endpoint, EndpointConfig, ReorderBudget};
 use crate::types::{
     AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, Time,
     UnmatchedPackets,
@@ -454,15 +454,9 @@ impl Shard {
         progress.has_more |= self.drain_doorbells(core, now);
         if plan.receives > 0 {
             let Core { endpoint, link, .. } = core;
-            let batch = link.receive(
-                plan.receives,
-                |datagram| {
-                    let outcome = endpoint.handle_arrival(now, &memory, datagram);
-                    wrote.set(wrote.get() | outcome.ends_write);
-                    outcome
-                },
-                || plan.stops_for_completion && hold_acknowledgements(now, wrote.get()),
-            );
+            let batch = link.receive(plan.receives, Arriving { endpoint, now, memory: &memory, wrote: &wrote }, || {
+                plan.stops_for_completion && hold_acknowledgements(now, wrote.get())
+            });
             endpoint.settle_arrivals(now);
             progress.worked |= batch.datagrams > 0;
             progress.has_more |= batch.is_full;
@@ -536,6 +530,29 @@ impl Shard {
         change(core, self.clock.now());
         std::mem::forget(unfinished);
         true
+    }
+}
+
+/// Hands the datagrams of a pass to the endpoint.
+struct Arriving<'a> {
+    endpoint: &'a mut Endpoint,
+    now: Time,
+    memory: &'a MemoryView<'a>,
+    /// Set if a WRITE without a completion ended.
+    wrote: &'a Cell<bool>,
+}
+
+impl Deliver for Arriving<'_> {
+    #[inline]
+    fn whole(&mut self, datagram: &Datagram<'_>) -> DatagramOutcome {
+        let outcome = self.endpoint.handle_arrival(self.now, self.memory, datagram);
+        self.wrote.set(self.wrote.get() | outcome.ends_write);
+        outcome
+    }
+
+    #[inline]
+    fn in_place(&mut self, datagram: &Datagram<'_>, rest: SharedPart<'_>) -> Option<DatagramOutcome> {
+        self.endpoint.take_in_place(self.now, self.memory, datagram, rest)
     }
 }
 

@@ -8,8 +8,9 @@ use super::multicast::GroupSocket;
 use super::udp::ReceiveSocket;
 use crate::engine::capture::{Arrival, CaptureSink};
 use crate::engine::share::Route;
+use crate::memory::SharedPart;
 use crate::sys::{Received, SEVERAL, receive, receive_several};
-use crate::transport::{CheckField, Datagram, DatagramOutcome};
+use crate::transport::{CheckField, Datagram, DatagramOutcome, Medium};
 use crate::types::{Counter, Counters};
 
 /// The outcome of a packet for another socket. Its connection may have a key that this process does not have, so no
@@ -40,7 +41,7 @@ pub(super) struct Delivery<'a, D> {
     alone: usize,
 }
 
-impl<'a, D: FnMut(&Datagram<'_>) -> DatagramOutcome> Delivery<'a, D> {
+impl<'a, D: Deliver> Delivery<'a, D> {
     #[inline]
     pub(super) fn new(counters: &'a mut Counters, sink: &'a CaptureSink, deliver: D) -> Self {
         Self { counters, sink, deliver, alone: 0 }
@@ -55,11 +56,39 @@ impl<'a, D: FnMut(&Datagram<'_>) -> DatagramOutcome> Delivery<'a, D> {
     /// Delivers a datagram that came through shared memory.
     #[inline]
     pub(super) fn take(&mut self, datagram: &Datagram<'_>) {
-        let outcome = (self.deliver)(datagram);
+        let outcome = self.deliver.whole(datagram);
         if !self.sink.is_idle() {
             let arrival = Arrival::now(datagram.hop_limit, datagram.traffic_class, false);
-            self.sink.received(datagram, &arrival, outcome);
+            // It has no check field: a capture shows the ICRC that it would have.
+            self.sink.received(datagram, &arrival, DatagramOutcome { check_field: CheckField::Keyed, ..outcome });
         }
+    }
+
+    /// Delivers a datagram whose payload, but for its first bytes, is still in shared memory. Returns false if it must
+    /// be delivered as a whole.
+    #[inline]
+    pub(super) fn take_in_place(&mut self, datagram: &Datagram<'_>, rest: SharedPart<'_>) -> bool {
+        self.sink.is_idle() && self.deliver.in_place(datagram, rest).is_some()
+    }
+}
+
+/// A recipient of datagrams.
+pub(crate) trait Deliver {
+    /// Takes a datagram.
+    fn whole(&mut self, datagram: &Datagram<'_>) -> DatagramOutcome;
+
+    /// Takes a datagram whose payload, but for a private copy of the base transport header, is shared memory. Returns
+    /// `None` if it needs the whole datagram.
+    #[inline]
+    fn in_place(&mut self, _: &Datagram<'_>, _: SharedPart<'_>) -> Option<DatagramOutcome> {
+        None
+    }
+}
+
+impl<F: FnMut(&Datagram<'_>) -> DatagramOutcome> Deliver for F {
+    #[inline]
+    fn whole(&mut self, datagram: &Datagram<'_>) -> DatagramOutcome {
+        self(datagram)
     }
 }
 
@@ -95,7 +124,7 @@ impl Inbound {
         &self,
         socket: &mut impl Source,
         found: &Received,
-        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
+        delivery: &mut Delivery<'_, impl Deliver>,
     ) -> usize {
         split(socket, &self.buffer, found, delivery)
     }
@@ -106,7 +135,7 @@ impl Inbound {
         &mut self,
         socket: &mut impl Source,
         most: usize,
-        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
+        delivery: &mut Delivery<'_, impl Deliver>,
     ) -> Taken {
         if delivery.alone >= MOST_ALONE && most > 1 {
             return self.take_several(socket, most, delivery);
@@ -127,7 +156,7 @@ impl Inbound {
         &mut self,
         socket: &mut impl Source,
         most: usize,
-        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
+        delivery: &mut Delivery<'_, impl Deliver>,
     ) -> Taken {
         let mut received = [None; SEVERAL];
         let most = most.min(SEVERAL);
@@ -209,7 +238,7 @@ fn split(
     socket: &mut impl Source,
     buffer: &[u8],
     received: &Received,
-    delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
+    delivery: &mut Delivery<'_, impl Deliver>,
 ) -> usize {
     let Delivery { counters, sink, deliver, .. } = delivery;
     if let Some(dropped) = received.dropped {
@@ -228,18 +257,19 @@ fn split(
         hop_limit: received.hop_limit,
         traffic_class: received.traffic_class,
         payload: bytes,
+        medium: Medium::Network,
     };
     let segment_size = received.segment_size.filter(|size| *size < bytes.len());
     let arrival =
         (!sink.is_idle()).then(|| Arrival::now(received.hop_limit, received.traffic_class, segment_size.is_some()));
     let mut take = |datagram: &Datagram<'_>| {
         let outcome = match socket.route(datagram) {
-            Route::Here => deliver(datagram),
+            Route::Here => deliver.whole(datagram),
             Route::Forwarded => {
                 counters.add(Counter::ForwardedPackets, 1);
                 OF_ANOTHER_SOCKET
             }
-            Route::Lost => DatagramOutcome { dropped: deliver(datagram).dropped, ..OF_ANOTHER_SOCKET },
+            Route::Lost => DatagramOutcome { dropped: deliver.whole(datagram).dropped, ..OF_ANOTHER_SOCKET },
             Route::Probe => return,
         };
         if let Some(arrival) = &arrival {

@@ -7,7 +7,8 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::inbound::{Batch, Delivery};
+use super::inbound::{Batch, Deliver, Delivery};
+use super::link_sink::LinkSink;
 use super::memory_links::MemoryLinks;
 use super::multicast::GroupSocket;
 use super::path_errors::PathErrors;
@@ -16,7 +17,7 @@ use super::udp::{Checksums, ReceiveSocket, ReportedFields, SendSocket};
 use crate::engine::capture::{Capture, CaptureSink, Departure};
 use crate::engine::share::Route;
 use crate::sys::{Clock, DEFAULT_HOP_LIMIT, SendOptions};
-use crate::transport::{Datagram, DatagramOutcome, Transmit};
+use crate::transport::{Datagram, Transmit, UdpSink};
 use crate::types::{Counter, Counters, PathError, Time};
 
 /// Longest UDP payload over IPv4, and the longest that the kernel merges or segments.
@@ -191,12 +192,7 @@ impl Link {
     ///
     /// After each system call or record of a ring, `is_enough` decides whether to leave the rest to another batch. The
     /// receive call never waits, and no poll precedes it: the call itself reports an empty socket at the same cost.
-    pub(crate) fn receive(
-        &mut self,
-        most: usize,
-        deliver: impl FnMut(&Datagram<'_>) -> DatagramOutcome,
-        is_enough: impl Fn() -> bool,
-    ) -> Batch {
+    pub(crate) fn receive(&mut self, most: usize, deliver: impl Deliver, is_enough: impl Fn() -> bool) -> Batch {
         let Self { sockets, memory, counters, sink, .. } = self;
         let mut delivery = Delivery::new(counters, sink, deliver);
         if !memory.has_readers() {
@@ -215,7 +211,7 @@ impl Link {
                 return batch;
             }
         }
-        let taken = memory.receive(most, |datagram| delivery.take(datagram), &is_enough);
+        let taken = memory.receive(most, &mut delivery, &is_enough);
         delivery.note_records(taken.records);
         batch.datagrams += taken.datagrams;
         batch.is_full = taken.records >= most;
@@ -248,6 +244,16 @@ impl Link {
             self.counters.add(Counter::ReceiveCalls, 1);
         }
         waiting == Waiting::Nothing
+    }
+
+    /// Returns a sink that writes sends into the rings of shared memory, and those for which there is none to `buffer`.
+    /// Returns `buffer` if there are no rings, or if a capture needs each packet as a whole.
+    #[inline]
+    pub(crate) fn memory_sink<'a>(&'a mut self, buffer: UdpSink<'a>) -> Result<LinkSink<'a>, UdpSink<'a>> {
+        match self.memory.has_writers() && self.sink.is_idle() {
+            true => Ok(LinkSink::new(&mut self.memory, &mut self.counters, buffer)),
+            false => Err(buffer),
+        }
     }
 
     /// Sends a packet or burst of the endpoint.
@@ -407,7 +413,7 @@ mod tests {
     use super::*;
     use crate::engine::share::JoinRequest;
     use crate::sys::LocalAddress;
-    use crate::transport::Repeats;
+    use crate::transport::{DatagramOutcome, Repeats};
     use crate::types::{PeerCapabilities, Qpn};
 
     const SIZES: SocketSizes = SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 };
@@ -451,7 +457,7 @@ mod tests {
         let mut seen = Vec::new();
         let batch = link.receive(
             16,
-            |datagram| {
+            |datagram: &Datagram<'_>| {
                 assert_eq!((datagram.source, datagram.destination), (address.ip, address.ip));
                 seen.push((datagram.source_port, datagram.segment_index, datagram.payload.to_vec()));
                 DatagramOutcome::default()
@@ -524,7 +530,7 @@ mod tests {
             assert!(matches!(link.send(&closed, b"abcd"), Sent::Accepted));
             assert!(matches!(link.send(&transmit(address, plain, 4, None), b"abcd"), Sent::Accepted));
         }
-        assert_eq!(link.receive(16, |_| DatagramOutcome::default(), || false).datagrams, 3);
+        assert_eq!(link.receive(16, |_: &Datagram<'_>| DatagramOutcome::default(), || false).datagrams, 3);
         assert_eq!(link.counters.get(Counter::SendErrors), 0);
         let error = link.path_error(Time::NEVER, closed.destination, Time::ZERO).unwrap();
         assert_eq!((error.errno, error.count), (libc::ECONNREFUSED, 3));
@@ -538,10 +544,10 @@ mod tests {
         for _ in 0..4_000 {
             link.send(&transmit(address, plain, bytes.len(), None), &bytes);
         }
-        let received = link.receive(10_000, |_| DatagramOutcome::default(), || false).datagrams as u64;
+        let received = link.receive(10_000, |_: &Datagram<'_>| DatagramOutcome::default(), || false).datagrams as u64;
         // The kernel reports the count of drops with the next datagram that is received.
         link.send(&transmit(address, plain, 4, None), b"abcd");
-        link.receive(1, |_| DatagramOutcome::default(), || false);
+        link.receive(1, |_: &Datagram<'_>| DatagramOutcome::default(), || false);
         assert_eq!(received + link.counters.get(Counter::SocketOverflow), 4_000);
     }
 }

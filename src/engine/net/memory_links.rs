@@ -1,22 +1,28 @@
 //! The links of a shard that go through shared memory: datagrams to and from processes of this user on this host.
 //!
-//! A send becomes a record with the bytes of its datagrams. Datagrams that the peer has sent over sockets before its
-//! first record are received before that record.
+//! A send becomes a record with the bytes of its datagrams, without check fields: memory damages nothing.
+//! Datagrams that the peer has sent over sockets before its first record are received before that record.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use super::inbound::{Deliver, Delivery};
 use crate::engine::share::{AccessRequest, IncomingLink, LinkId, OutgoingLink, destination_block};
-use crate::memory::record_ring::MOST_RECORD_BYTES;
+use crate::memory::record_ring::{Broken, MOST_RECORD_BYTES, Record};
 use crate::memory::{GateWatch, PeerMemory};
 use crate::sys::{DEFAULT_HOP_LIMIT, Epoll, Interest, discard_messages, ring};
-use crate::transport::{Datagram, Transmit, WantedKey};
+use crate::transport::{Datagram, Medium, Transmit, WantedKey};
+use crate::wire::BTH_BYTES;
 
 /// Records taken from one link before the next has its turn.
 const RECORDS_IN_TURN: usize = 8;
 /// Links whose bells are silenced at a time, and messages that are taken of each. The others follow.
 const BELLS: usize = 16;
+
+/// Least size of datagrams that are delivered one by one. Shorter ones are copied together.
+const LEAST_IN_PLACE: usize = 1_024;
 
 /// A link that this shard reads.
 struct Reader {
@@ -120,18 +126,48 @@ impl MemoryLinks {
         }
     }
 
+    /// Whether sends may leave through memory.
+    #[inline]
+    pub(super) fn has_writers(&self) -> bool {
+        !self.writers.is_empty()
+    }
+
+    /// Begins a record of `least` to `most` bytes for packets to a queue pair with a number of this block. Returns the
+    /// link and the room, or `None` if there is no link or no room.
+    #[inline]
+    pub(super) fn begin(
+        &mut self,
+        own: IpAddr,
+        peer: IpAddr,
+        block: u16,
+        least: usize,
+        most: usize,
+    ) -> Option<(&mut OutgoingLink, usize)> {
+        let index = self.find_writer(own, peer, block)?;
+        match self.writers[index].ring.begin(least, most) {
+            Ok(room) => Some((&mut self.writers[index], room?)),
+            Err(error) => {
+                self.give_up(index, error);
+                None
+            }
+        }
+    }
+
+    #[cold]
+    fn give_up(&mut self, index: usize, error: Broken) {
+        let OutgoingLink { peer, .. } = self.writers.swap_remove(index);
+        tracing::warn!(%peer, %error, "packets to this peer leave through sockets from now on");
+    }
+
     /// Writes a send into the ring to its destination. Returns whether there was room; `None` if there is no such ring.
     #[inline]
     pub(super) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<bool> {
-        let index = self.find_writer(transmit, bytes)?;
+        if self.writers.is_empty() {
+            return None;
+        }
+        let index = self.find_writer(transmit.source, transmit.destination, destination_block(bytes)?)?;
         let link = &mut self.writers[index];
-        let tag = Tag {
-            segment: transmit.segment_size.map_or(0, |size| size as u16),
-            port: transmit.source_port,
-            class: transmit.traffic_class,
-            hop_limit: if transmit.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { transmit.hop_limit },
-        };
-        match link.ring.push(tag.pack(), bytes) {
+        match link.ring.push(Tag::of(transmit).pack(), bytes) {
             Ok(fits) => {
                 if link.ring.takes_bell() {
                     ring(link.bell.as_fd());
@@ -139,22 +175,15 @@ impl MemoryLinks {
                 Some(fits)
             }
             Err(error) => {
-                let OutgoingLink { peer, .. } = self.writers.swap_remove(index);
-                tracing::warn!(%peer, %error, "packets to this peer leave through sockets from now on");
+                self.give_up(index, error);
                 None
             }
         }
     }
 
     #[inline]
-    fn find_writer(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<usize> {
-        if self.writers.is_empty() {
-            return None;
-        }
-        let block = destination_block(bytes)?;
-        let fits = |link: &OutgoingLink| {
-            link.peer == transmit.destination && link.own == transmit.source && link.peer_blocks.contains(&block)
-        };
+    fn find_writer(&mut self, own: IpAddr, peer: IpAddr, block: u16) -> Option<usize> {
+        let fits = |link: &OutgoingLink| link.peer == peer && link.own == own && link.peer_blocks.contains(&block);
         if !self.writers.get(self.last_writer).is_some_and(fits) {
             self.last_writer = self.writers.iter().position(fits)?;
         }
@@ -186,12 +215,12 @@ impl MemoryLinks {
         due.for_each(|reader| reader.progress = Begin::Done);
     }
 
-    /// Takes records until there are no more or there were `most`, and passes their datagrams to `deliver`. After each
-    /// record, `is_enough` decides whether to leave the rest to another batch.
+    /// Takes records until there are no more or there were `most`, and delivers their datagrams. After each record,
+    /// `is_enough` decides whether to leave the rest to another batch.
     pub(super) fn receive(
         &mut self,
         most: usize,
-        mut deliver: impl FnMut(&Datagram<'_>),
+        delivery: &mut Delivery<'_, impl Deliver>,
         is_enough: impl Fn() -> bool,
     ) -> Taken {
         let (mut taken, mut has_more, mut is_done) = (Taken::default(), true, false);
@@ -205,7 +234,7 @@ impl MemoryLinks {
                     continue;
                 }
                 for in_turn in 1..=RECORDS_IN_TURN {
-                    let datagrams = reader.take_record(&mut self.buffer, &mut deliver);
+                    let datagrams = reader.take_record(&mut self.buffer, delivery);
                     if datagrams == 0 {
                         break;
                     }
@@ -255,8 +284,8 @@ impl Reader {
 
     /// Takes the next record, and delivers its datagrams; returns their number, 0 if there is none.
     #[inline]
-    fn take_record(&mut self, buffer: &mut [u8], deliver: &mut impl FnMut(&Datagram<'_>)) -> usize {
-        let record = match self.link.ring.take(buffer) {
+    fn take_record(&mut self, buffer: &mut [u8], delivery: &mut Delivery<'_, impl Deliver>) -> usize {
+        let record = match self.link.ring.next() {
             Ok(Some(record)) => record,
             Ok(None) => return 0,
             Err(error) => {
@@ -268,47 +297,117 @@ impl Reader {
                 return 0;
             }
         };
-        let (tag, bytes) = (Tag::unpack(record.tag), &buffer[..record.length]);
-        let size = if tag.segment == 0 { bytes.len() } else { usize::from(tag.segment) };
+        let tag = Tag::unpack(record.tag);
+        let size = if tag.segment == 0 { record.length } else { usize::from(tag.segment) };
+        let mut datagram = Datagram {
+            source: self.link.source,
+            destination: self.link.destination,
+            source_port: tag.port,
+            segment_index: 0,
+            hop_limit: Some(tag.hop_limit),
+            traffic_class: Some(tag.class),
+            payload: &[],
+            medium: Medium::SharedMemory { is_keyed: tag.is_keyed },
+        };
+        let count = match size < LEAST_IN_PLACE {
+            true => {
+                let bytes = &mut buffer[..record.length];
+                self.link.ring.read(0, bytes);
+                deliver_each(&mut datagram, bytes, size, delivery)
+            }
+            false => self.deliver_in_place(&mut datagram, &record, size, buffer, delivery),
+        };
+        self.link.ring.finish(&record);
+        count
+    }
+
+    /// Delivers large datagrams: those that the fast path takes without a copy of the payload in between. Headers are
+    /// copied before they are checked.
+    fn deliver_in_place(
+        &self,
+        datagram: &mut Datagram<'_>,
+        record: &Record,
+        size: usize,
+        buffer: &mut [u8],
+        delivery: &mut Delivery<'_, impl Deliver>,
+    ) -> usize {
+        let ring = &self.link.ring;
         let mut count = 0;
-        for payload in bytes.chunks(size) {
-            deliver(&Datagram {
-                source: self.link.source,
-                destination: self.link.destination,
-                source_port: tag.port,
-                segment_index: count as u16,
-                hop_limit: Some(tag.hop_limit),
-                traffic_class: Some(tag.class),
-                payload,
-            });
+        for start in (0..record.length).step_by(size) {
+            let length = size.min(record.length - start);
+            datagram.segment_index = count as u16;
             count += 1;
+            if length > BTH_BYTES {
+                // In parts that are not read across: that would wait for the stores of the payload before.
+                let mut header = [0; BTH_BYTES];
+                ring.read(start, &mut header[..8]);
+                ring.read(start + 8, &mut header[8..]);
+                let head = Datagram { payload: &header, ..*datagram };
+                if delivery.take_in_place(&head, ring.part(start + BTH_BYTES, length - BTH_BYTES)) {
+                    continue;
+                }
+            }
+            let bytes = &mut buffer[..length];
+            ring.read(start, bytes);
+            delivery.take(&Datagram { payload: bytes, ..*datagram });
         }
         count
     }
 }
 
+/// Delivers the datagrams of this size, the last one shorter, and returns their number.
+#[inline]
+fn deliver_each(
+    datagram: &mut Datagram<'_>,
+    bytes: &[u8],
+    size: usize,
+    delivery: &mut Delivery<'_, impl Deliver>,
+) -> usize {
+    let mut count = 0;
+    for payload in bytes.chunks(size) {
+        delivery.take(&Datagram { payload, segment_index: count as u16, ..*datagram });
+        count += 1;
+    }
+    count
+}
+
 /// The tag of a record: what the datagrams have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Tag {
+pub(super) struct Tag {
     /// Bytes of each datagram but the last, at most 8,191; 0: there is one.
-    segment: u16,
-    port: u16,
-    class: u8,
-    hop_limit: u8,
+    pub(super) segment: u16,
+    pub(super) port: u16,
+    pub(super) class: u8,
+    pub(super) hop_limit: u8,
+    /// The sender uses the key of the connection, wherever packets have check fields.
+    pub(super) is_keyed: bool,
 }
 
 impl Tag {
-    fn pack(self) -> u64 {
-        let low = u64::from(self.port) | u64::from(self.class) << 16 | u64::from(self.hop_limit) << 24;
-        low | u64::from(self.segment) << 32
+    fn of(transmit: &Transmit) -> Self {
+        Self {
+            segment: transmit.segment_size.map_or(0, |size| size as u16),
+            port: transmit.source_port,
+            class: transmit.traffic_class,
+            hop_limit: if transmit.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { transmit.hop_limit },
+            is_keyed: transmit.is_keyed,
+        }
     }
 
+    #[inline]
+    pub(super) fn pack(self) -> u64 {
+        let low = u64::from(self.port) | u64::from(self.class) << 16 | u64::from(self.hop_limit) << 24;
+        low | u64::from(self.segment) << 32 | u64::from(self.is_keyed) << 45
+    }
+
+    #[inline]
     fn unpack(tag: u64) -> Self {
         Self {
             segment: (tag >> 32) as u16 & 0x1fff,
             port: tag as u16,
             class: (tag >> 16) as u8,
             hop_limit: (tag >> 24) as u8,
+            is_keyed: tag >> 45 & 1 != 0,
         }
     }
 }
@@ -321,9 +420,9 @@ mod tests {
     #[test]
     fn tags_are_read_as_written() {
         for tag in [
-            Tag { segment: 0, port: 0, class: 0, hop_limit: 1 },
-            Tag { segment: 4_112, port: 65_535, class: 0xb9, hop_limit: 255 },
-            Tag { segment: 8_191, port: 1, class: 255, hop_limit: 0 },
+            Tag { segment: 0, port: 0, class: 0, hop_limit: 1, is_keyed: true },
+            Tag { segment: 4_112, port: 65_535, class: 0xb9, hop_limit: 255, is_keyed: false },
+            Tag { segment: 8_191, port: 1, class: 255, hop_limit: 0, is_keyed: true },
         ] {
             assert_eq!(Tag::unpack(tag.pack()), tag);
             assert!(tag.pack() < 1 << TAG_BITS);

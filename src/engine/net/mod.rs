@@ -4,6 +4,7 @@
 mod inbound;
 mod link;
 mod link_listener;
+mod link_sink;
 mod memory_links;
 mod multicast;
 mod path_errors;
@@ -11,6 +12,7 @@ mod paths;
 mod receive_sockets;
 mod udp;
 
+pub(super) use inbound::Deliver;
 pub(super) use link::{Link, MAX_SEND_BYTES, Sent};
 pub(crate) use link_listener::LinkListener;
 pub(crate) use multicast::Group;

@@ -1,11 +1,11 @@
 //! The receiving sockets of a shard: those of its addresses, and those of multicast groups.
 
-use super::inbound::{Batch, Delivery, Inbound};
+use super::inbound::{Batch, Deliver, Delivery, Inbound};
 use super::multicast::GroupSockets;
 use super::udp::{ReceiveSocket, ReportedFields};
 use crate::engine::share::Route;
 use crate::sys;
-use crate::transport::{Datagram, DatagramOutcome};
+use crate::transport::Datagram;
 
 const MOST_BATCHES_WITHOUT_GROUPS: u32 = 8;
 
@@ -64,7 +64,7 @@ impl ReceiveSockets {
     pub(super) fn receive(
         &mut self,
         most: usize,
-        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
+        delivery: &mut Delivery<'_, impl Deliver>,
         is_enough: impl Fn() -> bool,
     ) -> (Batch, bool) {
         let mut batch = Batch::default();
@@ -146,7 +146,7 @@ fn receive_multicasts(
     groups: &mut GroupSockets,
     inbound: &mut Inbound,
     most: usize,
-    delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
+    delivery: &mut Delivery<'_, impl Deliver>,
     batch: &mut Batch,
 ) {
     let mut left = most;

@@ -38,21 +38,24 @@ pub(super) unsafe fn copy_out(source: *const u8, out: &mut [u8]) {
     }
 }
 
-/// Copies from registered memory into registered memory: the body in any order, then the tail in naturally aligned
-/// stores.
+/// Copies `count` bytes to other such memory: the body in any order, then the tail in naturally aligned stores.
 ///
 /// # Safety
-/// `length` bytes are mapped at both addresses, readable at `source` and writable at `target`.
-pub(super) unsafe fn copy(target: *mut u8, source: *const u8, length: usize) {
-    let mut buffer = [0; 256];
-    for offset in (0..length).step_by(buffer.len()) {
-        let part = buffer.len().min(length - offset);
-        let part = &mut buffer[..part];
-        // SAFETY: the part lies within both ranges, and the buffer in neither.
+/// `count` bytes are mapped at both addresses, readable at `source` and writable at `target`.
+pub(super) unsafe fn copy_across(target: *mut u8, source: *const u8, count: usize) {
+    let mut buffer = [0; 64 * WORD];
+    let mut done = 0;
+    while done < count {
+        // All parts but the last end at an aligned word of the target: none cuts the tail.
+        let part = (count - done).min(buffer.len() - (target.addr() + done) % WORD);
+        let bytes = &mut buffer[..part];
+        // SAFETY: `done + part` is at most `count`, so both parts lie within the ranges that the caller guarantees, and
+        // `bytes` is a buffer of its own.
         unsafe {
-            copy_out(source.wrapping_add(offset), part);
-            copy_in(target.wrapping_add(offset), part);
+            copy_out(source.wrapping_add(done), bytes);
+            copy_in(target.wrapping_add(done), bytes);
         }
+        done += part;
     }
 }
 

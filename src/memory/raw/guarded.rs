@@ -4,6 +4,9 @@
 use super::{AccessError, direct, kernel, recovery};
 use crate::checksum::Sum;
 
+/// Bytes that the kernel copies at once between two ranges.
+const COPIED_AT_ONCE: usize = 4_096;
+
 /// Copies out; after an error, `out` may have been written in part.
 ///
 /// # Safety
@@ -40,6 +43,26 @@ pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessErr
         // SAFETY: as above.
         None => unsafe { kernel::write(target, data) },
     }
+}
+
+/// Copies to other such memory: the body, then the tail in naturally aligned stores. After an error, some of it may
+/// have been placed.
+///
+/// # Safety
+/// As [`read`] and [`write`], except that the ranges may overlap.
+pub(super) unsafe fn copy_across(target: *mut u8, source: *const u8, count: usize) -> Result<(), AccessError> {
+    if let Some(recovery) = recovery::ready() {
+        // SAFETY: the caller upholds the same contract.
+        return unsafe { recovery.copy_across(target, source, count) };
+    }
+    let mut buffer = [0; COPIED_AT_ONCE];
+    for done in (0..count).step_by(COPIED_AT_ONCE) {
+        let part = &mut buffer[..COPIED_AT_ONCE.min(count - done)];
+        kernel::read(source.wrapping_add(done), part)?;
+        // SAFETY: as above; this is a part of the range.
+        unsafe { kernel::write(target.wrapping_add(done), part) }?;
+    }
+    Ok(())
 }
 
 /// Replaces the word with `new` if it equals `current`; returns the previous value.

@@ -53,28 +53,6 @@ pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
     let _ = unsafe { copy_body_then_tail::<false>(target, data) };
 }
 
-/// Copies from registered memory into registered memory: the body in any order, then the tail in naturally aligned
-/// stores.
-///
-/// # Safety
-/// `length` bytes are mapped at both addresses, readable at `source` and writable at `target`.
-#[inline]
-pub(super) unsafe fn copy(target: *mut u8, source: *const u8, length: usize) {
-    if length == 0 {
-        return;
-    }
-    let body = body_length(target.addr(), length);
-    let mut tail = [0; 8];
-    let tail = &mut tail[..length - body];
-    // SAFETY: `body` is less than `length`, and the tail has at most 8 bytes: all parts lie within the ranges. Nothing
-    // faults. The moves are instructions that are opaque to the compiler; overlapping ranges get a mixture of bytes.
-    unsafe {
-        copy_out(source.wrapping_add(body), tail);
-        let _ = move_bytes::<false>(target, source, body);
-        let _ = store_tail::<false>(target.wrapping_add(body), tail);
-    }
-}
-
 /// [`copy_in`]; after a fault, some of it may have been placed, but nothing past the fault.
 ///
 /// # Safety
@@ -82,6 +60,47 @@ pub(super) unsafe fn copy(target: *mut u8, source: *const u8, length: usize) {
 pub(super) unsafe fn try_copy_in(target: *mut u8, data: &[u8]) -> Result<(), AccessError> {
     // SAFETY: the caller upholds the same contract.
     unsafe { copy_body_then_tail::<true>(target, data) }
+}
+
+/// Copies `count` bytes to other such memory: the body in any order, then the tail in naturally aligned stores.
+///
+/// # Safety
+/// `count` bytes are mapped at both addresses, readable at `source` and writable at `target`.
+#[inline]
+pub(super) unsafe fn copy_across(target: *mut u8, source: *const u8, count: usize) {
+    // SAFETY: the caller upholds the same contract. Nothing faults.
+    let _ = unsafe { body_then_tail_across::<false>(target, source, count) };
+}
+
+/// [`copy_across`]; after a fault, some of it may have been placed, but nothing past the fault.
+///
+/// # Safety
+/// As [`copy_across`], except that pages may be missing or read-only while the handler is in place.
+pub(super) unsafe fn try_copy_across(target: *mut u8, source: *const u8, count: usize) -> Result<(), AccessError> {
+    // SAFETY: the caller upholds the same contract.
+    unsafe { body_then_tail_across::<true>(target, source, count) }
+}
+
+/// # Safety
+/// As [`copy_across`] or [`try_copy_across`].
+#[inline]
+unsafe fn body_then_tail_across<const MAY_FAULT: bool>(
+    target: *mut u8,
+    source: *const u8,
+    count: usize,
+) -> Result<(), AccessError> {
+    if count == 0 {
+        return Ok(());
+    }
+    let (body, mut tail) = (body_length(target.addr(), count), [0; 8]);
+    let tail = &mut tail[..count - body];
+    // SAFETY: body and tail, at most 8 bytes, are the ranges cut in two, and the buffer of the tail has its length.
+    // Ranges that overlap get a mixture of old and new bytes, which is all that such memory ever promises.
+    unsafe {
+        move_bytes::<MAY_FAULT>(tail.as_mut_ptr(), source.wrapping_add(body), tail.len())?;
+        move_bytes::<MAY_FAULT>(target, source, body)?;
+        store_tail::<MAY_FAULT>(target.wrapping_add(body), tail)
+    }
 }
 
 /// # Safety

@@ -37,6 +37,12 @@ impl Recovery {
 
     /// # Safety
     /// Never called: no [`Recovery`] exists.
+    pub(super) unsafe fn copy_across(self, _: *mut u8, _: *const u8, _: usize) -> Result<(), AccessError> {
+        match self {}
+    }
+
+    /// # Safety
+    /// Never called: no [`Recovery`] exists.
     pub(super) unsafe fn compare_exchange_u64(self, _: *mut u64, _: u64, _: u64) -> Result<u64, AccessError> {
         match self {}
     }

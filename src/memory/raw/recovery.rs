@@ -105,6 +105,18 @@ impl Recovery {
     }
 
     /// # Safety
+    /// The bytes from `source` on may be read, and those from `target` on written, if they can be.
+    pub(super) unsafe fn copy_across(
+        self,
+        target: *mut u8,
+        source: *const u8,
+        count: usize,
+    ) -> Result<(), AccessError> {
+        // SAFETY: the caller upholds the same contract, and the handler is in place.
+        unsafe { direct::try_copy_across(target, source, count) }
+    }
+
+    /// # Safety
     /// The word may be read and written, if it can be, and is aligned.
     pub(super) unsafe fn compare_exchange_u64(
         self,

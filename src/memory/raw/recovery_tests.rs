@@ -49,6 +49,38 @@ fn copies_end_at_a_missing_page() {
 }
 
 #[test]
+fn copies_between_memory_have_the_same_bytes_and_end_at_a_missing_page() {
+    with_and_without_handler(|| {
+        let pages = Pages::new(6, READ_WRITE);
+        let (guarded, own) = (Memory::new(pages.backing()), Memory::new(Backing::from_vec(pattern(3 * page(), 7))));
+        for length in LENGTHS {
+            for offset in 0..9 {
+                let (mut first, mut second) = (vec![0; length + 2], vec![0; length]);
+                guarded.write(100, &vec![0x11; length + offset + 2]).unwrap();
+                own.copy_to(3, &guarded, 101 + offset, length).unwrap();
+                guarded.read(100 + offset, &mut first).unwrap();
+                assert_eq!(first[1..=length], pattern(3 * page(), 7)[3..3 + length], "{length} bytes at {offset}");
+                assert_eq!((first[0], first[length + 1]), (0x11, 0x11));
+                let target = Memory::new(Backing::from_vec(vec![0; length + offset]));
+                for source in [&guarded, &own] {
+                    let from = if std::ptr::eq(source, &own) { 3 } else { 101 + offset };
+                    source.copy_to(from, &target, offset, length).unwrap();
+                    target.read(offset, &mut second).unwrap();
+                    assert_eq!(second, first[1..=length]);
+                }
+            }
+        }
+        assert_eq!(own.copy_to(0, &guarded, pages.length, 1), Err(AccessError::OutOfBounds));
+        assert_eq!(own.copy_to(own.len() - 1, &guarded, 0, 2), Err(AccessError::OutOfBounds));
+        pages.make_inaccessible(2, 2);
+        for length in LENGTHS {
+            assert_eq!(guarded.copy_to(2 * page() - 1, &own, 0, length), Err(AccessError::Fault));
+            assert_eq!(own.copy_to(0, &guarded, 2 * page() - 1, length), Err(AccessError::Fault));
+        }
+    });
+}
+
+#[test]
 fn copies_of_guarded_memory_are_summed() {
     recover_from_faults().unwrap();
     let pages = Pages::new(2, READ_WRITE);

@@ -74,6 +74,41 @@ proptest! {
     }
 }
 
+/// A record that is written in parts gets the room that there is, and only what it ends with.
+#[test]
+fn records_are_written_in_parts() {
+    let (mut writer, mut reader, _) = ring(CAPACITY);
+    assert_eq!(writer.begin(8, CAPACITY).unwrap(), Some(CAPACITY / 4 - WORD));
+    writer.write(0, b"not appended");
+    assert!(reader.is_empty() && take(&mut reader).is_none());
+    for number in 0..100_u8 {
+        let room = writer.begin(100, 1_000).unwrap().expect("there is room for it");
+        assert!((100..=1_000).contains(&room), "{room}");
+        let rest = usize::from(number) % 50 + 1;
+        writer.part(8, rest).write(&vec![number; rest]).unwrap();
+        writer.write(0, b"a header");
+        assert!(reader.is_empty());
+        writer.end(7, 8 + rest);
+        let (tag, bytes) = take(&mut reader).unwrap();
+        assert_eq!((tag, &bytes[..8], &bytes[8..]), (7, &b"a header"[..], &vec![number; rest][..]));
+    }
+}
+
+#[test]
+fn a_record_gets_the_room_that_is_left() {
+    let (mut writer, mut reader, _) = ring(CAPACITY);
+    let mut rooms = Vec::new();
+    while let Some(room) = writer.begin(256, 700).unwrap() {
+        writer.end(0, room);
+        rooms.push(room);
+    }
+    assert!(rooms.len() > 3 && rooms.iter().any(|room| *room < 700), "{rooms:?}");
+    for room in rooms {
+        assert_eq!(take(&mut reader).unwrap().1.len(), room);
+    }
+    assert!(reader.is_empty());
+}
+
 #[test]
 fn full_ring_refuses_records() {
     let (mut writer, mut reader, _) = ring(CAPACITY);

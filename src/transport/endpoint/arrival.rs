@@ -1,13 +1,14 @@
 //! The receive path of the endpoint: to the queue pair that a datagram names, or to the members of a group.
 
 use super::Endpoint;
-use crate::memory::MemoryView;
+use crate::memory::{MemoryView, SharedPart};
 use crate::transport::common::Pass;
 use crate::transport::datagram::{CheckField, Datagram, DatagramOutcome};
 use crate::transport::management::{MANAGEMENT_QPN, ManagementQueuePair};
 use crate::transport::queue_pair::{HeaderTemplate, QueuePair};
+use crate::transport::segments::Bytes;
 use crate::types::{Counter, DropReason, Qpn, Time};
-use crate::wire::Packet;
+use crate::wire::{BTH_BYTES, Packet};
 
 /// The destination of the last datagram, and the template of those that the fast path takes.
 pub(super) struct Arrivals {
@@ -37,18 +38,10 @@ impl Endpoint {
 
     #[inline]
     fn take_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> DatagramOutcome {
-        if let Some(Arrivals { slot, template: Some(template), .. }) = &self.arrivals
-            && template.fits(datagram)
+        if let Some((_, rest)) = datagram.payload.split_first_chunk::<BTH_BYTES>()
+            && let Some(outcome) = self.take_by_template(now, memory, datagram, rest)
         {
-            let (slot, template, pass) = (*slot, *template, self.pass(now, memory));
-            if let Some(queue_pair) = self.enter(slot)
-                && let Some(outcome) = queue_pair.take_by_template(&pass, &template, datagram)
-            {
-                if datagram.is_marked() && outcome.dropped.is_none() {
-                    queue_pair.note_marks(now, datagram, template.opcode(), false);
-                }
-                return outcome;
-            }
+            return outcome;
         }
         // By reference: a copy would wait for the stores of its fields.
         let parsed = Packet::parse(datagram.payload);
@@ -89,6 +82,43 @@ impl Endpoint {
             self.settle_arrivals(now);
         }
         outcome
+    }
+
+    /// Takes a datagram whose payload is shared memory but for its first bytes, a private copy of its base transport
+    /// header. Returns `None` if it must be copied as a whole, because only the fast path takes it in place.
+    #[inline]
+    pub(crate) fn take_in_place(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        datagram: &Datagram<'_>,
+        rest: SharedPart<'_>,
+    ) -> Option<DatagramOutcome> {
+        match self.guard(now, |endpoint| endpoint.take_by_template(now, memory, datagram, rest)) {
+            Some(outcome) => outcome,
+            None => Some(self.drop_after_panic()),
+        }
+    }
+
+    #[inline]
+    fn take_by_template(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        datagram: &Datagram<'_>,
+        rest: impl Bytes,
+    ) -> Option<DatagramOutcome> {
+        let Some(Arrivals { slot, template: Some(template), .. }) = &self.arrivals else { return None };
+        if !template.fits(datagram, BTH_BYTES + rest.count()) {
+            return None;
+        }
+        let (slot, template, pass) = (*slot, *template, self.pass(now, memory));
+        let queue_pair = self.enter(slot)?;
+        let outcome = queue_pair.take_by_template(&pass, &template, datagram, rest)?;
+        if datagram.is_marked() && outcome.dropped.is_none() {
+            queue_pair.note_marks(now, datagram, template.opcode(), false);
+        }
+        Some(outcome)
     }
 
     #[cold]

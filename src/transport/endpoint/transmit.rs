@@ -3,8 +3,11 @@
 use super::Endpoint;
 use crate::memory::MemoryView;
 use crate::transport::burst::BurstSink;
-use crate::transport::datagram::{AckRelease, Transmit};
+use crate::transport::datagram::AckRelease;
+#[cfg(feature = "sim")]
+use crate::transport::datagram::Transmit;
 use crate::transport::loop_bound::LoopBound;
+#[cfg(feature = "sim")]
 use crate::transport::udp_sink::UdpSink;
 use crate::types::Time;
 
@@ -35,6 +38,7 @@ impl Endpoint {
     }
 
     /// Writes the next datagram, or a send of several to one destination, into `buffer` (at least 4,200 bytes).
+    #[cfg(feature = "sim")]
     #[inline]
     pub fn poll_transmit(
         &mut self,
@@ -51,8 +55,12 @@ impl Endpoint {
         sent
     }
 
+    /// Returns the maximum number of datagrams in one segmented send.
+    pub fn max_segments(&self) -> usize {
+        self.config.max_segments
+    }
+
     /// Gives the sink the next send, if there is one.
-    #[cfg(feature = "sim")]
     pub fn poll_transmit_into(
         &mut self,
         now: Time,

@@ -7,7 +7,7 @@
 //! it lies close ahead.
 
 use super::QueuePair;
-use crate::transport::datagram::{CheckField, Datagram};
+use crate::transport::datagram::{CheckField, Datagram, Medium};
 use crate::transport::packet_check::{LARGEST_SEGMENT_INDEX, offers_key};
 use crate::transport::path::{Acquaintance, Evidence, HiddenFields, MOST_DOUBTS};
 use crate::types::{DropReason, Psn, QueuePairState};
@@ -21,10 +21,34 @@ impl QueuePair {
     /// peers send small ones; those of standard peers are solved for unless they are known.
     #[inline]
     pub(in crate::transport) fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<Evidence, DropReason> {
+        if let Medium::SharedMemory { is_keyed } = datagram.medium {
+            return self.check_local(datagram, is_keyed);
+        }
         match self.check_packet_key(datagram) {
             Some(verdict) => verdict.map(|()| Evidence { source_port: datagram.source_port, ..Evidence::default() }),
             None => self.check_unkeyed(datagram),
         }
+    }
+
+    /// Checks a packet that came through shared memory, which needs no check field. The rules of the key apply
+    /// nevertheless, so that both ends are in the same state when packets go through sockets again.
+    #[inline]
+    fn check_local(&mut self, datagram: &Datagram<'_>, is_keyed: bool) -> Result<Evidence, DropReason> {
+        let Some(path) = &mut self.common.path else { return Err(DropReason::WrongState) };
+        let source_port = datagram.source_port;
+        if is_keyed && !self.packet_check.has_key() {
+            return Err(DropReason::BadIcrc);
+        }
+        if is_keyed != self.packet_check.requires_key() {
+            if !is_keyed {
+                return Err(DropReason::Unkeyed);
+            }
+            self.packet_check.note_keyed();
+            path.acquaintance = Acquaintance::Mutual;
+            self.responder.forget_early();
+        }
+        let offers_key = !is_keyed && offers_key(datagram.payload);
+        Ok(Evidence { source_port, offers_key, ..Evidence::default() })
     }
 
     fn check_unkeyed(&mut self, datagram: &Datagram<'_>) -> Result<Evidence, DropReason> {

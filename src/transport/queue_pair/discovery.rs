@@ -117,6 +117,7 @@ impl QueuePair {
         let Some((message, number)) = polled else { return Filled { has_sent: false, is_exhausted: false } };
         envelope.traffic_class = without_ecn(envelope.traffic_class);
         (envelope.segmentation_offload, envelope.check) = (false, Departing::Icrc);
+        envelope.destination = MANAGEMENT_QPN;
         let bth = Bth {
             destination: MANAGEMENT_QPN,
             psn: Psn::new(number & 0xff_ffff),

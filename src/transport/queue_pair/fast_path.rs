@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use super::QueuePair;
 use crate::transport::common::Pass;
 use crate::transport::datagram::{Datagram, DatagramOutcome};
+use crate::transport::segments::Bytes;
 use crate::types::{Counter, DropReason, Psn};
 use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
 
@@ -29,11 +30,11 @@ impl HeaderTemplate {
         Some(Self { source, destination, source_port, length: payload.len(), header })
     }
 
-    /// Whether the datagram differs from the template only in PSN, payload and acknowledgement request.
+    /// Whether a datagram of this length differs from the template only in PSN, payload and acknowledgement request.
     #[inline]
-    pub(in crate::transport) fn fits(&self, datagram: &Datagram<'_>) -> bool {
+    pub(in crate::transport) fn fits(&self, datagram: &Datagram<'_>, length: usize) -> bool {
         datagram.payload.first_chunk() == Some(&self.header)
-            && datagram.payload.len() == self.length
+            && length == self.length
             && datagram.source_port == self.source_port
             && datagram.source == self.source
             && datagram.destination == self.destination
@@ -54,17 +55,19 @@ impl QueuePair {
         if is_between && is_plain && is_full { HeaderTemplate::of(datagram) } else { None }
     }
 
-    /// Takes a packet that fits the template, or drops it if its check field is wrong. Returns `None` if it is not the
-    /// expected one, or cannot be executed here. The general path then takes it.
+    /// Takes a packet that fits the template, or drops it if its check field is wrong. `rest` are the bytes behind its
+    /// base transport header. Returns `None` if it is not the expected one, or cannot be executed here; the general path
+    /// then takes it.
     #[inline]
     pub(in crate::transport) fn take_by_template(
         &mut self,
         pass: &Pass<'_>,
         template: &HeaderTemplate,
         datagram: &Datagram<'_>,
+        rest: impl Bytes,
     ) -> Option<DatagramOutcome> {
-        let (header, rest) = datagram.payload.split_first_chunk::<BTH_BYTES>()?;
-        let (payload, _) = rest.split_last_chunk::<ICRC_BYTES>()?;
+        let header = datagram.payload.first_chunk::<BTH_BYTES>()?;
+        let payload = rest.part(0..rest.count().checked_sub(ICRC_BYTES)?);
         let psn = Psn::new(u32::from_be_bytes([0, header[9], header[10], header[11]]));
         if !self.responder.may_execute_middle(psn) || !self.common.takes_requests() {
             return None;
@@ -76,7 +79,7 @@ impl QueuePair {
         self.responder.execute_middle(&mut self.common, pass, template.opcode(), payload)?;
         self.learn(evidence);
         self.common.counters.add(Counter::ReceivedPackets, 1);
-        self.common.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
+        self.common.counters.add(Counter::ReceivedBytes, (BTH_BYTES + rest.count()) as u64);
         self.common.history.note_heard_again(pass.now);
         let ack_requested = header[8] & 0x80 != 0;
         self.responder.note_middle(&self.common, pass, psn, ack_requested);

@@ -162,6 +162,7 @@ impl QueuePair {
             traffic_class: path.traffic_class.get().departing(),
             hop_limit: path.hop_limit,
             qpn: self.common.qpn,
+            destination: self.common.destination(),
             segmentation_offload: path.peer.segmentation_offload,
             seed: path.seed,
             flushes_as_linux: path.flushes_as_linux(self.requester.rounds()),

@@ -21,13 +21,15 @@ pub(in crate::transport) struct DatagramRequest {
 impl DatagramRequest {
     /// Returns the envelope of its only packet.
     pub(in crate::transport) fn envelope(&self, qpn: Qpn) -> Envelope {
-        let Destination { source, source_port, address, traffic_class, hop_limit, .. } = self.destination;
+        let Destination { source, source_port, address, traffic_class, hop_limit, qpn: destination, .. } =
+            self.destination;
         let flow = Flow { source, destination: address, source_port };
         Envelope {
             flow,
             traffic_class: without_ecn(traffic_class),
             hop_limit,
             qpn,
+            destination,
             segmentation_offload: false,
             seed: Seed::new(&flow),
             flushes_as_linux: false,

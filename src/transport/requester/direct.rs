@@ -284,7 +284,7 @@ impl Requester {
             return Err(RequestFailure::new(CompletionStatus::RemoteAccessError, Cause::RefusedAccess));
         }
         let original = original?;
-        scatter(pass.memory, self.send.sges(request.index), common.domain, 0, &original.to_ne_bytes())?;
+        scatter(pass.memory, self.send.sges(request.index), common.domain, 0, &original.to_ne_bytes()[..])?;
         Ok(Part::Done)
     }
 }

@@ -3,7 +3,7 @@
 use super::control::SentCharge;
 use super::{Common, Pass, RequestFailure, RequestPlan, Requester};
 use crate::checksum::Sum;
-use crate::memory::{AccessError, MemoryView, Payloads};
+use crate::memory::{AccessError, MemoryView, Payloads, SharedPart};
 use crate::queue::SendConsumer;
 use crate::transport::burst::{Burst, BurstWriter, PayloadSource, Sending};
 use crate::transport::segments::for_each_segment;
@@ -213,6 +213,19 @@ impl PayloadSource for RequestPayload<'_> {
             Ok(())
         })?;
         Ok(whole)
+    }
+
+    #[inline]
+    fn place_next(&mut self, out: SharedPart<'_>) -> Result<(), AccessError> {
+        let Self { send, memory, domain, index, offset } = *self;
+        if send.header(index).inline {
+            let data = send.inline_data(index);
+            let start = offset as usize;
+            return out.write(&data[start..start + out.len()]);
+        }
+        for_each_segment(send.sges(index), offset, out.len(), |sge, addr, range| {
+            memory.place_payload(sge.lkey.0, domain, addr, AccessFlags::empty(), out.slice(range))
+        })
     }
 }
 

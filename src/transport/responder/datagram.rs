@@ -2,8 +2,7 @@
 //! `rxe_resp.c`, `execute`).
 
 use super::{Common, Pass, ReceiveError, Responder};
-use crate::transport::datagram::Datagram;
-use crate::transport::datagram::LONGEST_DATAGRAM;
+use crate::transport::datagram::{Datagram, LONGEST_DATAGRAM, Medium};
 use crate::types::{CompletionFlags, Counter, DropReason, GlobalRouteHeader, PeerFault, RawCompletion};
 use crate::wire::{Deth, Flow, Packet, icrc};
 
@@ -20,9 +19,12 @@ pub(in crate::transport) struct Identified {
     dont_fragment: bool,
 }
 
-/// Checks the ICRC. For standard peers it solves for the identification of each packet, with either value of "don't
-/// fragment", because nothing is known about the sender.
+/// Checks the ICRC of a datagram from a network. For standard peers it solves for the identification of each packet,
+/// with either value of "don't fragment", because nothing is known about the sender.
 pub(in crate::transport) fn identify(datagram: &Datagram<'_>) -> Result<Identified, DropReason> {
+    if let Medium::SharedMemory { .. } = datagram.medium {
+        return Ok(Identified { identification: datagram.segment_index, dont_fragment: true });
+    }
     let flow = Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
     let first_identification = datagram.segment_index;
     let options = icrc::Verify { first_identification, solve: true, expected_df: true };
@@ -70,7 +72,7 @@ impl Responder {
         self.receives.begin_with_room(length as u64)?;
         let header = route_header(datagram, identified);
         self.receives
-            .scatter(common, pass, 0, &header)
+            .scatter(common, pass, 0, &header[..])
             .and_then(|()| self.receives.scatter(common, pass, header.len() as u64, packet.payload))
             .map_err(|error| ReceiveError::Failed(PeerFault::of_receive(error)))?;
         let mut completion = RawCompletion {

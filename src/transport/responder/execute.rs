@@ -2,6 +2,7 @@
 
 use super::response_queue::ReadRequest;
 use super::{Common, Message, Pass, Responder, WriteInProgress, has_explicit_response, needs_receive};
+use crate::transport::segments::Bytes;
 use crate::types::{AccessFlags, CompletionFlags, CompletionOpcode, Counter, PeerFault, Psn, RawCompletion};
 use crate::wire::{AtomicEth, Opcode, Packet, Reth, Syndrome};
 
@@ -45,13 +46,13 @@ impl Responder {
         common: &mut Common,
         pass: &Pass<'_>,
         opcode: Opcode,
-        payload: &[u8],
+        payload: impl Bytes,
     ) -> Option<()> {
-        let length = payload.len() as u32;
+        let length = payload.count() as u32;
         match self.message {
             Message::Write(write) if opcode.is_write() && length < write.remaining => {
                 let WriteInProgress { va, rkey, .. } = write;
-                pass.memory.write(rkey.0, self.accessor(common), va, AccessFlags::REMOTE_WRITE, payload).ok()?;
+                payload.place(pass.memory, rkey.0, self.accessor(common), va, AccessFlags::REMOTE_WRITE).ok()?;
                 self.message = Message::Write(write.after(length));
                 Some(())
             }

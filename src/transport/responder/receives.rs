@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Common, CompletionSink, Pass};
 use crate::memory::AccessError;
 use crate::queue::{NotTaken, ReceiveConsumer, SharedReceiveQueue, XrcDomain};
-use crate::transport::segments::scatter;
+use crate::transport::segments::{Bytes, scatter};
 use crate::types::{
     Cause, CompletionOpcode, CompletionStatus, Counter, DomainId, DropReason, MAX_MESSAGE_BYTES, PeerFault,
     RawCompletion, Sge, SharedReceiveQueueNumber,
@@ -161,13 +161,13 @@ impl Receives {
 
     /// Appends the payload to the begun receive.
     #[inline]
-    pub(super) fn fill(&mut self, common: &Common, pass: &Pass<'_>, payload: &[u8]) -> Result<(), PeerFault> {
-        if payload.is_empty() {
+    pub(super) fn fill(&mut self, common: &Common, pass: &Pass<'_>, payload: impl Bytes) -> Result<(), PeerFault> {
+        if payload.count() == 0 {
             return Ok(());
         }
         let Some(begun) = self.begun else { return Err(PeerFault::OpcodeSequence) };
         let room: u64 = self.entries.iter().map(|entry| u64::from(entry.length)).sum();
-        let filled = u64::from(begun.filled) + payload.len() as u64;
+        let filled = u64::from(begun.filled) + payload.count() as u64;
         if filled > room {
             return Err(PeerFault::ReceiveTooSmall);
         }
@@ -185,7 +185,7 @@ impl Receives {
         common: &Common,
         pass: &Pass<'_>,
         offset: u64,
-        bytes: &[u8],
+        bytes: impl Bytes,
     ) -> Result<(), AccessError> {
         scatter(pass.memory, &self.entries, self.domain(common.domain), offset, bytes)
     }

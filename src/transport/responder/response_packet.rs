@@ -3,7 +3,7 @@
 use super::response_queue::{Resource, ResourceKind, Response};
 use super::{Common, Pass, Responder};
 use crate::checksum::Sum;
-use crate::memory::{AccessError, MemoryView};
+use crate::memory::{AccessError, MemoryView, SharedPart};
 use crate::transport::burst::{AckRequests, Burst, BurstWriter, NoPayload, PayloadSource, Sending};
 use crate::types::{AccessFlags, Accessor, Counter, PeerFault, Rkey, Time};
 use crate::wire::{Aeth, Bth, GapRun, Headers, NakCode, Opcode, Syndrome, packet_bytes};
@@ -283,5 +283,10 @@ impl PayloadSource for ReadPayload<'_> {
             return Ok(None);
         }
         self.memory.read_payload(self.key.0, self.accessor, self.va, AccessFlags::REMOTE_READ, out, self.has_more)
+    }
+
+    #[inline]
+    fn place_next(&mut self, out: SharedPart<'_>) -> Result<(), AccessError> {
+        self.memory.place_payload(self.key.0, self.accessor, self.va, AccessFlags::REMOTE_READ, out)
     }
 }

@@ -148,6 +148,7 @@ fn begin(sink: &mut impl BurstSink) {
         traffic_class: 0,
         hop_limit: 64,
         qpn: Qpn::new(2),
+        destination: Qpn::new(3),
         segmentation_offload: true,
         seed: Seed::new(&flow),
         flushes_as_linux: false,

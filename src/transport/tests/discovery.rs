@@ -73,6 +73,7 @@ impl Pair {
             hop_limit: None,
             traffic_class: None,
             payload: &buffer[..length],
+            medium: Medium::Network,
         };
         let end = &mut self.ends[at];
         end.endpoint.handle_datagram(self.now, &end.table.read(), &datagram)

@@ -66,6 +66,7 @@ impl Started {
                 hop_limit: None,
                 traffic_class: None,
                 payload,
+                medium: Medium::Network,
             };
             receiver.endpoint.handle_arrival(self.pair.now, &receiver.table.read(), &datagram);
         }

@@ -77,7 +77,16 @@ fn append_icrc(packet: &mut [u8], flow: &Flow, (identification, dont_fragment): 
 pub(super) fn arrive(pair: &mut Pair, to: usize, source_port: u16, payload: &[u8]) -> DatagramOutcome {
     let Flow { source, destination, .. } = flow(pair, to, source_port);
     let (segment_index, hop_limit, traffic_class) = (0, None, None);
-    let datagram = Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
+    let datagram = Datagram {
+        source,
+        destination,
+        source_port,
+        segment_index,
+        hop_limit,
+        traffic_class,
+        payload,
+        medium: Medium::Network,
+    };
     let end = &mut pair.ends[to];
     end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram)
 }

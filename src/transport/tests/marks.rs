@@ -29,8 +29,16 @@ fn standard(script: &Script, traffic_class: u8) -> Pair {
 fn deliver(pair: &mut Pair, to: usize, traffic_class: u8, payload: &[u8]) -> DatagramOutcome {
     let [source, destination] = [1 - to, to].map(|end| pair.ends[end].address);
     let (source_port, traffic_class) = (50_000, Some(traffic_class));
-    let datagram =
-        Datagram { source, destination, source_port, segment_index: 0, hop_limit: None, traffic_class, payload };
+    let datagram = Datagram {
+        source,
+        destination,
+        source_port,
+        segment_index: 0,
+        hop_limit: None,
+        traffic_class,
+        payload,
+        medium: Medium::Network,
+    };
     let end = &mut pair.ends[to];
     end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram)
 }
@@ -255,8 +263,16 @@ fn the_echo_of_the_last_packet_in_flight_is_reported() {
             let Transmit { source, destination, .. } = send;
             let (source_port, segment_index, hop_limit) = (50_000, index as u16, None);
             let traffic_class = Some(if sent == 10 { 0b11 } else { 0b10 });
-            let datagram =
-                Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
+            let datagram = Datagram {
+                source,
+                destination,
+                source_port,
+                segment_index,
+                hop_limit,
+                traffic_class,
+                payload,
+                medium: Medium::Network,
+            };
             let end = &mut pair.ends[1];
             assert_eq!(end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram).dropped, None);
         }

@@ -67,7 +67,16 @@ fn arrive(crowd: &mut Crowd, datagrams: &[Vec<u8>]) -> Vec<DatagramOutcome> {
     for payload in datagrams {
         let (source, destination) = (first.address, second.address);
         let (source_port, segment_index, hop_limit, traffic_class) = (50_000, 0, None, None);
-        let datagram = Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
+        let datagram = Datagram {
+            source,
+            destination,
+            source_port,
+            segment_index,
+            hop_limit,
+            traffic_class,
+            payload,
+            medium: Medium::Network,
+        };
         outcomes.push(second.endpoint.handle_arrival(now, &view, &datagram));
     }
     second.endpoint.settle_arrivals(now);

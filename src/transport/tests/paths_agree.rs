@@ -109,8 +109,16 @@ fn run(steps: &[Step], is_general: bool) -> (Vec<String>, Vec<u8>) {
         if let Some(payload) = &bytes {
             let (source, destination) = (sender.address, receiver.address);
             let (source_port, segment_index, hop_limit, traffic_class) = (50_000, 0, None, None);
-            let datagram =
-                Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
+            let datagram = Datagram {
+                source,
+                destination,
+                source_port,
+                segment_index,
+                hop_limit,
+                traffic_class,
+                payload,
+                medium: Medium::Network,
+            };
             let outcome = receiver.endpoint.handle_arrival(pair.now, &receiver.table.read(), &datagram);
             seen.push(format!("{outcome:?}"));
             // After this, the next packet takes the general path.

@@ -29,7 +29,7 @@ const RING_BYTES: usize = 2 << 20;
 const MOST_LINKS: usize = 1_024;
 /// Most requests for direct access that are not answered.
 const MOST_ASKED: usize = 64;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const HELLO_BYTES: usize = 96;
 
 /// A connection that wakes the reader of a ring.
@@ -407,7 +407,7 @@ mod tests {
         let answer = parse_hello(&offer).unwrap();
         assert_eq!((answer.own, answer.peer, answer.name), (request.peer, request.own, [2; 16]));
         assert_eq!((answer.own_blocks, answer.peer_blocks), (vec![3], vec![7, 4_095, 9]));
-        for (place, value) in [(0, 2), (1, 0), (1, 17), (4, 1), (95, 1)] {
+        for (place, value) in [(0, 1), (1, 0), (1, 17), (4, 1), (95, 1)] {
             let mut changed = offer;
             changed[place] = value;
             assert!(parse_hello(&changed).is_none(), "byte {place} is {value}");

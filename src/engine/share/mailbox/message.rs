@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::transport::Datagram;
+use crate::transport::{Datagram, Medium};
 
 pub(super) const HEADER_BYTES: usize = 40;
 /// Longest message.
@@ -69,6 +69,7 @@ impl<'a> Message<'a> {
                 hop_limit: None,
                 traffic_class: None,
                 payload,
+                medium: Medium::Network,
             };
             (payload.len() >= LEAST_PACKET_BYTES).then_some(datagram)
         };
@@ -139,6 +140,7 @@ mod tests {
             hop_limit: None,
             traffic_class: None,
             payload,
+            medium: Medium::Network,
         })
     }
 

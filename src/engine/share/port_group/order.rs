@@ -8,7 +8,7 @@ use super::super::registry::{AddressFile, Change, Header, Member, Nonce};
 use super::super::steering::{probe_destination, probed_index};
 use super::{Group, Membership};
 use crate::sys::receive;
-use crate::transport::Datagram;
+use crate::transport::{Datagram, Medium};
 
 /// Time for members to answer a round of probes.
 const ANSWER_TIME: Duration = Duration::from_millis(30);
@@ -184,6 +184,7 @@ impl Group {
                 hop_limit: None,
                 traffic_class: None,
                 payload: &buffer[..received.length],
+                medium: Medium::Network,
             };
             joined.route(&datagram);
         }

@@ -9,6 +9,7 @@ use super::super::registry::Header;
 use super::order::{PROBE_BYTES, fill_gaps};
 use super::*;
 use crate::sys::{receive, wait_readable};
+use crate::transport::Medium;
 
 const PORT: u16 = 24_791;
 
@@ -159,6 +160,7 @@ fn misdirected_packet_makes_the_group_determine_its_order() {
         hop_limit: None,
         traffic_class: None,
         payload: &packet,
+        medium: Medium::Network,
     });
     let end = Instant::now() + Duration::from_secs(5);
     while file.header().order != right.order {
@@ -196,6 +198,7 @@ fn handle_waiting(member: &Membership) {
             hop_limit: None,
             traffic_class: None,
             payload: &buffer[..received.length],
+            medium: Medium::Network,
         };
         member.route(&datagram);
     }
