@@ -481,8 +481,12 @@ impl Shard {
         if core.endpoint.wants_keys() {
             self.ask_for_keys(core);
         }
-        if plan.receives > 0 && core.link.memory_links().has_readers() {
-            self.request_bells(core, now, &mut progress);
+        if plan.receives > 0 {
+            let has_readers = core.link.memory_links().has_readers();
+            self.policy.note_looks_at_memory(has_readers);
+            if has_readers {
+                self.request_bells(core, now, &mut progress);
+            }
         }
         std::mem::forget(unfinished);
         progress

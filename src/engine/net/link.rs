@@ -22,8 +22,9 @@ use crate::types::{Counter, Counters, PathError, Time};
 
 /// Longest UDP payload over IPv4, and the longest that the kernel merges or segments.
 pub(crate) const MAX_SEND_BYTES: usize = 65_507;
-/// Looks at the shared memory for each poll of the sockets while both are in use.
-const MOST_LOOKS_WITHOUT_SOCKETS: u32 = 8;
+/// Looks at the shared memory for each poll of the sockets while datagrams arrive at both, and while none arrives at
+/// the sockets: each poll that finds nothing doubles the number.
+const LOOKS_WITHOUT_SOCKETS: std::ops::RangeInclusive<u32> = 8..=64;
 
 /// Outcome of a send.
 #[derive(Debug)]
@@ -48,6 +49,8 @@ pub(crate) struct Link {
     memory: MemoryLinks,
     /// Looks at the shared memory since the sockets were last polled: they must not starve.
     looks_without_sockets: u32,
+    /// Looks after which they are polled.
+    most_looks_without_sockets: u32,
     counters: Counters,
     errors: PathErrors,
     sink: CaptureSink,
@@ -63,6 +66,7 @@ impl Link {
             last_sender: 0,
             memory: MemoryLinks::default(),
             looks_without_sockets: 0,
+            most_looks_without_sockets: *LOOKS_WITHOUT_SOCKETS.start(),
             counters: Counters::default(),
             errors: PathErrors::new(clock),
             sink: CaptureSink::default(),
@@ -200,9 +204,10 @@ impl Link {
         }
         let begins = memory.begins();
         let mut batch = Batch::default();
-        if begins || self.looks_without_sockets >= MOST_LOOKS_WITHOUT_SOCKETS {
-            self.looks_without_sockets = 0;
+        if begins || self.looks_without_sockets >= self.most_looks_without_sockets {
             let (received, is_drained) = sockets.receive(most, &mut delivery, &is_enough);
+            (self.looks_without_sockets, self.most_looks_without_sockets) =
+                (0, looks_until_next(self.most_looks_without_sockets, received.datagrams > 0));
             if begins && is_drained {
                 memory.note_drained();
             }
@@ -218,7 +223,8 @@ impl Link {
         self.looks_without_sockets += 1;
         if taken.records == 0 && batch.datagrams == 0 {
             batch = sockets.receive(most, &mut delivery, is_enough).0;
-            self.looks_without_sockets = 0;
+            (self.looks_without_sockets, self.most_looks_without_sockets) =
+                (0, looks_until_next(self.most_looks_without_sockets, batch.datagrams > 0));
         }
         batch
     }
@@ -229,19 +235,25 @@ impl Link {
         if self.sockets.has_found() {
             return false;
         }
-        if self.memory.has_readers() {
+        let has_readers = self.memory.has_readers();
+        if has_readers {
             if !self.memory.is_quiet() {
                 return false;
             }
             self.looks_without_sockets += 1;
-            if self.looks_without_sockets < MOST_LOOKS_WITHOUT_SOCKETS {
+            if self.looks_without_sockets < self.most_looks_without_sockets {
                 return true;
             }
-            self.looks_without_sockets = 0;
         }
         let waiting = self.sockets.find();
+        if has_readers {
+            (self.looks_without_sockets, self.most_looks_without_sockets) =
+                (0, looks_until_next(self.most_looks_without_sockets, waiting != Waiting::Nothing));
+        }
         if waiting == Waiting::Found {
             self.counters.add(Counter::ReceiveCalls, 1);
+            // The next batch takes it.
+            self.looks_without_sockets = self.most_looks_without_sockets;
         }
         waiting == Waiting::Nothing
     }
@@ -354,6 +366,12 @@ impl Link {
         }
         Some(self.last_sender)
     }
+}
+
+/// Returns after how many looks at the shared memory the sockets are polled again, after a poll that found datagrams or
+/// not.
+fn looks_until_next(looks: u32, has_found: bool) -> u32 {
+    if has_found { *LOOKS_WITHOUT_SOCKETS.start() } else { (2 * looks).min(*LOOKS_WITHOUT_SOCKETS.end()) }
 }
 
 /// Returns whether the queue of the network interface had no room.

@@ -33,6 +33,8 @@ pub(super) const QUICK_POLLS: u32 = 7;
 pub(super) const WITHOUT_PAUSE: Duration = Duration::from_micros(30);
 /// Empty looks between two yields that no other thread used.
 pub(super) const LOOKS_BETWEEN_YIELDS: u32 = 32;
+/// Looks at shared memory that take as long as one at a socket.
+pub(super) const MEMORY_LOOKS: u32 = 8;
 /// A yield that took this long was used by another thread.
 pub(super) const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
 

@@ -128,6 +128,12 @@ impl DrivingPolicy {
         self.lease.visit(now)
     }
 
+    /// Notes whether looks are mostly at shared memory, not at sockets.
+    #[inline]
+    pub(super) fn note_looks_at_memory(&self, at_memory: bool) {
+        self.poll_backoff.note_looks_at_memory(at_memory);
+    }
+
     /// Notes the end of a pass that took long: the poller was busy, not away.
     pub(super) fn note_long_pass(&self, now: Time) {
         self.lease.extend_visit(now);
