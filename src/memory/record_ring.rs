@@ -287,6 +287,14 @@ impl<B: SharedBytes> RingWriter<B> {
         Ok(self.position - read + wanted <= self.layout.capacity)
     }
 
+    /// Returns whether a quarter of the ring is free.
+    ///
+    /// # Errors
+    /// [`Broken`]; then the ring must not be used any more.
+    pub(crate) fn has_drained(&mut self) -> Result<bool, Broken> {
+        self.has_room(self.layout.capacity / 4)
+    }
+
     /// Returns whether the reader must be woken for the records so far, and takes its request.
     #[inline]
     pub(crate) fn takes_bell(&self) -> bool {

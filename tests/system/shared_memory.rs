@@ -179,6 +179,27 @@ fn a_killed_process_ends_its_links() {
     assert!(mapped_rings() <= 2, "{} rings are mapped", mapped_rings());
 }
 
+/// A ring to a process that is stopped fills up. Sends to others wait for it for a moment only, and what was lost is
+/// sent again.
+#[test]
+fn a_stopped_process_does_not_hold_others_back() {
+    let context = open("soft:127.62.8.1", true);
+    let (stopped, other) = (Other::start("soft:127.62.8.2", true), Other::start("soft:127.62.8.3", true));
+    let (end, beside) = (End::new(&context), End::new(&context));
+    let _streams = (stopped.connect(&end), other.connect(&beside));
+    end.await_link(&context);
+    beside.await_link(&context);
+    signal(stopped.child.id(), "-STOP");
+    let whole = end.memory.slice(..BYTES).unwrap();
+    (0..40).for_each(|_| end.qp.post_send(&[SendRequest::send(Payload::from(whole))]).unwrap());
+    (1..20).for_each(|seed| beside.exchange(seed));
+    assert!(context.counters().get(Counter::SendQueueDrops) > 0, "the ring never was full");
+    end.receive();
+    signal(stopped.child.id(), "-CONT");
+    complete_one(&end.cq, &end.qp);
+    (1..20).for_each(|seed| beside.exchange(seed));
+}
+
 /// Returns the number of rings that this process has mapped.
 fn mapped_rings() -> usize {
     let deadline = Instant::now() + PATIENCE;

@@ -14,6 +14,10 @@ use crate::types::{Qpn, QueuePairReport, Time};
 
 /// Delay before retrying after the kernel's send buffer was full.
 const SEND_RETRY: Duration = Duration::from_micros(100);
+/// The same after a ring was full, which a reader drains in less than 100 µs.
+const RING_RETRY: Duration = Duration::from_micros(5);
+/// Longest time that a full ring holds all packets of the shard back.
+const LONGEST_RING_WAIT: Duration = Duration::from_millis(1);
 const LONG_PASS_SENDS: usize = 4;
 
 /// Result of a pass.
@@ -47,6 +51,8 @@ pub(crate) struct Core {
     pub(super) buffer: Box<[u8]>,
     /// A packet or burst in the buffer that the kernel had no room for, and the time of the retry.
     pub(super) unsent: Option<(Transmit, Time)>,
+    /// Since when there was no room for it.
+    pub(super) full_since: Option<Time>,
     /// The last packet was a management datagram.
     pub(super) was_management: bool,
 }
@@ -84,10 +90,25 @@ impl Core {
                     self.unsent = Some((transmit, now + SEND_RETRY));
                     return;
                 }
-                Sent::Accepted | Sent::Refused => progress.worked = true,
+                Sent::RingFull => return self.wait_for_ring(now, transmit),
+                Sent::Accepted | Sent::Refused => {
+                    self.full_since = None;
+                    progress.worked = true;
+                }
             }
         }
         progress.has_more = true;
+    }
+
+    /// Keeps a send for which a ring has no room, but not for long: it holds all others of the shard back.
+    #[cold]
+    fn wait_for_ring(&mut self, now: Time, transmit: Transmit) {
+        let since = *self.full_since.get_or_insert(now);
+        if now.saturating_since(since) >= LONGEST_RING_WAIT {
+            self.full_since = None;
+            self.link.stop_waiting(&transmit, &self.buffer[..transmit.length]);
+        }
+        self.unsent = Some((transmit, now + RING_RETRY));
     }
 
     /// Writes the next packet or burst into the buffer, or into shared memory. Management datagrams alternate with the

@@ -146,7 +146,8 @@ impl Shard {
         let clock = Clock::new();
         let event_queues = Arc::default();
         let connections = Connections::new(config.guid, config.blocks.first(), random, &event_queues);
-        let core = Core { endpoint, connections, link: Link::new(clock), buffer, unsent: None, was_management: false };
+        let link = Link::new(clock);
+        let core = Core { endpoint, connections, link, buffer, unsent: None, full_since: None, was_management: false };
         Ok(Self {
             lock: ShardLock::new(core),
             doorbells: DoorbellQueue::new(config.max_queue_pairs as usize),

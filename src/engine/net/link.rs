@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::inbound::{Batch, Deliver, Delivery};
 use super::link_sink::LinkSink;
-use super::memory_links::MemoryLinks;
+use super::memory_links::{MemoryLinks, Placed};
 use super::multicast::GroupSocket;
 use super::path_errors::PathErrors;
 use super::receive_sockets::{ReceiveSockets, Waiting};
@@ -33,6 +33,8 @@ pub(crate) enum Sent {
     Accepted,
     /// The socket's send buffer is full: try again soon.
     Full,
+    /// The ring is full: try again soon.
+    RingFull,
     /// The kernel refused it. The transport retransmits it if necessary.
     Refused,
 }
@@ -279,6 +281,7 @@ impl Link {
             self.sink.sent(time, transmit, bytes, has_checksum, departure);
         }
         match departure {
+            None if self.memory.is_full() => Sent::RingFull,
             None => Sent::Full,
             Some(Departure::Refused) => Sent::Refused,
             // A drop here is like any loss in the network.
@@ -286,17 +289,18 @@ impl Link {
         }
     }
 
-    /// Returns `None` if the socket's send buffer is full. If the queue of the network interface is full, the packets
-    /// count as lost in the network: retrying until it has room would delay everything behind them.
+    /// Returns `None` if the socket's send buffer or the ring is full. If the queue of the network interface is full, the
+    /// packets count as lost in the network: retrying until it has room would delay everything behind them.
     #[inline]
     fn depart(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Departure> {
         match self.memory.send(transmit, bytes) {
-            Some(true) => {
+            Some(Placed::Whole) => {
                 self.counters.add(Counter::SharedMemorySends, 1);
                 return Some(Departure::Whole);
             }
+            Some(Placed::Full) => return None,
             // The peer is stopped, or very late.
-            Some(false) => {
+            Some(Placed::Lost) => {
                 self.counters.add(Counter::SendQueueDrops, 1);
                 return Some(Departure::Dropped);
             }
@@ -350,6 +354,11 @@ impl Link {
             }
         }
         None
+    }
+
+    /// Stops waiting for room for a send: [`Link::send`] then drops it if there is still none.
+    pub(crate) fn stop_waiting(&mut self, transmit: &Transmit, bytes: &[u8]) {
+        self.memory.stop_waiting(transmit, bytes);
     }
 
     fn refused(&mut self, transmit: &Transmit, error: &io::Error) -> Departure {

@@ -34,6 +34,25 @@ struct Reader {
     is_broken: bool,
 }
 
+/// A link that this shard writes.
+struct Writer {
+    link: OutgoingLink,
+    /// The ring was full at the last send. The next one waits until a part of it is free.
+    is_full: bool,
+    /// It stayed full for so long that sends are lost until there is room.
+    is_stuck: bool,
+}
+
+/// The result of a send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Placed {
+    Whole,
+    /// There is no room yet.
+    Full,
+    /// There was no room for long.
+    Lost,
+}
+
 /// Whether records are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Begin {
@@ -55,8 +74,10 @@ pub(super) struct Taken {
 /// The rings of a shard.
 #[derive(Default)]
 pub(crate) struct MemoryLinks {
-    writers: Vec<OutgoingLink>,
+    writers: Vec<Writer>,
     readers: Vec<Reader>,
+    /// The last send waits for room.
+    is_full: bool,
     /// Index of the writer that was used last.
     last_writer: usize,
     /// Index of the reader that has the first turn.
@@ -77,8 +98,10 @@ impl MemoryLinks {
 
     /// Sends through this link from now on. It replaces an earlier one to the same peer.
     pub(crate) fn add_writer(&mut self, link: OutgoingLink) {
-        self.writers.retain(|old| (old.own, old.peer, &old.peer_blocks) != (link.own, link.peer, &link.peer_blocks));
-        self.writers.push(link);
+        let is_same =
+            |old: &OutgoingLink| (old.own, old.peer, &old.peer_blocks) == (link.own, link.peer, &link.peer_blocks);
+        self.writers.retain(|old| !is_same(&old.link));
+        self.writers.push(Writer { link, is_full: false, is_stuck: false });
     }
 
     /// Receives from this link, too. `sockets` becomes readable when its writer rings.
@@ -116,7 +139,7 @@ impl MemoryLinks {
 
     /// Ends a link whose other end is closed: a writer at once, a reader after its last record.
     pub(crate) fn end(&mut self, id: LinkId, sockets: &Epoll) {
-        self.writers.retain(|link| link.id != id);
+        self.writers.retain(|writer| writer.link.id != id);
         for reader in self.readers.iter_mut().filter(|reader| reader.link.id == id) {
             reader.has_ended = true;
             // It stays readable until it is closed.
@@ -144,8 +167,8 @@ impl MemoryLinks {
         most: usize,
     ) -> Option<(&mut OutgoingLink, usize)> {
         let index = self.find_writer(own, peer, block)?;
-        match self.writers[index].ring.begin(least, most) {
-            Ok(room) => Some((&mut self.writers[index], room?)),
+        match self.writers[index].link.ring.begin(least, most) {
+            Ok(room) => Some((&mut self.writers[index].link, room?)),
             Err(error) => {
                 self.give_up(index, error);
                 None
@@ -155,24 +178,22 @@ impl MemoryLinks {
 
     #[cold]
     fn give_up(&mut self, index: usize, error: Broken) {
-        let OutgoingLink { peer, .. } = self.writers.swap_remove(index);
+        let OutgoingLink { peer, .. } = self.writers.swap_remove(index).link;
         tracing::warn!(%peer, %error, "packets to this peer leave through sockets from now on");
     }
 
-    /// Writes a send into the ring to its destination. Returns whether there was room; `None` if there is no such ring.
+    /// Writes a send into the ring to its destination. Returns `None` if there is no such ring.
     #[inline]
-    pub(super) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<bool> {
+    pub(super) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Placed> {
+        self.is_full = false;
         if self.writers.is_empty() {
             return None;
         }
         let index = self.find_writer(transmit.source, transmit.destination, destination_block(bytes)?)?;
-        let link = &mut self.writers[index];
-        match link.ring.push(Tag::of(transmit).pack(), bytes) {
-            Ok(fits) => {
-                if link.ring.takes_bell() {
-                    ring(link.bell.as_fd());
-                }
-                Some(fits)
+        match self.writers[index].push(transmit, bytes) {
+            Ok(placed) => {
+                self.is_full = placed == Placed::Full;
+                Some(placed)
             }
             Err(error) => {
                 self.give_up(index, error);
@@ -181,9 +202,27 @@ impl MemoryLinks {
         }
     }
 
+    /// Whether the last send waits for room in its ring.
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.is_full
+    }
+
+    /// Stops waiting for room in the ring to the destination of a send, which is lost, like those that follow until
+    /// there is room: others must not wait for a peer that is stopped.
+    #[cold]
+    pub(super) fn stop_waiting(&mut self, transmit: &Transmit, bytes: &[u8]) {
+        if let Some(block) = destination_block(bytes)
+            && let Some(index) = self.find_writer(transmit.source, transmit.destination, block)
+        {
+            self.writers[index].is_stuck = true;
+        }
+    }
+
     #[inline]
     fn find_writer(&mut self, own: IpAddr, peer: IpAddr, block: u16) -> Option<usize> {
-        let fits = |link: &OutgoingLink| link.peer == peer && link.own == own && link.peer_blocks.contains(&block);
+        let fits =
+            |Writer { link, .. }: &Writer| link.peer == peer && link.own == own && link.peer_blocks.contains(&block);
         if !self.writers.get(self.last_writer).is_some_and(fits) {
             self.last_writer = self.writers.iter().position(fits)?;
         }
@@ -274,6 +313,23 @@ impl MemoryLinks {
             waits |= reader.link.ring.request_bell();
         }
         waits
+    }
+}
+
+impl Writer {
+    #[inline]
+    fn push(&mut self, transmit: &Transmit, bytes: &[u8]) -> Result<Placed, Broken> {
+        let records = &mut self.link.ring;
+        let has_room = !self.is_full || records.has_drained()?;
+        if has_room && records.push(Tag::of(transmit).pack(), bytes)? {
+            (self.is_full, self.is_stuck) = (false, false);
+            if records.takes_bell() {
+                ring(self.link.bell.as_fd());
+            }
+            return Ok(Placed::Whole);
+        }
+        self.is_full = true;
+        Ok(if self.is_stuck { Placed::Lost } else { Placed::Full })
     }
 }
 

@@ -56,8 +56,8 @@ impl QueuePair {
     }
 
     /// Takes a packet that fits the template, or drops it if its check field is wrong. `rest` are the bytes behind its
-    /// base transport header. Returns `None` if it is not the expected one, or cannot be executed here; the general path
-    /// then takes it.
+    /// base transport header. Returns `None` if it is not the expected one, or cannot be executed here.
+    /// Then the general path takes it.
     #[inline]
     pub(in crate::transport) fn take_by_template(
         &mut self,
