@@ -355,7 +355,7 @@ impl<B: SharedBytes> RingReader<B> {
     ///
     /// # Errors
     /// [`Broken`]; then the ring must not be used any more.
-    #[cfg(test)]
+    #[cfg(any(test, loom))]
     pub(crate) fn take(&mut self, buffer: &mut [u8]) -> Result<Option<Record>, Broken> {
         let Some(record) = self.next()? else { return Ok(None) };
         self.read(0, buffer.get_mut(..record.length).ok_or(Broken)?);

@@ -289,8 +289,8 @@ impl Link {
         }
     }
 
-    /// Returns `None` if the socket's send buffer or the ring is full. If the queue of the network interface is full, the
-    /// packets count as lost in the network: retrying until it has room would delay everything behind them.
+    /// Returns `None` if the socket's send buffer or the ring is full. If the queue of the network interface is full,
+    /// the packets count as lost in the network: retrying until it has room would delay everything behind them.
     #[inline]
     fn depart(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Departure> {
         match self.memory.send(transmit, bytes) {
