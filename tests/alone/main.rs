@@ -14,6 +14,7 @@ mod scale;
 mod shortages;
 mod system_calls;
 mod traffic;
+mod watched_memory;
 
 use support::allocator::Counting;
 

@@ -25,6 +25,8 @@ const LONG_PASS_SENDS: usize = 4;
 pub(super) struct Progress {
     /// Whether something arrived or was sent.
     pub(super) worked: bool,
+    /// Whether a WRITE without a completion ended.
+    pub(super) wrote: bool,
     /// Whether a bound was reached: there is more to do at once.
     pub(super) has_more: bool,
     /// Whether it may have taken long enough to make the time read before it stale.

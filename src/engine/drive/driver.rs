@@ -6,7 +6,7 @@
 //! | polling thread | if free | yes | yes | yes | wait if it has something to respond to and comes back soon |
 //! | event waiter | waits | yes | yes | yes | leave at once |
 //! | control verb | waits | no | a few | no | wait while a thread polls |
-//! | shard's thread | waits | yes | yes | yes | leave at once |
+//! | shard's thread | waits | yes | yes | yes | leave at once, unless a leased poller watches its memory |
 //!
 //! No step of a message's path wakes a thread while an application thread polls. A driver that leaves the shard with
 //! work or a deadline that the shard's thread would miss wakes it, and only then.
@@ -77,6 +77,14 @@ impl Shard {
     #[inline]
     pub(crate) fn note_taken(&self) {
         self.policy.note_taken();
+    }
+
+    /// Notes that a poll of this thread ends with completions. The thread may not come back for what arrives next.
+    #[inline]
+    pub(crate) fn note_poll_ends(&self) {
+        if self.policy.note_poll_ends() {
+            self.wake.call();
+        }
     }
 
     /// Looks at the shard for a thread that found its completion queue empty, if a look is due. Returns whether it did.
@@ -208,8 +216,11 @@ impl Shard {
         let mut served = Served { worked: false, sleeps_until: None };
         let outcome = self.lock.drive(MORE_PASSES, |core, _| {
             let now = self.clock.now();
-            let progress = self.pass(core, SERVING, now, |_, _| false);
+            let progress = self.pass(core, SERVING, now, |now, _| self.policy.expects_watcher(now));
             served.worked |= progress.worked;
+            if progress.wrote {
+                self.policy.note_write_by_thread();
+            }
             let rest = if progress.has_more { Rest::Linger } else { rest(now, progress.worked) };
             let latest = match rest {
                 Rest::Sleep(latest) => Some(latest),

@@ -459,6 +459,10 @@ impl Shard {
                 plan.stops_for_completion && hold_acknowledgements(now, wrote.get())
             });
             endpoint.settle_arrivals(now);
+            progress.wrote = wrote.get();
+            if progress.wrote {
+                self.policy.note_write();
+            }
             progress.worked |= batch.datagrams > 0;
             progress.has_more |= batch.is_full;
             progress.was_long |= batch.datagrams >= LONG_PASS_DATAGRAMS;
@@ -497,6 +501,7 @@ impl Shard {
     /// thread comes at the end of the lease, and has them do so if that thread is gone.
     fn request_bells(&self, core: &mut Core, now: Time, progress: &mut Progress) {
         let has_poller = self.policy.expects_poller(now);
+        self.policy.note_silent_memory(has_poller);
         progress.has_more |= core.link.memory_links().request_bells(!has_poller);
         if has_poller {
             let lease_end = self.policy.thread_is_due(now);

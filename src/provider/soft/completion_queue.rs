@@ -157,7 +157,10 @@ impl CompletionQueue for SoftCompletionQueue {
         }
         let count = self.queue.poll(out);
         if count > 0 {
-            self.source_shards().for_each(|shard| shard.note_taken());
+            self.source_shards().for_each(|shard| {
+                shard.note_taken();
+                shard.note_poll_ends();
+            });
             return Ok(count);
         }
         let (mut first, mut has_polled) = (None, false);
@@ -169,7 +172,9 @@ impl CompletionQueue for SoftCompletionQueue {
             return Ok(0);
         }
         let count = self.queue.poll(out);
-        if count == 0 {
+        if count > 0 {
+            self.source_shards().for_each(|shard| shard.note_poll_ends());
+        } else {
             self.check_alive()?;
             // With several shards, only packets for the first one end a nap early.
             match first {

@@ -21,6 +21,11 @@ impl FdWaiters {
         // Before the thread's state is read. The thread writes its state before it reads the count, so at least one of
         // the two sees the other's write.
         self.queues.fetch_add(queues, Ordering::SeqCst);
+        self.call()
+    }
+
+    /// Returns whether the thread must be woken because it sleeps without watching the sockets.
+    pub(super) fn call(&self) -> bool {
         self.is_away.load(Ordering::SeqCst) && self.is_away.swap(false, Ordering::SeqCst)
     }
 

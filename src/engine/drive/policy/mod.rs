@@ -11,6 +11,7 @@ mod constants;
 mod contention;
 mod fd_waiters;
 mod lease;
+mod memory_watch;
 mod poll_backoff;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -27,6 +28,7 @@ use constants::LONGEST_PAUSE;
 use contention::Contention;
 use fd_waiters::FdWaiters;
 use lease::Lease;
+use memory_watch::MemoryWatch;
 use poll_backoff::PollBackoff;
 
 /// The kind of waiter that a completion queue is armed for.
@@ -69,6 +71,7 @@ pub(super) struct DrivingPolicy {
     poll_backoff: PollBackoff,
     contention: Contention,
     fd_waiters: FdWaiters,
+    memory_watch: MemoryWatch,
     /// Completion queues armed for threads that sleep on packets.
     sleepers: AtomicU32,
 }
@@ -79,6 +82,7 @@ impl DrivingPolicy {
     #[inline]
     pub(super) fn note_post(&self, thread: u64) {
         self.contention.note_post(thread);
+        self.memory_watch.note_post();
     }
 
     /// Notes a post that drives. If completions were taken since the last visit, it counts as a visit.
@@ -90,7 +94,23 @@ impl DrivingPolicy {
     /// Returns whether a thread polls, as far as is known, so that acknowledgements may wait for its response.
     #[inline]
     pub(super) fn expects_poller(&self, now: Time) -> bool {
-        self.lease.is_alive(now)
+        self.lease.is_alive(now) && !self.memory_watch.is_watching()
+    }
+
+    /// Returns whether the poller with the lease watches its memory, as far as is known. It responds soon to a WRITE.
+    #[inline]
+    pub(super) fn expects_watcher(&self, now: Time) -> bool {
+        self.memory_watch.is_watching() && self.lease.is_alive(now)
+    }
+
+    /// Notes that a WRITE without a completion ended.
+    pub(super) fn note_write(&self) {
+        self.memory_watch.note_write();
+    }
+
+    /// Notes whether pollers alone look at the shared memory, where a packet calls no thread.
+    pub(super) fn note_silent_memory(&self, is_silent: bool) {
+        self.memory_watch.note_silent_memory(is_silent);
     }
 
     /// Returns the time by which the shard's thread must handle work that is due at this time: the end of the lease if
@@ -109,9 +129,26 @@ impl DrivingPolicy {
         self.lease.note_taken();
     }
 
+    /// Notes that this thread's poll ends with completions. Returns whether the shard's thread must be called, to watch
+    /// the sockets for a program that may watch its memory now.
+    #[inline]
+    pub(super) fn note_poll_ends(&self) -> bool {
+        self.memory_watch.note_taken() && self.calls_thread()
+    }
+
+    #[cold]
+    fn calls_thread(&self) -> bool {
+        let is_deaf = self.fd_waiters.call() | self.memory_watch.takes_silent_memory();
+        if is_deaf {
+            self.memory_watch.note_thread_called();
+        }
+        is_deaf
+    }
+
     /// Returns whether this poll looks at the shard.
     #[inline]
     pub(super) fn is_look_due(&self) -> bool {
+        self.memory_watch.note_call();
         self.contention.is_look_due()
     }
 
@@ -211,18 +248,29 @@ impl DrivingPolicy {
 
 /// The shard's thread.
 impl DrivingPolicy {
+    /// Notes that the thread itself received a WRITE without a completion.
+    pub(super) fn note_write_by_thread(&self) {
+        self.memory_watch.end_tolerance();
+    }
+
     /// Returns what the thread does now.
     pub(super) fn duty(&self, now: Time) -> Duty {
-        match self.lease.is_alive(now) && self.fd_waiters.queues() == 0 {
+        self.memory_watch.note_thread_awake();
+        match self.expects_poller(now) && self.fd_waiters.queues() == 0 {
             true => Duty::StandBack { until: self.lease.end() },
             false => Duty::Serve,
         }
     }
 
-    /// Called by the thread before it stands back; a waiter on a descriptor that needs the thread calls it. Returns
-    /// false if a waiter needs it already.
+    /// Called by the thread before it stands back; a waiter on a descriptor that needs the thread calls it, and so does a
+    /// poller that leaves. Returns false if one of them needs it already.
     pub(super) fn stand_back(&self) -> bool {
-        self.fd_waiters.leave()
+        let leaves = self.fd_waiters.leave();
+        if leaves && self.memory_watch.is_watching() {
+            self.fd_waiters.come_back();
+            return false;
+        }
+        leaves
     }
 
     /// Called by the thread after it stood back until `until`, or until it was called. If the poller has left and

@@ -1,5 +1,7 @@
 //! The policy on a virtual clock: a poller, the shard's thread and packets that arrive, without a processor's noise.
 
+use std::collections::VecDeque;
+
 use super::constants::{LONGEST_LEASE, LONGEST_SLEEPS};
 use super::*;
 
@@ -15,6 +17,15 @@ struct Outcome {
     longest_wait: Duration,
     /// Times that the shard's thread woke up to check whether the lease continues.
     lease_ends: usize,
+    /// Times that the poller called the thread.
+    calls: usize,
+}
+
+/// A packet of an exchange of WRITEs.
+#[derive(Clone, Copy)]
+enum Packet {
+    Acknowledgement,
+    Write,
 }
 
 /// A shard with a thread that is scheduled at once, and takes no time for a pass.
@@ -26,6 +37,13 @@ struct World {
     sleeps: Option<(Time, bool)>,
     /// Arrival of the packet that waits.
     waiting: Option<Time>,
+    /// The thread was called.
+    is_called: bool,
+    /// Packets of an exchange, in the order of their arrivals; those that wait are in front.
+    exchange: VecDeque<(Time, Packet)>,
+    /// Numbers of an exchange's packets that were received.
+    acknowledged: usize,
+    written: usize,
     next_packet: Time,
     packets_every: Duration,
     outcome: Outcome,
@@ -35,7 +53,20 @@ impl World {
     fn new(packets_every: Duration) -> Self {
         let (policy, rest, now) = (DrivingPolicy::default(), ThreadRest::default(), Time::from_nanos(1_000));
         let (next_packet, outcome) = (now + packets_every, Outcome::default());
-        Self { policy, rest, now, sleeps: None, waiting: None, next_packet, packets_every, outcome }
+        Self {
+            policy,
+            rest,
+            now,
+            sleeps: None,
+            waiting: None,
+            is_called: false,
+            exchange: VecDeque::new(),
+            acknowledged: 0,
+            written: 0,
+            next_packet,
+            packets_every,
+            outcome,
+        }
     }
 
     /// Lets the time pass without a poll.
@@ -47,13 +78,19 @@ impl World {
                 self.waiting.get_or_insert(self.now);
                 self.next_packet = self.now + self.packets_every;
             }
+            if let Some((arrival, _)) = self.exchange.front()
+                && *arrival <= self.now
+            {
+                self.waiting.get_or_insert(*arrival);
+            }
             self.run_thread();
         }
     }
 
     fn run_thread(&mut self) {
         if let Some((until, watches)) = self.sleeps {
-            if self.now < until && !(watches && self.waiting.is_some()) {
+            let is_called = std::mem::take(&mut self.is_called);
+            if self.now < until && !is_called && !(watches && self.waiting.is_some()) {
                 return;
             }
             if !watches {
@@ -66,7 +103,10 @@ impl World {
             Duty::StandBack { until } if self.policy.stand_back() => Some((until, false)),
             Duty::StandBack { .. } => None,
             Duty::Serve => {
-                let worked = self.take();
+                let (worked, before) = (self.take(), self.written);
+                if self.receive_exchange() && self.written > before {
+                    self.policy.note_write_by_thread();
+                }
                 self.outcome.by_thread += usize::from(worked);
                 match self.rest.after_pass(self.now, worked) {
                     Rest::Linger => None,
@@ -78,8 +118,10 @@ impl World {
 
     /// A full pass of the poller, and the back-off after it if it found nothing.
     fn poll(&mut self) -> PollerState {
+        self.policy.is_look_due();
         self.policy.note_pass(self.now);
         if self.take() {
+            self.receive_exchange();
             self.outcome.by_poller += 1;
             return PollerState::Polling;
         }
@@ -91,6 +133,54 @@ impl World {
         let waited = arrived.map_or(Duration::ZERO, |arrived| self.now - arrived);
         self.outcome.longest_wait = self.outcome.longest_wait.max(waited);
         arrived.is_some()
+    }
+
+    /// Receives the packets of an exchange that have arrived. Returns whether there were any.
+    fn receive_exchange(&mut self) -> bool {
+        let before = self.exchange.len();
+        while let Some((_, packet)) = self.exchange.pop_front_if(|(arrival, _)| *arrival <= self.now) {
+            match packet {
+                Packet::Acknowledgement => self.acknowledged += 1,
+                Packet::Write => {
+                    self.policy.note_write();
+                    self.written += 1;
+                }
+            }
+        }
+        self.exchange.len() < before
+    }
+
+    /// Posts a WRITE; the peer's acknowledgement and its own WRITE arrive after these times.
+    fn write(&mut self, acknowledged_after: Duration, written_after: Duration) {
+        self.policy.note_post(POLLER);
+        self.policy.note_driving_post(self.now);
+        self.exchange.push_back((self.now + acknowledged_after, Packet::Acknowledgement));
+        self.exchange.push_back((self.now + written_after, Packet::Write));
+        self.exchange.make_contiguous().sort_by_key(|(arrival, _)| *arrival);
+    }
+
+    /// Polls until this many WRITEs are complete.
+    fn poll_completion(&mut self, number: usize) {
+        while self.acknowledged < number {
+            self.poll();
+            self.pass_time(MICROSECOND);
+        }
+        if self.policy.note_poll_ends() {
+            self.is_called = true;
+            self.outcome.calls += 1;
+        }
+    }
+
+    /// Exchanges WRITEs with a peer, watching the memory for the peer's.
+    fn exchange_writes(&mut self, number: usize, acknowledged_after: Duration, written_after: Duration) {
+        for _ in 0..number {
+            let end = self.written + 1;
+            self.write(acknowledged_after, written_after);
+            self.poll_completion(end);
+            while self.written < end {
+                self.pass_time(MICROSECOND);
+            }
+        }
     }
 
     /// Polls with these pauses for this time. Returns the counts of this time.
@@ -149,6 +239,78 @@ fn program_that_polls_between_checks_of_its_memory_is_served() {
     }
     // A handful of leases, each of which ends with packets waiting.
     assert!(world.outcome.lease_ends <= 10, "{} leases", world.outcome.lease_ends);
+}
+
+#[test]
+fn program_that_watches_its_memory_after_its_completion_is_served_at_once() {
+    let mut world = World::new(milliseconds(1_000_000));
+    let start = world.now;
+    world.exchange_writes(2_000, 20 * MICROSECOND, 25 * MICROSECOND);
+    assert!(world.outcome.longest_wait <= 2 * MICROSECOND, "a WRITE waited for {:?}", world.outcome.longest_wait);
+    assert!(world.now - start < 2_000 * 30 * MICROSECOND);
+}
+
+#[test]
+fn program_whose_writes_come_before_its_completion_does_not_call_the_thread() {
+    let mut world = World::new(milliseconds(1_000_000));
+    world.exchange_writes(50, 25 * MICROSECOND, 20 * MICROSECOND);
+    world.outcome = Outcome::default();
+    world.exchange_writes(2_000, 25 * MICROSECOND, 20 * MICROSECOND);
+    assert_eq!((world.outcome.calls, world.outcome.by_thread), (0, 0));
+}
+
+#[test]
+fn program_that_polls_on_although_peers_write_hardly_calls_the_thread() {
+    let mut world = World::new(milliseconds(1_000_000));
+    for number in 1..=10_000 {
+        // The peer's WRITEs come at any time, and the program does not wait for them.
+        world.write(5 * MICROSECOND, 9 * MICROSECOND);
+        world.poll_completion(number);
+        world.poll();
+    }
+    assert!(world.outcome.calls <= 16, "{} calls", world.outcome.calls);
+    assert!(world.outcome.longest_wait <= 4 * MICROSECOND, "{:?}", world.outcome.longest_wait);
+}
+
+#[test]
+fn program_that_polled_on_and_now_watches_its_memory_waits_for_one_lease() {
+    let mut world = World::new(milliseconds(1_000_000));
+    for number in 1..=10_000 {
+        world.write(5 * MICROSECOND, 9 * MICROSECOND);
+        world.poll_completion(number);
+        world.poll();
+    }
+    world.pass_time(milliseconds(10));
+    world.exchange_writes(50, 20 * MICROSECOND, 25 * MICROSECOND);
+    assert!(world.outcome.longest_wait <= LONGEST_LEASE);
+    world.outcome = Outcome::default();
+    world.exchange_writes(1_000, 20 * MICROSECOND, 25 * MICROSECOND);
+    assert!(world.outcome.longest_wait <= 2 * MICROSECOND, "{:?}", world.outcome.longest_wait);
+}
+
+#[test]
+fn acknowledgements_wait_for_the_response_of_a_leased_poller_that_watches() {
+    let mut world = World::new(20 * MICROSECOND);
+    world.poll_for(milliseconds(20), 2 * MICROSECOND);
+    world.policy.note_write();
+    world.policy.note_post(POLLER);
+    assert!(!world.policy.expects_watcher(world.now), "it polls");
+    world.policy.note_poll_ends();
+    assert!(world.policy.expects_watcher(world.now) && !world.policy.expects_poller(world.now));
+    assert!(!world.policy.expects_watcher(world.now + LONGEST_LEASE), "the lease has ended");
+    world.policy.note_post(POLLER);
+    assert!(!world.policy.expects_watcher(world.now) && world.policy.expects_poller(world.now));
+}
+
+#[test]
+fn poller_calls_the_thread_for_shared_memory_that_calls_no_thread() {
+    let policy = DrivingPolicy::default();
+    policy.note_write();
+    policy.note_post(POLLER);
+    assert!(!policy.note_poll_ends(), "a packet calls the thread");
+    policy.note_silent_memory(true);
+    assert!(policy.note_poll_ends());
+    assert!(!policy.note_poll_ends(), "it was called");
 }
 
 #[test]
