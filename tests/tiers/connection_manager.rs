@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use rdma_verbs::owned::{BufferPool, CompletionQueue, Finished, QueuePair, Request};
-use rdma_verbs::verbs::cm::{ConnectError, ConnectionOptions, Listener, Route};
-use rdma_verbs::verbs::{CompletionStatus, Context, ErrorKind, QueuePairState};
+use rdma_verbs::verbs::cm::{ConnectError, ConnectionOptions, Listener, ListenerOptions, Route};
+use rdma_verbs::verbs::{self, CompletionStatus, Context, ErrorKind, QueuePairState};
 use support::PATIENCE;
 
 fn end(context: &Context) -> (QueuePair, CompletionQueue, BufferPool) {
@@ -58,6 +58,25 @@ fn buffers_come_back_when_a_connection_of_the_owned_tier_ends() {
     connection.disconnect(&qp).unwrap();
     assert_eq!(qp.state().unwrap(), QueuePairState::Error);
     assert_eq!(server.join().unwrap(), CompletionStatus::WorkRequestFlushedError);
+}
+
+/// As with rdma_cm, which takes requests to the addresses that come later. Without `only_v6`, it takes those to IPv4
+/// addresses.
+#[test]
+fn a_listener_on_all_addresses_of_ipv6_needs_none() {
+    let context = verbs::open("soft:127.46.3.14").unwrap();
+    let listener = ListenerOptions::new().only_v6(true).on(&context).bind("[::]:7493").unwrap();
+    assert_eq!(listener.local_addr(), "[::]:7493".parse().unwrap());
+    drop(listener);
+    let listener = ListenerOptions::new().only_v6(false).on(&context).bind("[::]:7493").unwrap();
+    let server = std::thread::spawn(move || listener.accept().unwrap().reject(b"taken").unwrap());
+    let route = Route::to("127.46.3.14:7493").unwrap().from("127.46.3.15").unwrap();
+    let (qp, ..) = end(route.context());
+    match route.connect(&qp, &ConnectionOptions::new()) {
+        Err(ConnectError::Rejected(rejected)) => assert_eq!(&rejected.private_data()[..6], b"taken\0"),
+        other => panic!("{other:?}"),
+    }
+    server.join().unwrap();
 }
 
 #[test]

@@ -256,3 +256,46 @@ void devices_in_turn(void) {
     destroy(listener);
     rdma_destroy_event_channel(other);
 }
+
+static struct rdma_cm_id *listening_on_all(struct sockaddr *any, int only_own_family) {
+    struct rdma_cm_id *listener = create_id(RDMA_PS_TCP);
+    if (only_own_family)
+        TRY(rdma_set_option(listener, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &only_own_family, sizeof(int)));
+    TRY(rdma_bind_addr(listener, any));
+    TRY(rdma_listen(listener, 8));
+    return listener;
+}
+
+// Listeners on all addresses, where all of them are IPv4 addresses. As tgtd: one for each IP version, on one port.
+void wildcards(void) {
+    struct rdma_event_channel *other = rdma_create_event_channel(), *own = channel;
+    struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(7499), .sin6_addr = in6addr_any};
+    struct sockaddr_in any_four = {.sin_family = AF_INET};
+    struct rdma_conn_param wanted = parameters(NULL);
+    channel = other;
+    struct rdma_cm_id *six = listening_on_all((struct sockaddr *)&any, 1);
+    struct rdma_cm_id *four = listening_on_all(at(&any_four, 7499), 0);
+    destroy(four);
+    channel = own;
+    printf("; ");
+    for (int takes_four = 0; takes_four < 2; takes_four++) {
+        struct rdma_cm_id *client = routed(RDMA_PS_TCP, 7499);
+        create_qp(client, IBV_QPT_RC);
+        CHECK(rdma_connect(client, &wanted) == 0);
+        if (takes_four) {
+            channel = other;
+            struct rdma_cm_event *event = next();
+            CHECK(event->event == RDMA_CM_EVENT_CONNECT_REQUEST && event->listen_id == six);
+            CHECK(rdma_get_local_addr(event->id)->sa_family == AF_INET);
+            CHECK(rdma_destroy_id(event->id) == 0 && rdma_ack_cm_event(event) == 0);
+            channel = own;
+        }
+        take(client);
+        destroy(client);
+        channel = other;
+        destroy(six);
+        six = takes_four ? NULL : listening_on_all((struct sockaddr *)&any, 0);
+        channel = own;
+    }
+    rdma_destroy_event_channel(other);
+}

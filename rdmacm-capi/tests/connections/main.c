@@ -5,7 +5,7 @@
 #define CASES(DO) \
     DO(connection) DO(rejection) DO(external) DO(reply_waits) DO(datagrams) DO(multicast) DO(stale_queue_pair) \
     DO(synchronous_datagrams) DO(synchronous) DO(failed_endpoint) DO(objects) DO(endpoint_domains) \
-    DO(repeated_ends) DO(devices_in_turn) DO(other_spaces) DO(refused_reply) DO(shared_receives) DO(lookups) \
+    DO(repeated_ends) DO(devices_in_turn) DO(wildcards) DO(other_spaces) DO(refused_reply) DO(shared_receives) DO(lookups) \
     DO(descriptors) DO(destruction) DO(threads) DO(freed_port) DO(interruption) DO(cancelled_calls) \
     DO(stopped_peer) DO(forked) DO(forked_acknowledgement) DO(errors) DO(extended) DO(other_transports) \
     DO(forks_in_use) DO(forked_servers)

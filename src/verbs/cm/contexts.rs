@@ -33,12 +33,15 @@ pub(super) fn of_address(verb: &'static str, address: IpAddr) -> Result<Context>
     })
 }
 
-/// Returns the devices that have an address of these IP versions. Those that cannot be opened are left out, with a
-/// warning.
+/// Returns the devices that have an address of these IP versions; all of them if none has one, because such an address
+/// may come later. Those that cannot be opened are left out, with a warning.
 pub(super) fn of_wildcard(verb: &'static str, takes_v4: bool, takes_v6: bool) -> Result<Vec<Context>> {
     let fits = |address: &IpAddr| if address.is_ipv4() { takes_v4 } else { takes_v6 };
-    let mut contexts = Vec::new();
-    for (name, _) in connectable(|_| true)?.into_iter().filter(|(_, addresses)| addresses.iter().any(fits)) {
+    let (mut devices, mut contexts) = (connectable(|_| true)?, Vec::new());
+    if devices.iter().any(|(_, addresses)| addresses.iter().any(fits)) {
+        devices.retain(|(_, addresses)| addresses.iter().any(fits));
+    }
+    for (name, _) in devices {
         match open(&name) {
             Ok(context) => contexts.push(context),
             Err(error) => tracing::warn!(device = name, %error, verb, "the device cannot be opened"),
@@ -46,7 +49,7 @@ pub(super) fn of_wildcard(verb: &'static str, takes_v4: bool, takes_v6: bool) ->
     }
     if contexts.is_empty() {
         let any = if takes_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let message = "no device has an address of this IP version";
+        let message = "no device of this machine has an address, or none can be opened";
         return Err(with_missing(any, Error::new(verb, ErrorKind::NotFound, message)));
     }
     Ok(contexts)

@@ -15,8 +15,7 @@ use super::{Seat, convert, local_address, port_error};
 use crate::cm::{Event, ListenParameters, ListenerHandle, Owner};
 use crate::engine::{Delivery, Port, PortError, PortRequest, steer_requests};
 use crate::provider::{
-    ConnectionListener, ConnectionRequest, DatagramRequest, Error, ErrorKind, EventWait, ListenInit, ListenerEvent,
-    PortSpace, Result,
+    ConnectionListener, ConnectionRequest, DatagramRequest, EventWait, ListenInit, ListenerEvent, PortSpace, Result,
 };
 use crate::sys::LocalAddress;
 use crate::wire::mad::ServiceId;
@@ -130,7 +129,8 @@ impl Drop for SoftListener {
     }
 }
 
-/// Returns the addresses of the device that a listener needs sockets for.
+/// Returns the addresses of the device that a listener needs sockets for. One on all addresses of an IP version may
+/// have none yet, as with rdma_cm, which serves those that come (`cma.c`, `cma_listen_on_all`).
 fn addresses_of(device: &Device, init: &ListenInit<'_>) -> Result<Vec<LocalAddress>> {
     let address = init.address.ip();
     if !address.is_unspecified() {
@@ -138,13 +138,7 @@ fn addresses_of(device: &Device, init: &ListenInit<'_>) -> Result<Vec<LocalAddre
     }
     let versions = Versions::of(init);
     let own = device.addresses().into_iter().map(|(_, local)| local);
-    let found: Vec<_> = own.filter(|local| versions.include(local.ip)).collect();
-    if found.is_empty() {
-        let device = &device.interface.device_name;
-        let message = format!("the device {device} has no address of the IP version of {address}");
-        return Err(Error::new("listen", ErrorKind::NotFound, message));
-    }
-    Ok(found)
+    Ok(own.filter(|local| versions.include(local.ip)).collect())
 }
 
 /// Leases the port, or shares that of a listener on another device.
