@@ -19,8 +19,6 @@ const SOURCE: usize = 4;
 const FETCHED: usize = 5;
 const COUNTER: usize = 6 * AREA;
 const RESULT: usize = COUNTER + 8;
-/// 0.5 s, for eight tries: longer than any process is stopped.
-const TIMEOUT: u8 = 17;
 /// Number of kinds of a connection's work request identifiers: the receives, and the client's operation.
 const KINDS: u64 = 4;
 const OPERATION: u64 = 3;
@@ -115,13 +113,14 @@ impl Connection {
         info: &ConnectionInfo,
         remote: RemoteMemory,
         slot: usize,
+        timeout: u8,
     ) -> verbs::Result<()> {
         self.qp.init()?;
         for buffer in 0..RECEIVES {
             self.receive(region, buffer)?;
         }
         self.remote = Some(remote.slice(slot * SLOT..(slot + 1) * SLOT)?);
-        self.qp.connect_with(info, &ConnectOptions::default().path_mtu(Mtu::Mtu1024).timeout(TIMEOUT))?;
+        self.qp.connect_with(info, &ConnectOptions::default().path_mtu(Mtu::Mtu1024).timeout(timeout))?;
         self.is_live = true;
         Ok(())
     }

@@ -41,6 +41,8 @@ const DATAGRAM_SLOT: usize = ROUTE_HEADER_BYTES + DATAGRAM_BYTES;
 const EXCUSE: Duration = Duration::from_secs(10);
 const BETWEEN_DATAGRAMS: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_millis(5);
+/// 0.5 s, for eight tries: longer than any process is stopped.
+const TIMEOUT: u8 = 17;
 
 /// The work done so far.
 #[derive(Default)]
@@ -264,7 +266,7 @@ impl Member {
             if self.is_standard {
                 info = ConnectionInfo::standard_peer(info.qpn, info.psn, info.gid, info.path_mtu);
             }
-            connection.connect(&self.region, &info, remote, first + number)?;
+            connection.connect(&self.region, &info, remote, first + number, TIMEOUT)?;
             if connection.is_client && !self.is_stopping {
                 connection.begin(&self.region)?;
             }
