@@ -14,6 +14,7 @@ use super::end::{End, Event, Failure, OF_PAIR};
 use super::holdings::{Holdings, registry_entries};
 use super::leftovers::{RegistryFiles, mapped_rings};
 use super::life::{Fate, Life, Phase};
+use super::pace::Pace;
 
 /// Longest time from a kill to the failure of the last connection: four times the least time of eight tries with the
 /// longer timeout, and some for a busy machine.
@@ -45,8 +46,8 @@ struct Report {
     stopped: u64,
     stops: u64,
     failed: u64,
-    /// Failures of connections to processes that had been due to die before, when this process got no processor.
-    overdue: u64,
+    /// Failures of connections to living processes, and late failures, when this process got no processor.
+    excused: u64,
     verified: u64,
     slowest: Duration,
     errors: Vec<String>,
@@ -60,6 +61,7 @@ struct Judge {
     /// The end of the witness' stop.
     witness_stop: Option<Instant>,
     most_kills: u64,
+    pace: Pace,
     report: Report,
 }
 
@@ -92,7 +94,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 fn print(report: &Report, took: Duration) {
     println!(
         "link_kills: {} kills in {} s, {} before the connection and {} of stopped processes; {} stops; \
-         {} connections failed with their cause, the slowest after {} ms, {} before an overdue kill; \
+         {} connections failed with their cause, the slowest after {} ms, {} more while the machine was too busy; \
          {} operations verified; {} errors",
         report.kills,
         took.as_secs(),
@@ -101,7 +103,7 @@ fn print(report: &Report, took: Duration) {
         report.stops,
         report.failed,
         report.slowest.as_millis(),
-        report.overdue,
+        report.excused,
         report.verified,
         report.errors.len(),
     );
@@ -128,7 +130,16 @@ impl Judge {
         end.begin(0, false)?;
         let random = StdRng::seed_from_u64(seed);
         let lives = (0..slots).map(|_| None).collect();
-        Ok(Self { random, end, lives, witness, witness_stop: None, most_kills: 0, report: Report::default() })
+        Ok(Self {
+            random,
+            end,
+            lives,
+            witness,
+            witness_stop: None,
+            most_kills: 0,
+            pace: Pace::new(),
+            report: Report::default(),
+        })
     }
 
     fn campaign(mut self, arguments: &Arguments) -> Result<Report, Failure> {
@@ -168,6 +179,9 @@ impl Judge {
                 continue;
             }
             next_look = Instant::now() + NAP;
+            if let Some(blocked) = self.pace.note_turn() {
+                self.error(format!("this process was blocked for {blocked:?}"));
+            }
             let is_over = self.report.kills >= self.most_kills || end.is_some_and(|end| Instant::now() >= end);
             if is_over && self.lives.iter().all(Option::is_none) {
                 return Ok(());
@@ -204,13 +218,11 @@ impl Judge {
     fn judge_failure(&mut self, index: usize, status: CompletionStatus, why: &str) {
         let life = (index / OF_PAIR).checked_sub(1).and_then(|slot| self.lives[slot].as_ref());
         let phase = life.map(|life| life.phase);
-        let is_overdue =
-            life.is_some_and(|life| life.fate.stop.is_none() && life.due.is_some_and(|due| due < Instant::now()));
+        let exceeds = status == CompletionStatus::RetryExceededError;
+        let is_overdue = life.is_some_and(Life::is_overdue) || self.pace.is_starved();
         match phase {
-            Some(Phase::Gone(_)) if status == CompletionStatus::RetryExceededError => self.report.failed += 1,
-            Some(Phase::Exchanges) if is_overdue && status == CompletionStatus::RetryExceededError => {
-                self.report.overdue += 1;
-            }
+            Some(Phase::Gone(_)) if exceeds => self.report.failed += 1,
+            Some(_) if exceeds && is_overdue => self.report.excused += 1,
             _ => self.error(format!("connection {index} fails in phase {phase:?}: {why}")),
         }
     }
@@ -277,6 +289,11 @@ impl Judge {
                 let left = End::of_peer(peer).filter(|index| self.end.connections[*index].is_live).count();
                 if left == 0 {
                     self.report.slowest = self.report.slowest.max(since.elapsed());
+                    return Ok(());
+                }
+                if since.elapsed() > BOUND && self.pace.is_starved() {
+                    self.report.excused += left as u64;
+                    self.end.introduce(peer)?;
                     return Ok(());
                 }
                 if since.elapsed() > BOUND {

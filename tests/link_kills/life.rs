@@ -91,6 +91,11 @@ impl Life {
         (self.phase, self.has_been_stopped) = (Phase::Stopped(Instant::now() + length), true);
     }
 
+    /// Whether it should be dead, but the first process has not come to it.
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.fate.stop.is_none() && self.due.is_some_and(|due| due < Instant::now())
+    }
+
     /// Lets it exit by itself, and waits until it has.
     pub(crate) fn end(&mut self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);

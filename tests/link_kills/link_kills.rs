@@ -19,6 +19,7 @@ mod holdings;
 mod judge;
 mod leftovers;
 mod life;
+mod pace;
 mod peer;
 
 use std::process::ExitCode;
