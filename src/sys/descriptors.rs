@@ -21,24 +21,33 @@ pub(crate) fn receive_with_descriptor(
     Ok(arrived.map(|Arrived { length, control, is_whole }| (length, control.filter(|_| is_whole))))
 }
 
-/// Returns the descriptor in the only control message, if it carries one.
+/// Returns the descriptor in the only control message, if it carries exactly one. Closes all others: the padding of the
+/// control buffer has room for a second one.
 ///
 /// # Safety
 ///
-/// `message` is as a successful `recvmsg` with room for one descriptor left it, its control buffer is alive, and
-/// nothing else has read it.
+/// `message` is as a successful `recvmsg` left it, its control buffer is alive, and nothing else has read it.
 unsafe fn take_descriptor(message: &libc::msghdr) -> Option<OwnedFd> {
-    // SAFETY: `message` describes the control messages that the kernel wrote. There is room for one with one
-    // descriptor, which the kernel has just installed for this call, so nothing else owns it. The read is unaligned,
-    // because nothing guarantees the data's alignment.
-    unsafe {
-        let header = libc::CMSG_FIRSTHDR(message);
-        let carries = !header.is_null()
-            && (*header).cmsg_level == libc::SOL_SOCKET
-            && (*header).cmsg_type == libc::SCM_RIGHTS
-            && (*header).cmsg_len as usize >= libc::CMSG_LEN(size_of::<libc::c_int>() as u32) as usize;
-        carries.then(|| OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<libc::c_int>().read_unaligned()))
+    // SAFETY: `message` describes the control messages that the kernel wrote.
+    let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
+    if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+        return None;
     }
+    // SAFETY: takes no pointers.
+    let begin = unsafe { libc::CMSG_LEN(0) } as usize;
+    let count = (header.cmsg_len as usize).saturating_sub(begin) / size_of::<libc::c_int>();
+    let mut taken = (0..count).map(|index| {
+        // SAFETY: the message has `count` descriptors, which the kernel has just installed for this call, so nothing
+        // else owns them. The read is unaligned, because nothing guarantees the data's alignment.
+        unsafe {
+            let data = libc::CMSG_DATA(header).cast::<libc::c_int>();
+            OwnedFd::from_raw_fd(data.add(index).read_unaligned())
+        }
+    });
+    let first = taken.next();
+    // All are taken, whatever their number.
+    let others = taken.map(drop).count();
+    first.filter(|_| others == 0)
 }
 
 /// Makes the other end of a connection readable. Never waits: if the connection is full, the other end is readable
@@ -98,6 +107,24 @@ mod tests {
         // A message that does not fit is truncated, and its descriptor closed.
         send_with_descriptor(one.as_fd(), &[7; 9], event.as_fd()).unwrap();
         assert!(matches!(receive_with_descriptor(other.as_fd(), &mut buffer), Ok(Some((8, None)))));
+    }
+
+    #[test]
+    fn no_descriptor_of_several_is_kept() {
+        use std::io::Write;
+
+        use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+        for count in [2, 3, 100] {
+            let ((one, other), (reader, mut writer)) = (pair(), std::io::pipe().unwrap());
+            let (descriptors, bytes) = (vec![reader.as_raw_fd(); count], [std::io::IoSlice::new(b"take")]);
+            let rights = [ControlMessage::ScmRights(&descriptors)];
+            sendmsg::<()>(one.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None).unwrap();
+            let arrived = receive_with_descriptor(other.as_fd(), &mut [0; 8]);
+            assert!(matches!(arrived, Ok(Some((4, None)))), "{count} descriptors");
+            drop(reader);
+            // Nothing reads it any more.
+            assert_eq!(writer.write(b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe, "{count} descriptors");
+        }
     }
 
     #[test]
