@@ -345,6 +345,11 @@ impl<B: SharedBytes> RingReader<B> {
         Self { bytes, layout: Layout::new(capacity), position: 0, published: 0 }
     }
 
+    /// Returns the maximum number of records that are in the ring at a time.
+    pub(crate) fn most_records(&self) -> usize {
+        self.layout.capacity as usize / (2 * WORD)
+    }
+
     /// Whether no record waits.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {

@@ -28,8 +28,9 @@ const LEAST_IN_PLACE: usize = 1_024;
 struct Reader {
     link: IncomingLink,
     progress: Begin,
-    /// The other end is closed: the link ends with its last record.
-    has_ended: bool,
+    /// The other end is closed: the link ends with its last record. The number of records that may still be in the
+    /// ring: a process that keeps its mapping can go on writing forever.
+    rest: Option<usize>,
     /// Its contents are impossible: it ends at once.
     is_broken: bool,
 }
@@ -118,7 +119,7 @@ impl MemoryLinks {
             bells.add_numbered(link.bell.as_fd(), link.id)?;
         }
         link.ring.request_bell();
-        self.readers.push(Reader { link, progress: Begin::Waits, has_ended: false, is_broken: false });
+        self.readers.push(Reader { link, progress: Begin::Waits, rest: None, is_broken: false });
         Ok(())
     }
 
@@ -128,20 +129,20 @@ impl MemoryLinks {
         let fits = |link: &&OutgoingLink| {
             link.memory.is_some() && (link.own, link.peer) == (key.own, key.peer) && link.peer_blocks.contains(&block)
         };
-        let link = self.writers.iter().find(fits)?;
+        let link = self.writers.iter().map(|writer| &writer.link).find(fits)?;
         Some(AccessRequest { link: link.id, name: link.name, key })
     }
 
     /// Returns the memory of the process at the other end of a link that this shard writes.
     pub(crate) fn memory_of(&self, id: LinkId) -> Option<&Arc<PeerMemory>> {
-        self.writers.iter().find(|link| link.id == id)?.memory.as_ref()
+        self.writers.iter().find(|writer| writer.link.id == id)?.link.memory.as_ref()
     }
 
     /// Ends a link whose other end is closed: a writer at once, a reader after its last record.
     pub(crate) fn end(&mut self, id: LinkId, sockets: &Epoll) {
         self.writers.retain(|writer| writer.link.id != id);
         for reader in self.readers.iter_mut().filter(|reader| reader.link.id == id) {
-            reader.has_ended = true;
+            reader.rest = Some(reader.link.ring.most_records());
             // It stays readable until it is closed.
             for set in self.bells.iter().chain([sockets]) {
                 let _ = set.remove(reader.link.bell.as_fd());
@@ -335,12 +336,17 @@ impl Writer {
 
 impl Reader {
     fn is_over(&self) -> bool {
-        self.is_broken || (self.has_ended && self.link.ring.is_empty())
+        self.is_broken || self.rest.is_some_and(|rest| rest == 0 || self.link.ring.is_empty())
     }
 
     /// Takes the next record, and delivers its datagrams; returns their number, 0 if there is none.
     #[inline]
     fn take_record(&mut self, buffer: &mut [u8], delivery: &mut Delivery<'_, impl Deliver>) -> usize {
+        match &mut self.rest {
+            None => {}
+            Some(0) => return 0,
+            Some(rest) => *rest -= 1,
+        }
         let record = match self.link.ring.next() {
             Ok(Some(record)) => record,
             Ok(None) => return 0,
