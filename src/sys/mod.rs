@@ -38,7 +38,7 @@ pub(crate) use event::{Epoll, EventFd, Interest, Timer, wait_readable};
 pub(crate) use file_lock::{
     is_byte_locked_by_others, is_range_locked_by_others, try_lock_byte, try_share_byte, unlock_byte,
 };
-pub(crate) use file_size::file_size_limit;
+pub(crate) use file_size::{descriptor_limit, file_size_limit};
 #[cfg(test)]
 pub(crate) use fork::check_in_child;
 #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]

@@ -16,6 +16,7 @@ mod icmp;
 mod inbox;
 mod lab;
 mod learned;
+mod links;
 mod memory;
 mod responses;
 mod stale;
@@ -69,6 +70,7 @@ const FAMILIES: &[&[Attack]] = &[
     icmp::ATTACKS,
     inbox::ATTACKS,
     discovery::ATTACKS,
+    links::ATTACKS,
 ];
 
 /// Enters a network namespace of this process. There is only one thread yet, so all threads will be in it.
@@ -80,7 +82,7 @@ fn leave_the_network() {
 }
 
 fn main() -> ExitCode {
-    if connections::victim::is_victim() {
+    if connections::victim::is_victim() || links::is_other_process() {
         return ExitCode::SUCCESS;
     }
     let mut arguments = Arguments::from_args();

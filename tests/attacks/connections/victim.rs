@@ -203,7 +203,11 @@ impl Victim {
 
     /// Starts a process on an address that others may have, if they have other ports.
     pub(crate) fn start_on(address: Ipv4Addr, offset: u16) -> Self {
-        let mut command = Command::new(std::env::current_exe().expect("the own program"));
+        Self::start_with(Command::new(std::env::current_exe().expect("the own program")), address, offset)
+    }
+
+    /// Starts a process with a command that runs this program.
+    pub(crate) fn start_with(mut command: Command, address: Ipv4Addr, offset: u16) -> Self {
         command.env(ADDRESS, address.to_string()).env(OFFSET, offset.to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("a process");
@@ -211,6 +215,14 @@ impl Victim {
         let mut victim = Self { address, child, commands, said: BufReader::new(said) };
         assert_eq!(victim.line(), "ready");
         victim
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a process").is_some()
     }
 
     fn line(&mut self) -> String {
@@ -247,6 +259,7 @@ impl Drop for Victim {
 /// A client of this process, connected to the victim's echo.
 pub(crate) struct Client {
     pub(crate) address: Ipv4Addr,
+    pub(crate) context: Context,
     connection: Connection,
     end: End,
     exchanges: AtomicU32,
@@ -263,10 +276,10 @@ impl Client {
 
     pub(crate) fn connect_to(address: Ipv4Addr, victim: Ipv4Addr, port: u16) -> Self {
         let route = Route::between(IpAddr::V4(address), (victim, port)).expect("a route");
-        let end = End::new(route.context());
+        let (context, end) = (route.context().clone(), End::new(route.context()));
         let options = ConnectionOptions::new().timeout(PATIENT_TIMEOUT).deadline(PATIENCE);
         let connection = route.connect(&end.qp, &options).unwrap_or_else(|error| panic!("a client: {error}"));
-        let client = Self { address, connection, end, exchanges: AtomicU32::new(0) };
+        let client = Self { address, context, connection, end, exchanges: AtomicU32::new(0) };
         client.exchange();
         client
     }
@@ -283,6 +296,11 @@ impl Client {
         assert_eq!(length, Some(message.len()), "the message comes back: {}", self.end.qp.explain_state());
         assert!(self.end.received.to_vec(..message.len()).expect("in the region") == message, "it is changed");
         assert!(self.is_set_up(), "an end of the connection is reported");
+    }
+
+    /// Returns the number of its queue pair.
+    pub(crate) fn qpn(&self) -> u32 {
+        self.end.qp.qpn().value()
     }
 
     pub(crate) fn is_set_up(&self) -> bool {

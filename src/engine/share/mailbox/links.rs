@@ -13,20 +13,26 @@ use std::sync::{Arc, Weak};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::super::registry::{MAX_BLOCKS, Name, links_path};
+use super::super::registry::{MAX_BLOCKS, Member, Name, links_path};
 use super::access::{AccessRequest, Asked, REQUEST_BYTES, answer, write_request};
 use super::message::{from_v6, to_v6};
 use super::{BACKLOG, Postbox, Recipient, lock};
 use crate::memory::record_ring::{RingReader, RingWriter};
 use crate::memory::{GateWatch, PeerMemory};
 use crate::sys::{
-    Epoll, Interest, NotInherited, has_ended, own_user, peer_user, receive_with_descriptor, send_with_descriptor,
+    Epoll, Interest, NotInherited, descriptor_limit, has_ended, own_user, peer_user, receive_with_descriptor,
+    send_with_descriptor,
 };
 
 /// Bytes of a ring's records. A stream is as fast with more; with a quarter of a mebibyte, it is not.
 const RING_BYTES: usize = 1 << 19;
-/// Most links in each direction.
+/// Most links in each direction, and the part of the descriptors of this process that they may have. The application
+/// needs descriptors, too, whatever other processes do.
 const MOST_LINKS: usize = 1_024;
+const DESCRIPTORS_PER_LINK: u64 = 4;
+/// Most connections that have not offered a link yet. The offer is the first message, so it has usually arrived when
+/// the connection is accepted.
+const MOST_GUESTS: usize = 64;
 /// Most requests for direct access that are not answered.
 const MOST_ASKED: usize = 64;
 const VERSION: u8 = 2;
@@ -51,6 +57,9 @@ impl AsFd for Connection {
     }
 }
 
+/// Finds the registered process with a block on an address of this machine.
+type FindMember = fn(IpAddr, u16) -> Option<Member>;
+
 /// Identifies a link within the process.
 pub(crate) type LinkId = u64;
 
@@ -74,6 +83,15 @@ impl LinkRequest {
         (self.own, self.peer, self.name) == (other.own, other.peer, other.name)
             && is_shard(&self.own_blocks, &other.own_blocks)
             && is_shard(&self.peer_blocks, &other.peer_blocks)
+    }
+
+    /// Returns the request with the peer's blocks as the registry has them, if they are those of the named process.
+    fn if_registered(self, find: FindMember) -> Option<Self> {
+        let member = find(self.peer, *self.peer_blocks.first()?)?;
+        if member.name != self.name {
+            return None;
+        }
+        Some(Self { peer_blocks: member.blocks, ..self })
     }
 
     /// Returns the requesting shard.
@@ -138,6 +156,7 @@ pub(super) struct Links {
     listener: Socket,
     /// Whether the mailbox's set has the listener.
     is_watched: bool,
+    find: FindMember,
     last_id: LinkId,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
@@ -155,19 +174,31 @@ pub(super) fn listen(path: &Path) -> io::Result<Socket> {
 
 impl Links {
     /// Creates the links of a process, which has none. `set` is readable while there is something to do.
-    pub(super) fn new(folder: &Path, listener: Socket, set: &Epoll) -> io::Result<Self> {
+    pub(super) fn new(folder: &Path, listener: Socket, set: &Epoll, find: FindMember) -> io::Result<Self> {
         set.add(listener.as_fd(), Interest::Readable)?;
         let (outgoing, incoming, asked) = (Vec::new(), Vec::new(), Vec::new());
         let folder = folder.to_owned();
-        Ok(Self { folder, listener, is_watched: true, last_id: 0, outgoing, incoming, asked })
+        Ok(Self { folder, listener, is_watched: true, find, last_id: 0, outgoing, incoming, asked })
     }
 
     /// Handles everything that has arrived: offers, answers, and the ends of links.
     pub(super) fn take_messages(&mut self, postbox: &Postbox, set: &Epoll) {
         self.outgoing.retain_mut(|link| link.take_welcome(postbox, set) && link.lives(postbox, set));
         self.accept(set);
-        self.incoming.retain_mut(|link| link.take_hello(postbox, set) && link.lives(set));
+        self.incoming.retain_mut(|link| link.take_hello(postbox, set, self.find) && link.lives(set));
+        self.dismiss_silent();
         self.asked.retain(|asked| asked.waits(postbox));
+    }
+
+    /// Closes the oldest connections that have offered nothing, if there are too many.
+    fn dismiss_silent(&mut self) {
+        let silent = self.incoming.iter().filter(|link| link.guest.is_some()).count();
+        let mut many = silent.saturating_sub(MOST_GUESTS);
+        self.incoming.retain(|link| {
+            let is_dismissed = many > 0 && link.guest.is_some();
+            many -= usize::from(is_dismissed);
+            !is_dismissed
+        });
     }
 
     /// Handles the requests of this process's shards.
@@ -223,8 +254,10 @@ impl Links {
         if self.outgoing.iter().any(|link| link.request.is_same(&request)) {
             return Ok(());
         }
-        if self.outgoing.len() >= MOST_LINKS {
-            return Err(io::Error::other(format!("this process has {MOST_LINKS} links, and more are not possible")));
+        let most = most_links();
+        if self.outgoing.len() >= most {
+            let message = format!("this process has {most} links to others, the most that RLIMIT_NOFILE allows");
+            return Err(io::Error::other(message));
         }
         let connection = self.connect(&request.name)?;
         let (ring, file) = RingWriter::create(RING_BYTES)?;
@@ -239,6 +272,7 @@ impl Links {
     /// process has no descriptor for one, they wait for the next request.
     fn accept(&mut self, set: &Epoll) {
         self.incoming.retain(|link| link.connection.strong_count() > 0);
+        let most = most_links();
         for _ in 0..MOST_LINKS {
             let socket = match self.listener.accept() {
                 Ok((socket, _)) => socket,
@@ -249,7 +283,7 @@ impl Links {
                 }
             };
             let is_own = peer_user(socket.as_fd()).is_ok_and(|user| user == own_user());
-            if !is_own || self.incoming.len() >= MOST_LINKS || socket.set_nonblocking(true).is_err() {
+            if !is_own || self.incoming.len() >= most || socket.set_nonblocking(true).is_err() {
                 continue;
             }
             let connection = Connection::new(socket);
@@ -291,7 +325,7 @@ impl Outgoing {
 impl Incoming {
     /// Hands the ring to the shard that the peer wants, if the peer has said which. Returns false if that is not
     /// possible.
-    fn take_hello(&mut self, postbox: &Postbox, set: &Epoll) -> bool {
+    fn take_hello(&mut self, postbox: &Postbox, set: &Epoll, find: FindMember) -> bool {
         let Some(connection) = &self.guest else { return true };
         let mut bytes = [0; HELLO_BYTES + 1];
         let (length, file) = match receive_with_descriptor(connection.as_fd(), &mut bytes) {
@@ -329,14 +363,23 @@ impl Incoming {
             Some(table) => send_with_descriptor(welcome.as_fd(), &[VERSION], table.as_fd()),
             None => welcome.socket.send(&[VERSION]).map(drop),
         };
-        // When its own shard asked the registry, this peer was perhaps not there yet.
-        postbox.request_link(wanted);
+        // When its own shard asked the registry, this peer was perhaps not there yet. The registry says whose blocks
+        // they are: the offer may name those of another process, whose packets would go the wrong way.
+        if let Some(wanted) = wanted.if_registered(find) {
+            postbox.request_link(wanted);
+        }
         true
     }
 
     fn lives(&self, set: &Epoll) -> bool {
         lives(&self.connection, set, self.id, || self.recipient.as_ref()?.upgrade())
     }
+}
+
+/// Returns the maximum number of links in each direction.
+fn most_links() -> usize {
+    let part = (descriptor_limit() / DESCRIPTORS_PER_LINK).try_into().unwrap_or(MOST_LINKS);
+    MOST_LINKS.min(part)
 }
 
 /// Returns whether both ends of a link are open. Otherwise ends the link of its shard, the recipient.

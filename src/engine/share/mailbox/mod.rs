@@ -36,7 +36,9 @@ pub use self::message::inbox_message;
 use self::message::{MESSAGE_BYTES, Message};
 use self::neighbours::Neighbours;
 use self::orphans::OrphanSearch;
-use super::registry::{NAME_BYTES, Name, Registry, inbox_path, life_path, links_path, place_socket, remove_sockets};
+use super::registry::{
+    Member, NAME_BYTES, Name, Registry, inbox_path, life_path, links_path, place_socket, remove_sockets,
+};
 use crate::cm::Orphan;
 use crate::memory::Offer;
 use crate::sys::{
@@ -87,8 +89,14 @@ pub(crate) trait Recipient: Send + Sync {
     fn take_offer(&self, request: &AccessRequest, offer: &Offer);
 }
 
-/// Checks the group of an address, and returns the names of the other processes in it.
-pub(super) type GroupCheck = fn(IpAddr) -> Vec<Name>;
+/// The questions of the mailbox's thread about groups.
+#[derive(Clone, Copy)]
+pub(super) struct GroupSearches {
+    /// Checks the group of an address, and returns the names of the other processes in it.
+    pub(super) check: fn(IpAddr) -> Vec<Name>,
+    /// Finds the registered process with this block on an address of this machine.
+    pub(super) find: fn(IpAddr, u16) -> Option<Member>,
+}
 
 static MAILBOX: PerGeneration<Mutex<Current>> = PerGeneration::new();
 
@@ -173,12 +181,12 @@ pub(crate) fn request_access(request: AccessRequest) {
 
 impl Mailbox {
     /// Returns the mailbox of this process, which lives as long as there is a reference to it.
-    pub(super) fn of_process(registry: &Registry, check: GroupCheck) -> Option<Arc<Self>> {
+    pub(super) fn of_process(registry: &Registry, groups: GroupSearches) -> Option<Arc<Self>> {
         let mut current = lock(MAILBOX.get()?);
         if let Some(mailbox) = current.mailbox.upgrade() {
             return Some(mailbox);
         }
-        match registry.prepare().and_then(|()| Self::open(registry.folder(), check)) {
+        match registry.prepare().and_then(|()| Self::open(registry.folder(), groups)) {
             Ok(mailbox) => {
                 *current = Current { mailbox: Arc::downgrade(&mailbox), postbox: Arc::downgrade(&mailbox.postbox) };
                 Some(mailbox)
@@ -191,10 +199,10 @@ impl Mailbox {
     }
 
     /// Opens a mailbox in the registry's folder and starts its thread.
-    fn open(folder: &Path, check: GroupCheck) -> io::Result<Arc<Self>> {
+    fn open(folder: &Path, groups: GroupSearches) -> io::Result<Arc<Self>> {
         let mut name = [0; NAME_BYTES];
         getrandom::fill(&mut name).map_err(io::Error::other)?;
-        let opened = Self::open_sockets(folder, &name).and_then(|sockets| Self::start(folder, name, sockets, check));
+        let opened = Self::open_sockets(folder, &name).and_then(|sockets| Self::start(folder, name, sockets, groups));
         opened.inspect_err(|_| remove_sockets(folder, &name))
     }
 
@@ -219,7 +227,7 @@ impl Mailbox {
         folder: &Path,
         name: Name,
         (inbox, listener, links): (UnixDatagram, Socket, Socket),
-        check: GroupCheck,
+        groups: GroupSearches,
     ) -> io::Result<Arc<Self>> {
         let postbox = Arc::new(Postbox {
             name,
@@ -236,10 +244,10 @@ impl Mailbox {
             listener,
         });
         let neighbours = Neighbours::new(folder)?;
-        let links = Links::new(folder, links, &neighbours.set)?;
+        let links = Links::new(folder, links, &neighbours.set, groups.find)?;
         let mine = Arc::clone(&postbox);
         let builder = std::thread::Builder::new().name("rdma-mailbox".to_owned());
-        let thread = with_signals_blocked(|| builder.spawn(move || run(&mine, neighbours, links, check)))?;
+        let thread = with_signals_blocked(|| builder.spawn(move || run(&mine, neighbours, links, groups)))?;
         Ok(Arc::new(Self { postbox, thread: Some(thread), generation: Generation::now() }))
     }
 
@@ -373,7 +381,7 @@ impl Drop for Mailbox {
 }
 
 /// The mailbox's thread.
-fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, check: GroupCheck) {
+fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, groups: GroupSearches) {
     let (mut last_check, mut orphans): (Option<Instant>, _) = (None, OrphanSearch::default());
     let mut pause = None;
     while !postbox.stop.load(Ordering::Acquire) {
@@ -410,7 +418,7 @@ fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, check: G
             last_check = Some(Instant::now());
         }
         for address in checks.into_keys() {
-            if !neighbours.watch(address, &check(address)) {
+            if !neighbours.watch(address, &(groups.check)(address)) {
                 postbox.request_check(address, false);
             }
         }
@@ -447,7 +455,7 @@ mod tests {
     }
 
     pub(super) fn mailbox(folder: &Folder) -> Arc<Mailbox> {
-        Mailbox::open(&folder.0, |_| Vec::new()).unwrap()
+        Mailbox::open(&folder.0, GroupSearches { check: |_| Vec::new(), find: |_, _| None }).unwrap()
     }
 
     #[test]

@@ -27,7 +27,7 @@ use self::order::parse_probe;
 use self::routes::Routes;
 pub(crate) use self::steered::steer_requests;
 use super::key_share::key_share;
-use super::mailbox::{LinkRequest, Mailbox, Postbox, Recipient, lock, request_link};
+use super::mailbox::{GroupSearches, LinkRequest, Mailbox, Postbox, Recipient, lock, request_link};
 use super::port_holder::inode;
 use super::ports;
 use super::registry::{AddressFile, Answer, Change, Member, Name, Registry};
@@ -151,7 +151,7 @@ impl Membership {
         check: impl FnOnce(&Socket, &dyn Fn() -> Vec<u64>) -> Result<(), E>,
     ) -> Result<Self, E> {
         // Kept until no lock is held, also if the socket cannot join.
-        let mailbox = Registry::of_process().and_then(|registry| Mailbox::of_process(registry, check_group));
+        let mailbox = Registry::of_process().and_then(|registry| Mailbox::of_process(registry, SEARCHES));
         let Some(group) = GroupRef::find_or_create(request.address) else {
             return Err(io::Error::other("too many generations of forks").into());
         };
@@ -208,6 +208,9 @@ impl Drop for Membership {
     }
 }
 
+/// The functions for the mailbox's thread.
+const SEARCHES: GroupSearches = GroupSearches { check: check_group, find: member_with_block };
+
 /// Checks the group of an address and determines its order if it is no longer known. Returns the names of the other
 /// processes in it.
 fn check_group(address: IpAddr) -> Vec<Name> {
@@ -240,7 +243,11 @@ pub(crate) fn link_to(own: IpAddr, own_blocks: Vec<u16>, peer: IpAddr, qpn: u32)
 
 /// Returns the member that has this queue pair on an address of this machine.
 fn registered_member(address: IpAddr, qpn: u32) -> Option<Member> {
-    let block = (qpn >> 12) as u16;
+    member_with_block(address, (qpn >> 12) as u16)
+}
+
+/// Returns the member that has this block of queue pair numbers on an address of this machine.
+fn member_with_block(address: IpAddr, block: u16) -> Option<Member> {
     if let Some(group) = GroupRef::find(address) {
         let group = group.lock();
         if !group.members.is_empty() {
