@@ -29,7 +29,7 @@ pub(crate) use drive::{Awaited, Channel, Connections, CqNotifier, Delivery, Door
 pub(crate) use net::{Capabilities, Group, LinkListener, SocketSizes, probe};
 pub(crate) use share::{Port, PortError, PortRequest, QpnBlocks, RegisteredPeer, registered_peer, steer_requests};
 #[cfg(feature = "sim")]
-pub use share::{inbox_message, registry_file};
+pub use share::{inbox_message, link_offer, registry_file};
 
 use crate::sys::{self, Generation, OpenError};
 use crate::types::CaptureOptions;

@@ -63,6 +63,9 @@ pub(crate) use grants::Grant;
 pub(crate) use peer_memory::{Admission, DirectAccess, PeerMemory};
 pub use raw::recover_from_faults;
 use raw::{OwnedBytes, RawRange};
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use record_ring::shared_ring;
 pub use region::{Region, RegionInit};
 #[cfg(all(test, not(loom)))]
 pub(crate) use shared_part::SharedMemory;

@@ -439,6 +439,10 @@ impl<B: SharedBytes> RingReader<B> {
     }
 }
 
+#[cfg(feature = "sim")]
+mod fuzz;
+#[cfg(feature = "sim")]
+pub use self::fuzz::shared_ring;
 #[cfg(loom)]
 mod loom_tests;
 #[cfg(all(test, not(loom)))]

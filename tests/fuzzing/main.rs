@@ -8,10 +8,12 @@ mod completion_ledger;
 mod connection_info;
 mod endpoint;
 mod inbox;
+mod link_offer;
 mod mad;
 mod packet;
 mod registry;
 mod responder;
+mod shared_ring;
 mod verbs;
 
 use std::path::Path;
@@ -60,6 +62,11 @@ fn management_datagrams() {
 }
 
 #[test]
+fn offers_of_links() {
+    replay("link_offer", link_offer::run);
+}
+
+#[test]
 fn packets() {
     replay("packet", packet::run);
 }
@@ -72,6 +79,11 @@ fn registry_files() {
 #[test]
 fn responders() {
     replay("responder", responder::run);
+}
+
+#[test]
+fn shared_rings() {
+    replay("shared_ring", shared_ring::run);
 }
 
 #[test]
@@ -104,6 +116,26 @@ proptest! {
         }
         let port = if zeros { [0; 4] } else { port };
         inbox::run(&[&[1, kind][..], &port, &[reserved, 0], &rest].concat());
+    }
+}
+
+proptest! {
+    /// Any changes of a shared ring at any moment, also while one end uses it.
+    #[test]
+    fn any_changes_of_a_ring_are_safe(script in prop::collection::vec(any::<u8>(), 0..2_000)) {
+        shared_ring::run(&script);
+    }
+
+    /// Any offer with an almost valid beginning.
+    #[test]
+    fn any_offer_is_read_or_refused(
+        count in 0_u8..18, reserved in 0_u8..2, mut bytes in prop::collection::vec(any::<u8>(), 96),
+    ) {
+        (bytes[0], bytes[1]) = (1, count);
+        bytes[4..8].fill(0);
+        bytes[88..].fill(0);
+        bytes[95] = reserved;
+        link_offer::run(&bytes);
     }
 }
 

@@ -433,6 +433,24 @@ fn parse_hello(bytes: &[u8]) -> Option<LinkRequest> {
     })
 }
 
+/// Entry point of the fuzz target of offers: parses an offer with any content. An offer that parses must be written
+/// again with the same bytes, but for blocks beyond those that it has.
+#[cfg(feature = "sim")]
+pub fn link_offer(bytes: &[u8]) {
+    let Some(wanted) = parse_hello(bytes) else { return };
+    assert!(wanted.own_blocks.len() == 1 && (1..=MAX_BLOCKS).contains(&wanted.peer_blocks.len()));
+    let count = wanted.peer_blocks.len();
+    let offer = LinkRequest {
+        own: wanted.peer,
+        own_blocks: wanted.peer_blocks,
+        peer: wanted.own,
+        peer_blocks: wanted.own_blocks,
+        name: [0; 16],
+    };
+    let (again, end) = (hello(&offer, &wanted.name), 56 + 2 * count);
+    assert!(again[..end] == bytes[..end], "{offer:?}");
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;

@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 pub(crate) use self::access::AccessRequest;
+#[cfg(feature = "sim")]
+pub use self::links::link_offer;
 pub(crate) use self::links::{IncomingLink, LinkId, LinkRequest, OutgoingLink};
 use self::links::{Links, listen};
 pub(in crate::engine) use self::message::destination_block;
