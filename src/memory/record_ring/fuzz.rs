@@ -122,8 +122,12 @@ pub fn shared_ring(bytes: &[u8]) {
     while let Some(command) = adversary.next() {
         adversary.accesses.set(0);
         match command & 7 {
-            0..=2 if is_readable => match reader.take(&mut buffer) {
-                Ok(Some(record)) => assert!((1..=CAPACITY / 4 - WORD).contains(&record.length), "{record:?}"),
+            0..=2 if is_readable => match reader.next() {
+                Ok(Some(record)) => {
+                    assert!((1..=CAPACITY / 4 - WORD).contains(&record.length), "{record:?}");
+                    reader.read(0, &mut buffer[..record.length]);
+                    reader.finish(&record);
+                }
                 Ok(None) => {}
                 Err(_) => is_readable = false,
             },
