@@ -27,6 +27,7 @@ mod report;
 mod request;
 mod route_header;
 pub(crate) mod setters;
+mod shared_memory;
 mod shared_receive;
 mod time;
 mod window;
@@ -58,6 +59,7 @@ pub use report::{
 };
 pub use request::{BatchEnd, Data, FlushFlags, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
 pub use route_header::GlobalRouteHeader;
+pub use shared_memory::{SharedMemory, UnknownSharedMemory};
 pub use shared_receive::{SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus};
 pub use time::Time;
 pub use window::MemoryWindowType;

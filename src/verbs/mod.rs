@@ -135,8 +135,8 @@ pub use crate::types::{
     LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey, MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities,
     OnDemandOperations, OnDemandSupport, PathReport, PeerCapabilities, PeerKey, PortAttributes, PortState, Psn, Qkey,
     Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType,
-    RateLimit, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus, Transport,
-    VendorIdentity,
+    RateLimit, Rkey, SharedMemory, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
+    Transport, VendorIdentity,
 };
 
 /// Enforces at compile time that these types may be shared between threads, as the module's documentation promises.

@@ -3,7 +3,9 @@
 //! threads included.
 
 use rdma_verbs::owned::{self, BufferPool, Request};
-use rdma_verbs::verbs::{self, AccessFlags, Completion, Context, FlushFlags, ReceiveRequest, SendRequest};
+use rdma_verbs::verbs::{
+    self, AccessFlags, Completion, Context, FlushFlags, ReceiveRequest, SendRequest, SharedMemory,
+};
 use support::PATIENCE;
 use support::allocator;
 use support::process::alone;
@@ -72,20 +74,26 @@ fn nothing_is_allocated_per_request() {
 #[test]
 fn nothing_is_allocated_at_either_end() {
     alone(|| {
-        let ends = Ends::connect(["127.98.1.1", "127.98.1.2"]);
-        for signal_every in [1, 16] {
-            let ping_pong = |messages| ends.ping_pong(messages / 2, signal_every);
-            let traffic = format!("SEND 8 B, there and back, 1 of {signal_every} signaled");
-            assert_eq!(allocations(&traffic, || ends.repairs(), REQUESTS, ping_pong), 0);
-        }
-        let of =
-            |traffic: &str, requests, work: &dyn Fn(usize)| allocations(traffic, || ends.repairs(), requests, work);
-        assert_eq!(of("SEND 8 B, in batches", REQUESTS, &|messages| ends.batches(messages / traffic::BATCH)), 0);
-        assert_eq!(of("WRITE 64 KiB", LARGE_MESSAGES, &|messages| ends.writes(messages, LARGE)), 0);
-        assert_eq!(of("READ 64 KiB", LARGE_MESSAGES, &|messages| ends.reads(messages, LARGE)), 0);
-        let polls =
-            |polls| (0..polls).for_each(|poll| assert_eq!(ends.0[poll % 2].poll(), 0, "a completion of nothing"));
-        assert_eq!(allocations("empty polls", || ends.repairs(), REQUESTS, polls), 0);
+        ends_allocate_nothing(["127.98.1.1", "127.98.1.2"], SharedMemory::Off);
+        ends_allocate_nothing(["127.98.1.3", "127.98.1.4"], SharedMemory::Auto);
+    });
+}
+
+fn ends_allocate_nothing(addresses: [&str; 2], shared_memory: SharedMemory) {
+    let ends = Ends::connect(addresses, shared_memory);
+    let of = |traffic: &str, requests, work: &dyn Fn(usize)| {
+        let traffic = format!("{traffic}, shared memory {shared_memory}");
+        assert_eq!(allocations(&traffic, || ends.repairs(), requests, work), 0);
+    };
+    for signal_every in [1, 16] {
+        let traffic = format!("SEND 8 B, there and back, 1 of {signal_every} signaled");
+        of(&traffic, REQUESTS, &|messages| ends.ping_pong(messages / 2, signal_every));
+    }
+    of("SEND 8 B, in batches", REQUESTS, &|messages| ends.batches(messages / traffic::BATCH));
+    of("WRITE 64 KiB", LARGE_MESSAGES, &|messages| ends.writes(messages, LARGE));
+    of("READ 64 KiB", LARGE_MESSAGES, &|messages| ends.reads(messages, LARGE));
+    of("empty polls", REQUESTS, &|polls| {
+        (0..polls).for_each(|poll| assert_eq!(ends.0[poll % 2].poll(), 0, "a completion of nothing"));
     });
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, Context, Counter, MemoryRegion, QueuePair,
-    ReceiveRequest, SendRequest,
+    ReceiveRequest, SendRequest, SharedMemory, SoftOptions,
 };
 use support::PATIENCE;
 
@@ -38,8 +38,9 @@ const LEAVING: usize = ARRIVING + BATCH * SMALL;
 const REGION: usize = LEAVING + BATCH * SMALL;
 
 impl End {
-    fn open(address: &str) -> Self {
-        let context = verbs::open(&format!("soft:{address}")).unwrap();
+    fn open(address: &str, shared_memory: SharedMemory) -> Self {
+        let options = SoftOptions::new().shared_memory(shared_memory);
+        let context = verbs::open_soft(&format!("soft:{address}"), &options).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
         let qp = pd.create_qp(&cq, &cq).unwrap();
         let mr = pd.alloc_mr(REGION, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE).unwrap();
@@ -108,9 +109,9 @@ pub(crate) fn repairs(context: &Context) -> u64 {
 }
 
 impl Ends {
-    /// Connects two ends on these addresses.
-    pub(crate) fn connect(addresses: [&str; 2]) -> Self {
-        let ends = addresses.map(End::open);
+    /// Connects two ends on these addresses, whose devices share memory or not.
+    pub(crate) fn connect(addresses: [&str; 2], shared_memory: SharedMemory) -> Self {
+        let ends = addresses.map(|address| End::open(address, shared_memory));
         ends[0].qp.connect(&ends[1].qp.connection_info().unwrap()).unwrap();
         ends[1].qp.connect(&ends[0].qp.connection_info().unwrap()).unwrap();
         Self(ends)

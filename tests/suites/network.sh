@@ -1,6 +1,7 @@
 # A network of their own for suites of programs that connect by address: the interface rdma0 with the address $address,
 # the loopback, and counters of all that leaves. There is no other RDMA device, so what goes to UDP port 4791 was sent
-# by the library, and a program that uses TCP instead is found. Sourced by the suites after common.sh; needs root.
+# by the library, and a program that uses TCP instead is found. By default both ends share memory, and neither counter
+# has the data. Sourced by the suites after common.sh; needs root.
 
 address=10.99.1.1
 
@@ -51,17 +52,32 @@ bytes() {
   nft list counter inet judge "$1" | sed -n 's/.*bytes \([0-9]*\).*/\1/p'
 }
 
-# What must carry the data: the counter engine, or streams for comparisons with TCP, or memory, which is not counted.
-carrier=engine
+# What must carry the data: memory, which is not counted, the counter engine, or streams for comparisons with TCP.
+carrier=memory
+
+# through CARRIER: from here on the library's packets go through memory, as they do by default, or through the network
+# (engine), because memory is switched off.
+through() {
+  carrier=$1
+  unset RDMA_VERBS_SHARED_MEMORY
+  [ "$carrier" != engine ] || export RDMA_VERBS_SHARED_MEMORY=off
+}
+
+# ring_bytes PROCESS: prints how much of the memory that it shares with other processes has been used.
+ring_bytes() {
+  awk '/\/memfd:rdma-verbs/ { ring = 1 } ring && $1 == "Rss:" { used += $2 * 1024; ring = 0 } END { print used + 0 }' \
+    "/proc/$1/smaps"
+}
 
 # moved BYTES: succeeds if the carrier sent at least as many bytes since `nft reset`, and the other at most a tenth of
-# them. The data went through memory if neither counter has a tenth of it.
+# them. The data went through memory if neither counter has a tenth of it, and if, where `rings` tells what was used of
+# the rings, that is as much, or half a ring.
 moved() {
-  local sent other=engine
+  local sent other=engine least=$(($1 < 1048576 ? $1 : 1048576))
   if [ $carrier = memory ]; then
     sent=$(($(bytes engine) + $(bytes streams)))
-    [ $((sent * 10)) -le "$1" ] && return
-    echo "$sent bytes of $1 were sent over the network" >>"$logs/client"
+    [ $((sent * 10)) -le "$1" ] && [ "${rings:-$least}" -ge $least ] && return
+    echo "$sent bytes of $1 were sent over the network; ${rings:-unknown} bytes of the rings were used" >>"$logs/client"
     return 1
   fi
   [ $carrier != engine ] || other=streams
@@ -113,7 +129,7 @@ serves() {
 # run_served SERVER... -- CLIENT...: the same without judging. Sets client_status and server_status.
 run_served() {
   divide "$@"
-  client_status=1 server_status=0
+  client_status=1 server_status=0 rings=
   nft reset counters table inet judge >/dev/null
   # The server's process empties it later, and `await_server` reads what is there.
   : >"$logs/server"
@@ -132,7 +148,7 @@ alone() {
   local name=$1 least=$2
   shift 2
   nft reset counters table inet judge >/dev/null
-  server_status=0 client_status=0
+  server_status=0 client_status=0 rings=
   : >"$logs/server"
   timeout -k 2 "${LIMIT:-60}" "$run" "$@" >"$logs/client" 2>&1 || client_status=$?
   JUDGE="moved $least" judge_pair "$name"
@@ -153,6 +169,7 @@ survives() {
   client=$!
   sleep 1.5
   if [ "$victim" = server ]; then left=$client; else left=$server; fi
+  rings=$(ring_bytes "${!victim}")
   kill -KILL "${!victim}"
   wait "${!victim}" 2>/dev/null
   until=$((SECONDS + seconds)) survivor_status=0

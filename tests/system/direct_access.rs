@@ -10,6 +10,7 @@ use rdma_verbs::provider::soft::SoftOptions;
 use rdma_verbs::verbs::{
     self, AccessFlags, CompletionQueue, CompletionStatus, ConnectOptions, Context, Counter, MemoryRegion, Payload,
     ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairOptions, QueuePairState, RemoteMemory, SendRequest,
+    SharedMemory,
 };
 use support::process::{ignored_test, signal};
 use support::{PATIENCE, complete_one, poll_one};
@@ -45,7 +46,7 @@ impl End {
 }
 
 fn open(device: &str) -> Context {
-    verbs::open_soft(device, &SoftOptions::new().shared_memory(true)).unwrap()
+    verbs::open_soft(device, &SoftOptions::new().shared_memory(SharedMemory::Auto)).unwrap()
 }
 
 /// Not a test: the other process. It connects a queue pair, tells its region, and waits for orders on the connection.

@@ -11,7 +11,7 @@ use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockTy
 use rdma_verbs::provider::soft::SoftOptions;
 use rdma_verbs::verbs::{
     self, AccessFlags, CompletionQueue, ConnectOptions, Context, Counter, MemoryRegion, Payload, QueuePair,
-    QueuePairOptions, ReceiveRequest, SendRequest,
+    QueuePairOptions, ReceiveRequest, SendRequest, SharedMemory,
 };
 use support::process::{ignored_test, signal, unix_sockets};
 use support::{PATIENCE, complete_one, poll_one};
@@ -63,7 +63,8 @@ impl End {
 }
 
 fn open(device: &str, shares: bool) -> Context {
-    verbs::open_soft(device, &SoftOptions::new().shared_memory(shares)).unwrap()
+    let setting = if shares { SharedMemory::Auto } else { SharedMemory::Off };
+    verbs::open_soft(device, &SoftOptions::new().shared_memory(setting)).unwrap()
 }
 
 /// Not a test: the other process. For each line that it reads it connects a queue pair, and returns what it receives.

@@ -27,7 +27,7 @@ use crate::engine::share::{AccessRequest, IncomingLink, LinkId, OutgoingLink, Re
 use crate::memory::Offer;
 use crate::queue::thread_token;
 use crate::transport::{Datagram, WantedKey};
-use crate::types::{Qpn, Time};
+use crate::types::{Qpn, SharedMemory, Time};
 
 /// Longest time that the destruction of a queue pair waits for its final acknowledgement to leave.
 const LONGEST_FINAL_ACK_FLUSH: Duration = Duration::from_millis(10);
@@ -281,7 +281,7 @@ impl Recipient for Shard {
     }
 
     fn add_reader(&self, mut link: IncomingLink) -> bool {
-        if !self.shares_memory {
+        if self.shared_memory == SharedMemory::Off {
             return false;
         }
         link.watch = self.memory.exports().map(|exports| exports.watch(link.ring.gate()));

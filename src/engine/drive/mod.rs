@@ -36,7 +36,7 @@ pub(in crate::engine) mod tests {
     use crate::engine::share::QpnBlocks;
     use crate::memory::RegionTable;
     use crate::queue::AsyncEventQueue;
-    use crate::types::{CongestionAlgorithm, PeerCapabilities};
+    use crate::types::{CongestionAlgorithm, PeerCapabilities, SharedMemory};
 
     /// A shard without queue pairs.
     pub(in crate::engine) fn shard() -> Shard {
@@ -45,7 +45,7 @@ pub(in crate::engine) mod tests {
             blocks: QpnBlocks::lease(1, 1).unwrap(),
             capabilities: PeerCapabilities::STANDARD,
             discovers: false,
-            shares_memory: true,
+            shared_memory: SharedMemory::Auto,
             sizes: SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 },
             max_queue_pairs: 16,
             max_segments: 64,

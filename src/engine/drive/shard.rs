@@ -30,7 +30,7 @@ use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
 use crate::transport::{AckRelease, Datagram, DatagramOutcome, Endpoint, EndpointConfig, ReorderBudget};
 use crate::types::{
-    AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, Time,
+    AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, SharedMemory, Time,
     UnmatchedPackets,
 };
 
@@ -54,7 +54,7 @@ pub(crate) struct ShardConfig {
     /// Whether queue pairs discover native peers on other hosts.
     pub(crate) discovers: bool,
     /// Whether packets to and from other processes of this user on this host go through shared memory.
-    pub(crate) shares_memory: bool,
+    pub(crate) shared_memory: SharedMemory,
     pub(crate) sizes: SocketSizes,
     pub(crate) max_queue_pairs: u32,
     /// Most datagrams in one segmented send.
@@ -117,7 +117,7 @@ pub(crate) struct Shard {
     pub(super) memory: Arc<RegionTable>,
     blocks: QpnBlocks,
     capabilities: PeerCapabilities,
-    pub(super) shares_memory: bool,
+    pub(super) shared_memory: SharedMemory,
     sizes: SocketSizes,
     opened: Mutex<Opened>,
 }
@@ -164,7 +164,7 @@ impl Shard {
             memory,
             blocks: config.blocks,
             capabilities: config.capabilities,
-            shares_memory: config.shares_memory,
+            shared_memory: config.shared_memory,
             sizes: config.sizes,
             opened: Mutex::default(),
         })
@@ -243,7 +243,7 @@ impl Shard {
     /// Requests a link through memory to the process of this user that has a queue pair on an address of this host, if
     /// there is one. Until it is set up, and without it, packets leave through the sockets.
     pub(crate) fn link_memory(&self, queue_pair: Qpn, own: IpAddr, peer: IpAddr, destination: Qpn) {
-        if self.shares_memory {
+        if self.shared_memory != SharedMemory::Off {
             let blocks = self.blocks.blocks().iter().map(|block| *block as u16).collect();
             link_to(own, blocks, peer, destination.value());
             if self.memory.exports().is_some() && !Self::leaves_host(own, peer) {

@@ -23,7 +23,7 @@ use crate::provider::{AttributeFault, Error, ErrorKind, InvalidAttribute, Result
 use crate::sys::{Generation, LocalAddress, timestamp};
 use crate::types::{
     AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, OnDemandCapabilities, OnDemandOperations,
-    OnDemandSupport, PeerCapabilities, PortAttributes, PortState, Time,
+    OnDemandSupport, PeerCapabilities, PortAttributes, PortState, SharedMemory, Time,
 };
 
 /// Largest number of queue pairs of a shard.
@@ -116,7 +116,7 @@ impl Device {
         let mut shards = Vec::new();
         let reorder_budget = Arc::default();
         let (congestion, max_bytes_per_second) = (options.congestion_algorithm(), options.path_rate());
-        let (discovers, shares_memory) = (options.discovers_peers(), options.shares_memory());
+        let (discovers, shared_memory) = (options.discovers_peers(), options.shares_memory());
         for _ in 0..options.shards {
             let blocks = QpnBlocks::lease(LEAST_BLOCKS, MOST_BLOCKS)
                 .map_err(|error| fail("no queue pair numbers are available for the device", error))?;
@@ -125,7 +125,7 @@ impl Device {
                 blocks,
                 capabilities: advertised_capabilities(&capabilities),
                 discovers,
-                shares_memory,
+                shared_memory,
                 sizes,
                 max_queue_pairs: MAX_QP_PER_SHARD,
                 max_segments: capabilities.max_segments.unwrap_or(1),
@@ -383,7 +383,7 @@ fn guid(device_name: &str) -> u64 {
 /// Creates the table of registered memory.
 fn region_table(options: &SoftOptions) -> RegionTable {
     let table = RegionTable::new(MAX_MR as usize);
-    if !options.shares_memory() || is_memory_committed_early() {
+    if options.shares_memory() == SharedMemory::Off || is_memory_committed_early() {
         return table;
     }
     match Exports::new(|| Time::from_nanos(timestamp())) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{SoftProvider, environment_variable};
 use crate::provider::{Context, Provider, Result};
-use crate::types::{CaptureOptions, CongestionAlgorithm, Mtu, VendorIdentity};
+use crate::types::{CaptureOptions, CongestionAlgorithm, Mtu, SharedMemory, VendorIdentity};
 
 /// Environment variable naming the congestion control of paths to other hosts.
 const CONGESTION_VARIABLE: &str = "RDMA_VERBS_CONGESTION";
@@ -15,7 +15,7 @@ const CONGESTION_VARIABLE: &str = "RDMA_VERBS_CONGESTION";
 const PATH_RATE_VARIABLE: &str = "RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND";
 /// Environment variable that switches the discovery of native peers off.
 const DISCOVERY_VARIABLE: &str = "RDMA_VERBS_DISCOVERY";
-/// Environment variable that switches shared memory on.
+/// Environment variable for shared memory between processes.
 const SHARED_MEMORY_VARIABLE: &str = "RDMA_VERBS_SHARED_MEMORY";
 /// Largest number of shards of a device.
 pub(super) const MAX_SHARDS: u32 = 16;
@@ -41,7 +41,7 @@ pub struct SoftOptions {
     pub(super) capture: Option<CaptureOptions>,
     pub(super) present_from_init: bool,
     pub(super) discovery: Option<bool>,
-    pub(super) shared_memory: Option<bool>,
+    pub(super) shared_memory: Option<SharedMemory>,
     pub(super) congestion: Option<CongestionAlgorithm>,
     pub(super) max_path_bytes_per_second: Option<u64>,
 }
@@ -148,22 +148,24 @@ impl SoftOptions {
     }
 
     /// Sets whether packets to and from other processes of this user on this host go through shared memory instead of
-    /// sockets; off by default. Overrides the environment variable `RDMA_VERBS_SHARED_MEMORY`: `auto` or `off`.
+    /// sockets; [`SharedMemory::Auto`] by default. Overrides the environment variable `RDMA_VERBS_SHARED_MEMORY`, which
+    /// is `auto` or `off`.
     ///
-    /// A connection uses it from shortly after RTR on, if the peer's device has the option, too. Otherwise, and
+    /// A connection uses it from shortly after RTR on, if the peer's device has not switched it off. Otherwise, and
     /// wherever memory cannot be shared, packets leave through the sockets, without an error. The counters
     /// `shared_memory_sends` and `shared_memory_receives` show which path is taken. Nothing else changes. Tools that
     /// look at the network see no such packets; [captures](SoftOptions::capture) do.
     ///
     /// ```
     /// use rdma_verbs::provider::soft::SoftOptions;
+    /// use rdma_verbs::types::SharedMemory;
     ///
-    /// let context = SoftOptions::new().shared_memory(true).open("soft:127.0.1.95")?;
+    /// let context = SoftOptions::new().shared_memory(SharedMemory::Off).open("soft:127.0.1.95")?;
     /// # drop(context);
     /// # Ok::<(), rdma_verbs::provider::Error>(())
     /// ```
-    pub const fn shared_memory(mut self, shares: bool) -> Self {
-        self.shared_memory = Some(shares);
+    pub const fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
+        self.shared_memory = Some(shared_memory);
         self
     }
 
@@ -221,8 +223,9 @@ impl SoftOptions {
     }
 
     /// Returns whether memory is shared with other processes: the choice of the program, or that of the environment.
-    pub(super) fn shares_memory(&self) -> bool {
-        self.shared_memory.or_else(|| from_environment(SHARED_MEMORY_VARIABLE, parse_sharing)).unwrap_or(false)
+    pub(super) fn shares_memory(&self) -> SharedMemory {
+        let from_environment = || from_environment(SHARED_MEMORY_VARIABLE, |name| name.trim().parse());
+        self.shared_memory.or_else(from_environment).unwrap_or_default()
     }
 
     /// Opens a device by name with these options.
@@ -272,25 +275,15 @@ fn parse_switch(given: &str) -> std::result::Result<bool, String> {
     }
 }
 
-/// Parses whether memory is shared.
-fn parse_sharing(given: &str) -> std::result::Result<bool, String> {
-    match given.trim() {
-        "auto" => Ok(true),
-        "off" => Ok(false),
-        _ => Err(format!("\"{given}\" is neither auto nor off")),
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_shared_automatically_or_not_at_all() {
-        assert_eq!((parse_sharing(" auto "), parse_sharing("off")), (Ok(true), Ok(false)));
-        assert_eq!(parse_sharing("on"), Err("\"on\" is neither auto nor off".to_owned()));
-        let shares = |options: SoftOptions| options.shares_memory();
-        assert!(shares(SoftOptions::new().shared_memory(true)) && !shares(SoftOptions::new().shared_memory(false)));
+    fn the_program_decides_whether_memory_is_shared() {
+        for &setting in SharedMemory::ALL {
+            assert_eq!(SoftOptions::new().shared_memory(setting).shares_memory(), setting);
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use rdma_verbs::verbs::{Mtu, SendRequest};
 use support::process::{ignored_test, in_namespace, ip, namespace_allows};
 
-use super::world::{ends, hasty};
+use super::world::{End, hasty};
 
 const CASE_VARIABLE: &str = "RDMA_VERBS_EXPLAIN_NAMESPACE_CASE";
 const MARK: &str = "explanation: ";
@@ -16,7 +16,8 @@ pub(crate) const SKIPPED: &str = "skipped";
 fn inside() {
     let Ok(case) = std::env::var(CASE_VARIABLE) else { return };
     ip("link set lo up");
-    let (left, right) = ends(case.parse().unwrap());
+    let case = case.parse().unwrap();
+    let [left, right] = [1, 2].map(|host| End::without_shared_memory(case, host));
     left.qp.connect_with(&right.info(), &hasty().path_mtu(Mtu::Mtu4096)).unwrap();
     right.qp.connect_with(&left.info(), &hasty().path_mtu(Mtu::Mtu4096)).unwrap();
     ip("link set lo mtu 1500");

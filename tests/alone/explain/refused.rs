@@ -88,9 +88,10 @@ pub(crate) fn too_many_reads(case: u8) -> String {
         (End::open(case, 1), End::with_options(case, 2, &QueuePairOptions::default().max_dest_rd_atomic(1)));
     left.qp.connect_with(&right.info(), &hasty().max_rd_atomic(8)).unwrap();
     right.qp.connect_with(&left.info(), &hasty()).unwrap();
-    let (near, far) = (left.region(1 << 16), right.region(1 << 16));
-    let read = || SendRequest::read(&near, far.remote()).signaled();
-    left.qp.post_send(&[read(), read(), read(), read()]).unwrap();
+    // So many that two requests arrive together, on any path.
+    let (near, far) = (left.region(64), right.region(64));
+    let reads: Vec<SendRequest<'_>> = (0..64).map(|_| SendRequest::read(&near, far.remote()).signaled()).collect();
+    left.qp.post_send(&reads).unwrap();
     loop {
         if let Err(failure) = left.cq.wait(PATIENCE).unwrap().result() {
             return left.qp.explain(&failure);

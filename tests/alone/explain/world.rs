@@ -3,7 +3,9 @@
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-use rdma_verbs::verbs::{self, CompletionError, ConnectOptions, Payload, QueuePair, QueuePairOptions, SendRequest};
+use rdma_verbs::verbs::{
+    self, CompletionError, ConnectOptions, Payload, QueuePair, QueuePairOptions, SendRequest, SharedMemory, SoftOptions,
+};
 use support::PATIENCE;
 
 /// An end that explains its failures.
@@ -25,6 +27,13 @@ impl End {
 
     pub(crate) fn with_options(case: u8, host: u8, options: &QueuePairOptions) -> Self {
         Self(support::End::with_options(&format!("127.92.{case}.{host}"), options))
+    }
+
+    /// Opens an end whose packets go through sockets.
+    pub(crate) fn without_shared_memory(case: u8, host: u8) -> Self {
+        let device = SoftOptions::new().shared_memory(SharedMemory::Off);
+        let context = verbs::open_soft(&format!("soft:127.92.{case}.{host}"), &device).unwrap();
+        Self(support::End::on(context, &QueuePairOptions::default()))
     }
 
     /// Replaces the queue pair.

@@ -1,5 +1,5 @@
 //! System calls per message: the sends and receives of the devices, by their own counters, and the other calls of all
-//! threads of the process, as reported by the kernel.
+//! threads of the process, as reported by the kernel. The devices use sockets, and share no memory.
 //!
 //! Bounds hold for the calmest of many rounds: on a busy machine other programs sometimes interrupt a round, and then a
 //! device's thread sends an acknowledgement that would otherwise have left with the next message. Empty receives are
@@ -11,7 +11,7 @@ mod witness;
 
 use std::fmt;
 
-use rdma_verbs::types::{Counter, Counters};
+use rdma_verbs::types::{Counter, Counters, SharedMemory};
 use support::process::alone;
 use witness::Witness;
 
@@ -170,7 +170,7 @@ fn a_message_takes_few_system_calls() {
         if let Err(error) = &witness {
             println!("other calls are not counted: the kernel does not let this thread be watched ({error})");
         }
-        let (ends, witness) = (Ends::connect(["127.98.2.1", "127.98.2.2"]), witness.ok());
+        let (ends, witness) = (Ends::connect(["127.98.2.1", "127.98.2.2"], SharedMemory::Off), witness.ok());
         if let Some(witness) = &witness {
             let [_, strange] = witness.waits_and_strange();
             assert!(strange > 100, "sockets were opened and memory was mapped: {:?}", witness.calls());
@@ -186,6 +186,21 @@ fn a_message_takes_few_system_calls() {
             assert!(waits <= most, "{}: {waits} waits a message, expected at most {most}: {by_number:?}", kind.name);
             let strange = cost.others.map_or(0, |others| others[1]);
             assert_eq!(strange, 0, "{}: calls that a message does not need: {by_number:?}", kind.name);
+        }
+    });
+}
+
+/// The first kinds of traffic, of short messages, between devices that share memory.
+#[test]
+fn a_message_through_memory_takes_no_send() {
+    alone(|| {
+        let ends = Ends::connect(["127.98.2.5", "127.98.2.6"], SharedMemory::Auto);
+        for kind in &KINDS[..3] {
+            let cost = calmest(&ends, None, kind);
+            println!("{}: {cost}", kind.name);
+            let through_memory = [0, 1].map(|end| cost.of(end, Counter::SharedMemorySends));
+            assert_eq!(cost.sends(), [0.0; 2], "{}: {cost}", kind.name);
+            assert!(through_memory.iter().all(|sends| *sends > 0.0), "{}: {through_memory:?}", kind.name);
         }
     });
 }

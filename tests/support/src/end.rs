@@ -47,7 +47,11 @@ impl End {
 
     /// Opens an end whose queue pair is created with these options.
     pub fn with_options(address: &str, options: &QueuePairOptions) -> Self {
-        let context = verbs::open(&format!("soft:{address}")).unwrap();
+        Self::on(verbs::open(&format!("soft:{address}")).unwrap(), options)
+    }
+
+    /// Creates an end on an open device.
+    pub fn on(context: Context, options: &QueuePairOptions) -> Self {
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(256).unwrap();
         let qp = pd.create_qp_with(&cq, &cq, options).unwrap();
