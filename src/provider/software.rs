@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{CompletionChannel, Result};
-use crate::types::{CaptureOptions, CaptureSummary, LiveObjects, PathReport, QueuePairReport};
+use crate::types::{CaptureOptions, CaptureSummary, LiveObjects, PathReport, QueuePairReport, SharedMemory};
 
 /// An open device that handles its packets in software: [`Context::software`](super::Context::software).
 pub trait SoftwareContext: Send + Sync {
@@ -24,6 +24,9 @@ pub trait SoftwareContext: Send + Sync {
 
     /// Returns reports on the paths of the device's queue pairs.
     fn path_reports(&self) -> Vec<PathReport>;
+
+    /// Returns whether it shares memory with other processes.
+    fn shared_memory(&self) -> SharedMemory;
 
     /// Starts a capture of the device's packets.
     fn start_capture(&self, options: &CaptureOptions) -> Result<Box<dyn Capture>>;

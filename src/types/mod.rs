@@ -59,7 +59,7 @@ pub use report::{
 };
 pub use request::{BatchEnd, Data, FlushFlags, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
 pub use route_header::GlobalRouteHeader;
-pub use shared_memory::{SharedMemory, UnknownSharedMemory};
+pub use shared_memory::{NoSharedMemory, PacketPath, SharedMemory, UnknownSharedMemory};
 pub use shared_receive::{SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus};
 pub use time::Time;
 pub use window::MemoryWindowType;

@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Cause, CompletionStatus, Counters, DropReason, Gid, Operation, PathReport, Qpn, QueuePairStatus, Rkey};
+use super::{
+    Cause, CompletionStatus, Counters, DropReason, Gid, Operation, PacketPath, PathReport, Qpn, QueuePairStatus, Rkey,
+};
 
 /// Kind of a packet received from the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -289,6 +291,9 @@ pub struct QueuePairReport {
     /// The path to the peer, with the totals of all queue pairs on it. `None` if the queue pair has no path, or its
     /// device does not report it.
     pub path: Option<PathReport>,
+    /// Whether packets to the peer go through shared memory, or why not. `None` if the queue pair is not connected, or
+    /// its device does not report it.
+    pub packet_path: Option<PacketPath>,
 }
 
 impl QueuePairReport {
@@ -319,6 +324,7 @@ impl QueuePairReport {
             receives: 0,
             groups: Vec::new(),
             path: None,
+            packet_path: None,
         }
     }
 

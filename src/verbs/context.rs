@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{
     AsyncEvent, Capture, CaptureOptions, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters,
     DeviceAttributes, Error, ErrorKind, EventObject, Gid, GidEntry, GidType, LiveObjects, PathReport, PeerCapabilities,
-    PortAttributes, ProtectionDomain, Result, UnacknowledgedEvent,
+    PortAttributes, ProtectionDomain, Result, SharedMemory, UnacknowledgedEvent,
 };
 use crate::provider;
 
@@ -323,6 +323,21 @@ impl Context {
     /// ```
     pub fn counters(&self) -> Counters {
         self.inner.counters()
+    }
+
+    /// Returns whether this device shares memory with other processes of the user on this host: its option, that of the
+    /// environment, or the default. `None` for adapters.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, SharedMemory, SoftOptions};
+    ///
+    /// let options = SoftOptions::new().shared_memory(SharedMemory::Off);
+    /// let context = verbs::open_soft("soft:127.0.1.96", &options)?;
+    /// assert_eq!(context.shared_memory(), Some(SharedMemory::Off));
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn shared_memory(&self) -> Option<SharedMemory> {
+        self.inner.software().map(provider::SoftwareContext::shared_memory)
     }
 
     /// Returns a report on each path to a peer that queue pairs of this device use: round trips, window and rate, lost

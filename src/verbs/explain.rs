@@ -1,6 +1,6 @@
 //! Explanations of failures in two sentences: what happened and most likely why; what was last heard from the peer, and
-//! what to try. If packets may have been lost on a path with a congestion controller, a third sentence assesses the
-//! path.
+//! what to try. A third sentence states the path of packets within a host. If packets may have been lost on a path with
+//! a congestion controller, a last sentence assesses the path.
 //!
 //! All conclusions come from this end's records. If they cannot distinguish two causes, the text names both, the
 //! likelier one first. `docs/explanations.md` has the table.
@@ -17,7 +17,7 @@ mod unreliable;
 use std::time::Duration;
 
 use super::{AsyncEvent, Cause, CompletionError, CompletionStatus, Counter};
-use crate::types::{ErrorOrigin, FailedRequest, Operation, QueuePairReport};
+use crate::types::{ErrorOrigin, FailedRequest, NoSharedMemory, Operation, PacketPath, QueuePairReport};
 
 pub(super) use state::explain_state;
 
@@ -85,9 +85,14 @@ pub(super) fn explain_event(event: &AsyncEvent, report: Option<&QueuePairReport>
     compose(&format!("{event:?}"), &diagnosis, report)
 }
 
-/// Composes the two sentences and, if packets may have been lost, a third one on the path.
+/// Composes the sentences. One assesses the path, if packets may have been lost on it.
 fn compose(headline: &str, diagnosis: &Diagnosis, report: &QueuePairReport) -> String {
-    let text = format!("{headline}: {}. {}; {}", diagnosis.cause, evidence(report), diagnosis.advice);
+    let mut text = format!("{headline}: {}. {}; {}", diagnosis.cause, evidence(report), diagnosis.advice);
+    match &report.packet_path {
+        // The usual case needs no words.
+        None | Some(PacketPath::Sockets(NoSharedMemory::OtherHost)) => {}
+        Some(path) => text += &format!(". Packets go {path}"),
+    }
     match path::of_failure(report).filter(|_| is_unanswered(report)) {
         Some(path) => format!("{text}. {path}"),
         None => text,

@@ -132,11 +132,11 @@ pub use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureOptions, CaptureSummary, Cause, CompletionOpcode,
     CompletionQueueNumber, CompletionStatus, CongestionAlgorithm, Counter, Counters, DeviceAttributes,
     DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry, GidType, GlobalRouteHeader, KeyShare,
-    LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey, MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities,
-    OnDemandOperations, OnDemandSupport, PathReport, PeerCapabilities, PeerKey, PortAttributes, PortState, Psn, Qkey,
-    Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType,
-    RateLimit, Rkey, SharedMemory, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
-    Transport, VendorIdentity,
+    LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey, MemoryAdvice, MemoryWindowType, Mtu, NoSharedMemory,
+    OnDemandCapabilities, OnDemandOperations, OnDemandSupport, PacketPath, PathReport, PeerCapabilities, PeerKey,
+    PortAttributes, PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
+    QueuePairState, QueuePairStatus, QueuePairType, RateLimit, Rkey, SharedMemory, SharedReceiveQueueAttributes,
+    SharedReceiveQueueNumber, SharedReceiveQueueStatus, Transport, VendorIdentity,
 };
 
 /// Enforces at compile time that these types may be shared between threads, as the module's documentation promises.

@@ -4,17 +4,21 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr};
 use rdma_verbs::provider::soft::SoftOptions;
 use rdma_verbs::verbs::{
-    self, AccessFlags, CompletionQueue, ConnectOptions, Context, Counter, MemoryRegion, Payload, QueuePair,
-    QueuePairOptions, ReceiveRequest, SendRequest, SharedMemory,
+    self, AccessFlags, CompletionQueue, ConnectOptions, ConnectionInfo, Context, Counter, ErrorKind, MemoryRegion,
+    NoSharedMemory, PacketPath, Payload, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, SendRequest,
+    SharedMemory,
 };
 use support::process::{ignored_test, signal, unix_sockets};
 use support::{PATIENCE, complete_one, poll_one};
+
+use super::hold_host::processes::{Folder, OTHER_USER, copy_of_this_program, is_root};
 
 const DEVICE: &str = "RDMA_VERBS_TEST_DEVICE";
 const SHARES: &str = "RDMA_VERBS_TEST_SHARES";
@@ -63,7 +67,10 @@ impl End {
 }
 
 fn open(device: &str, shares: bool) -> Context {
-    let setting = if shares { SharedMemory::Auto } else { SharedMemory::Off };
+    open_with(device, if shares { SharedMemory::Auto } else { SharedMemory::Off })
+}
+
+fn open_with(device: &str, setting: SharedMemory) -> Context {
     verbs::open_soft(device, &SoftOptions::new().shared_memory(setting)).unwrap()
 }
 
@@ -72,7 +79,7 @@ fn open(device: &str, shares: bool) -> Context {
 #[ignore = "started by the other tests"]
 fn process() {
     let Ok(device) = std::env::var(DEVICE) else { return };
-    let context = open(&device, std::env::var(SHARES).is_ok_and(|given| given == "yes"));
+    let context = open_with(&device, std::env::var(SHARES).unwrap().parse().unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     println!("\nlistening {}", listener.local_addr().unwrap());
     let end = End::new(&context);
@@ -107,8 +114,16 @@ struct Other {
 
 impl Other {
     fn start(device: &str, shares: bool) -> Self {
+        Self::start_with(device, if shares { SharedMemory::Auto } else { SharedMemory::Off })
+    }
+
+    fn start_with(device: &str, setting: SharedMemory) -> Self {
         let mut command = ignored_test(concat!(module_path!(), "::process"));
-        command.env(DEVICE, device).env(SHARES, if shares { "yes" } else { "no" });
+        command.env(DEVICE, device).env(SHARES, setting.name());
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: std::process::Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let stdin = child.stdin.take().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -122,8 +137,12 @@ impl Other {
     }
 
     fn connect(&self, end: &End) -> std::net::TcpStream {
+        self.connect_with(end, &ConnectOptions::default().timeout(TIMEOUT))
+    }
+
+    fn connect_with(&self, end: &End, options: &ConnectOptions) -> std::net::TcpStream {
         let (remote, stream) = end.qp.connection_info().unwrap().connect_tcp(&self.address, PATIENCE).unwrap();
-        end.qp.connect_with(&remote, &ConnectOptions::default().timeout(TIMEOUT)).unwrap();
+        end.qp.connect_with(&remote, options).unwrap();
         let mut ready = [0];
         std::io::Read::read_exact(&mut &stream, &mut ready).unwrap();
         stream
@@ -143,6 +162,8 @@ fn processes_that_agree_exchange_through_memory() {
     let end = End::new(&context);
     let _stream = other.connect(&end);
     end.await_link(&context);
+    assert_eq!(end.qp.report().unwrap().packet_path, Some(PacketPath::SharedMemory));
+    assert!(end.qp.explain_state().ends_with("Packets go through shared memory"), "{}", end.qp.explain_state());
     (1..200).for_each(|seed| end.exchange(seed));
     let counters = context.counters();
     let [sent, received] =
@@ -162,7 +183,140 @@ fn memory_is_shared_only_if_both_ends_want_it() {
             end.exchange(5);
         }
         assert_eq!(context.counters().get(Counter::SharedMemorySends), 0, "{shares:?}");
+        let Some(PacketPath::Sockets(reason)) = end.qp.report().unwrap().packet_path else { panic!("{shares:?}") };
+        // This end may have been connected before the other one announced itself.
+        let is_known = match reason {
+            NoSharedMemory::SwitchedOffByPeer | NoSharedMemory::Pending => shares[0],
+            NoSharedMemory::SwitchedOff => !shares[0],
+            _ => false,
+        };
+        assert!(is_known, "{shares:?}: {reason}");
     }
+}
+
+/// The first packet goes through memory, in both directions.
+#[test]
+fn a_required_link_is_there_when_the_connection_is() {
+    for (number, peer_shares) in [(0, SharedMemory::Auto), (1, SharedMemory::Require)] {
+        let devices = [1, 2].map(|end| format!("soft:127.62.8.{}", 2 * number + end));
+        let (context, other) =
+            (open_with(&devices[0], SharedMemory::Require), Other::start_with(&devices[1], peer_shares));
+        let end = End::new(&context);
+        let _stream = other.connect(&end);
+        (1..20).for_each(|seed| end.exchange(seed));
+        let counters = context.counters();
+        assert_eq!([Counter::SendCalls, Counter::ReceiveCalls].map(|counter| counters.get(counter)), [0; 2]);
+        assert!(counters.get(Counter::SharedMemorySends) >= 19);
+    }
+}
+
+/// One thread connects both ends of one process.
+#[test]
+fn a_process_has_required_links_to_itself() {
+    let ends = ["soft:127.62.9.1", "soft:127.62.9.2"]
+        .map(|device| open_with(device, SharedMemory::Require))
+        .map(|context| (End::new(&context), context));
+    let infos = [0, 1].map(|index| ends[index].0.qp.connection_info().unwrap());
+    ends[0].0.qp.connect(&infos[1]).unwrap();
+    ends[1].0.qp.connect(&infos[0]).unwrap();
+    assert!(ends.iter().all(|(end, _)| end.qp.report().unwrap().packet_path == Some(PacketPath::SharedMemory)));
+}
+
+/// Returns why a queue pair of a device that requires shared memory cannot be connected, and checks that it can still
+/// be, afterwards.
+#[track_caller]
+fn refusal(device: &str, remote: &ConnectionInfo) -> String {
+    let context = open_with(device, SharedMemory::Require);
+    let end = End::new(&context);
+    let error = end.qp.connect(remote).unwrap_err();
+    assert_eq!((error.verb(), error.kind()), ("modify_qp", ErrorKind::Unsupported), "{error}");
+    assert_eq!(end.qp.query().unwrap().qp_state, QueuePairState::Init);
+    error.to_string()
+}
+
+#[test]
+fn a_required_link_that_cannot_be_names_the_cause() {
+    let peer = open("soft:127.62.10.2", false);
+    let end = End::new(&peer);
+    end.qp.connect(&end.qp.connection_info().unwrap()).unwrap();
+    let mut remote = end.qp.connection_info().unwrap();
+    let text = refusal("soft:127.62.10.1", &remote);
+    assert!(text.contains("to 127.62.10.2 has none: the peer's device has shared memory switched off;"), "{text}");
+    remote.qpn = verbs::Qpn::new(remote.qpn.value() ^ 0x80_0000);
+    let text = refusal("soft:127.62.10.1", &remote);
+    assert!(text.contains("no process of this user has announced the peer's queue pair"), "{text}");
+    remote.gid = verbs::Gid::from(std::net::Ipv4Addr::new(192, 0, 2, 9));
+    let text = refusal("soft:127.62.10.1", &remote);
+    assert!(text.contains("of another host or another network namespace"), "{text}");
+}
+
+/// Not a test: receives RoCEv2 packets as another user.
+#[test]
+#[ignore = "started by the other tests"]
+fn holder_of_the_port() {
+    let Ok(address) = std::env::var(DEVICE) else { return };
+    let _socket = std::net::UdpSocket::bind((address.as_str(), 4791)).unwrap();
+    println!("\nlistening {address}");
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+fn another_user_is_named_where_a_link_is_required() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("required");
+    let mut command = std::process::Command::new(copy_of_this_program(&folder, 0o755));
+    command.args(["--exact", "shared_memory::holder_of_the_port", "--ignored", "--nocapture"]);
+    command.uid(OTHER_USER).gid(OTHER_USER).current_dir("/").env(DEVICE, "127.62.11.2");
+    let _holder = Other::spawn(command);
+    let own = open("soft:127.62.11.3", true);
+    let mut remote = End::new(&own).qp.connection_info().unwrap();
+    remote.gid = verbs::Gid::from(std::net::Ipv4Addr::new(127, 62, 11, 2));
+    let text = refusal("soft:127.62.11.1", &remote);
+    assert!(text.contains(&format!("the peer's process is of another user ({OTHER_USER})")), "{text}");
+}
+
+/// Not a test: a process that may not write files as long as a ring.
+#[test]
+#[ignore = "started by the other tests"]
+fn process_without_long_files() {
+    let Ok(device) = std::env::var(DEVICE) else { return };
+    let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
+    // SAFETY: the kernel reads one structure. Threads that are sent a signal for a longer file block it.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+    let context = open_with(&device, SharedMemory::Require);
+    let end = End::new(&context);
+    println!("\nerror {}", end.qp.connect(&end.qp.connection_info().unwrap()).unwrap_err());
+}
+
+#[test]
+fn a_denied_system_call_is_named_where_a_link_is_required() {
+    let mut command = ignored_test(concat!(module_path!(), "::process_without_long_files"));
+    let output = command.env(DEVICE, "soft:127.62.12.1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("this system denies shared memory: File too large"), "{text}");
+}
+
+/// The surviving queue pair fails with the cause that it has over UDP, and a connection to the next process at the
+/// address goes through memory again.
+#[test]
+fn after_a_crash_the_next_connection_shares_memory_again() {
+    let context = open("soft:127.62.13.1", true);
+    let other = Other::start("soft:127.62.13.2", true);
+    let end = End::new(&context);
+    let stream = other.connect_with(&end, &ConnectOptions::default().timeout(12).retry_cnt(3));
+    end.await_link(&context);
+    drop((stream, other));
+    end.qp.post_send(&[SendRequest::send(Payload::from(end.memory.slice(..BYTES).unwrap()))]).unwrap();
+    let failure = end.cq.wait(PATIENCE).unwrap().result().unwrap_err();
+    assert_eq!(failure.status, verbs::CompletionStatus::RetryExceededError);
+    let why = end.qp.explain(&failure);
+    assert!(why.contains("the peer's process has ended or closed its device"), "{why}");
+    let other = Other::start("soft:127.62.13.2", true);
+    let end = End::new(&context);
+    let _stream = other.connect(&end);
+    end.await_link(&context);
 }
 
 /// Its rings are unmapped, and the next process at its address gets rings of its own.

@@ -70,6 +70,7 @@ pub(crate) const PARTS: &[(&str, &[&str])] = &[
             "connections",
             "core",
             "shard",
+            "memory_path",
             "held_acks",
             "driver",
             "disconnects",

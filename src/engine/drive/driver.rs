@@ -23,7 +23,9 @@ use super::policy::Rest;
 use super::shard::{Plan, Shard};
 use super::shard_lock::{DriveOutcome, Pass};
 use crate::cm::Orphan;
-use crate::engine::share::{AccessRequest, IncomingLink, LinkId, OutgoingLink, Recipient, request_access};
+use crate::engine::share::{
+    AccessRequest, DeclinedLink, IncomingLink, LinkId, OutgoingLink, Recipient, request_access,
+};
 use crate::memory::Offer;
 use crate::queue::thread_token;
 use crate::transport::{Datagram, WantedKey};
@@ -276,14 +278,19 @@ impl Recipient for Shard {
         is_ended
     }
 
+    fn shares_memory(&self) -> bool {
+        self.shared_memory != SharedMemory::Off
+    }
+
+    fn note_declined(&self, link: DeclinedLink) {
+        self.command(|core, _| core.link.memory_links().note_declined(link));
+    }
+
     fn add_writer(&self, link: OutgoingLink) {
         self.command(|core, _| core.link.memory_links().add_writer(link));
     }
 
     fn add_reader(&self, mut link: IncomingLink) -> bool {
-        if self.shared_memory == SharedMemory::Off {
-            return false;
-        }
         link.watch = self.memory.exports().map(|exports| exports.watch(link.ring.gate()));
         let mut added = Ok(());
         let done = self.command(|core, _| added = core.link.memory_links().add_reader(link, &self.sockets));

@@ -13,6 +13,7 @@ mod driver;
 mod event_queue;
 mod held_acks;
 mod idle;
+mod memory_path;
 mod policy;
 mod shard;
 mod shard_lock;

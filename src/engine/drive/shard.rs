@@ -24,7 +24,7 @@ use crate::engine::net::{
     Checksums, Deliver, Group, GroupSocket, Link, MAX_SEND_BYTES, ReceiveSocket, SendSocket, SocketSizes,
     congestion_of, leaves_host,
 };
-use crate::engine::share::{JoinRequest, QpnBlocks, link_to, search_orphans};
+use crate::engine::share::{JoinRequest, QpnBlocks, search_orphans};
 use crate::memory::{MemoryView, RegionTable, SharedPart};
 use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
@@ -115,7 +115,7 @@ pub(crate) struct Shard {
     /// The queues of the connection manager's events.
     pub(super) event_queues: Arc<EventQueues>,
     pub(super) memory: Arc<RegionTable>,
-    blocks: QpnBlocks,
+    pub(super) blocks: QpnBlocks,
     capabilities: PeerCapabilities,
     pub(super) shared_memory: SharedMemory,
     sizes: SocketSizes,
@@ -238,18 +238,6 @@ impl Shard {
         opened.senders.insert(key, port);
         search_orphans();
         Ok(port)
-    }
-
-    /// Requests a link through memory to the process of this user that has a queue pair on an address of this host, if
-    /// there is one. Until it is set up, and without it, packets leave through the sockets.
-    pub(crate) fn link_memory(&self, queue_pair: Qpn, own: IpAddr, peer: IpAddr, destination: Qpn) {
-        if self.shared_memory != SharedMemory::Off {
-            let blocks = self.blocks.blocks().iter().map(|block| *block as u16).collect();
-            link_to(own, blocks, peer, destination.value());
-            if self.memory.exports().is_some() && !Self::leaves_host(own, peer) {
-                self.command(|core, _| core.endpoint.access_directly(queue_pair));
-            }
-        }
     }
 
     /// Opens the receive socket of `address`, unless it is open.

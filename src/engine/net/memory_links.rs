@@ -9,17 +9,20 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use super::inbound::{Deliver, Delivery};
-use crate::engine::share::{AccessRequest, IncomingLink, LinkId, OutgoingLink, destination_block};
+use crate::engine::share::{AccessRequest, DeclinedLink, IncomingLink, LinkId, OutgoingLink, destination_block};
 use crate::memory::record_ring::{Broken, MOST_RECORD_BYTES, Record};
 use crate::memory::{GateWatch, PeerMemory};
 use crate::sys::{DEFAULT_HOP_LIMIT, Epoll, Interest, discard_messages, ring};
 use crate::transport::{Datagram, Medium, Transmit, WantedKey};
+use crate::types::NoSharedMemory;
 use crate::wire::BTH_BYTES;
 
 /// Records taken from one link before the next has its turn.
 const RECORDS_IN_TURN: usize = 8;
 /// Links whose bells are silenced at a time, and messages that are taken of each. The others follow.
 const BELLS: usize = 16;
+/// Declined links whose causes are kept: the latest.
+const MOST_DECLINED: usize = 64;
 
 /// Least size of datagrams that are delivered one by one. Shorter ones are copied together.
 const LEAST_IN_PLACE: usize = 1_024;
@@ -72,6 +75,17 @@ pub(super) struct Taken {
     pub(super) datagrams: usize,
 }
 
+/// The links between this shard and another one.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct LinkState {
+    /// Packets to it go through memory.
+    pub(crate) writes: bool,
+    /// Its packets may come through memory.
+    pub(crate) reads: bool,
+    /// Why the last request for a link to it had no success.
+    pub(crate) declined: Option<NoSharedMemory>,
+}
+
 /// The rings of a shard.
 #[derive(Default)]
 pub(crate) struct MemoryLinks {
@@ -88,6 +102,7 @@ pub(crate) struct MemoryLinks {
     /// The links that rang, by their ids. The set is not in that of the sockets: the kernel limits the depth of sets,
     /// and the number of paths through them.
     bells: Option<Epoll>,
+    declined: Vec<DeclinedLink>,
 }
 
 impl MemoryLinks {
@@ -103,6 +118,37 @@ impl MemoryLinks {
             |old: &OutgoingLink| (old.own, old.peer, &old.peer_blocks) == (link.own, link.peer, &link.peer_blocks);
         self.writers.retain(|old| !is_same(&old.link));
         self.writers.push(Writer { link, is_full: false, is_stuck: false });
+    }
+
+    /// Notes that a requested link will not come.
+    pub(crate) fn note_declined(&mut self, link: DeclinedLink) {
+        if self.declined.len() >= MOST_DECLINED {
+            self.declined.remove(0);
+        }
+        self.declined.push(link);
+    }
+
+    /// Forgets that earlier requests for a link to the shard with this block had no success.
+    pub(crate) fn forget_declined(&mut self, own: IpAddr, peer: IpAddr, block: u16) {
+        self.declined.retain(|link| (link.own, link.peer) != (own, peer) || !link.blocks.contains(&block));
+    }
+
+    /// Returns the links to and from the shard with this block.
+    pub(crate) fn state(&self, own: IpAddr, peer: IpAddr, block: u16) -> LinkState {
+        let is_to = |link: &&OutgoingLink| (link.own, link.peer) == (own, peer) && link.peer_blocks.contains(&block);
+        let is_about = |link: &&DeclinedLink| (link.own, link.peer) == (own, peer) && link.blocks.contains(&block);
+        let writer = self.writers.iter().map(|writer| &writer.link).find(is_to);
+        // The offer of a link names some of the blocks of its shard, of which the writer has all.
+        let is_from = |link: &IncomingLink, blocks: &[u16]| {
+            (link.destination, link.source) == (own, peer)
+                && link.source_blocks.iter().any(|from| blocks.contains(from))
+        };
+        LinkState {
+            writes: writer.is_some(),
+            reads: writer
+                .is_some_and(|writer| self.readers.iter().any(|reader| is_from(&reader.link, &writer.peer_blocks))),
+            declined: self.declined.iter().rfind(is_about).map(|link| link.problem.clone()),
+        }
     }
 
     /// Receives from this link, too. `sockets` becomes readable when its writer rings.

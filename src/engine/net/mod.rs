@@ -15,6 +15,7 @@ mod udp;
 pub(super) use inbound::Deliver;
 pub(super) use link::{Link, MAX_SEND_BYTES, Sent};
 pub(crate) use link_listener::LinkListener;
+pub(super) use memory_links::LinkState;
 pub(crate) use multicast::Group;
 pub(super) use multicast::GroupSocket;
 pub(super) use paths::{congestion_of, leaves_host};

@@ -18,12 +18,13 @@ mod steering;
 
 pub(super) use connection_records::ConnectionRecords;
 pub(super) use mailbox::{
-    AccessRequest, IncomingLink, LinkId, OutgoingLink, Recipient, destination_block, request_access, search_orphans,
+    AccessRequest, DeclinedLink, IncomingLink, LinkId, OutgoingLink, Recipient, destination_block, request_access,
+    search_orphans,
 };
 #[cfg(feature = "sim")]
 pub use mailbox::{inbox_message, link_offer};
 pub(super) use port_group::{JoinRequest, Membership, Route};
-pub(crate) use port_group::{RegisteredPeer, link_to, registered_peer, steer_requests};
+pub(crate) use port_group::{RegisteredPeer, link_to, other_user_at, registered_peer, steer_requests};
 pub(super) use port_holder::{Holder, holders, inode, is_kernel_transport_loaded};
 pub(crate) use ports::{Port, PortError, PortRequest};
 pub(crate) use qpn_block::QpnBlocks;

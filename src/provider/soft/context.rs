@@ -22,7 +22,7 @@ use crate::queue::AsyncEventQueue;
 use crate::sys::{LocalAddress, timestamp};
 use crate::types::{
     AsyncEvent, CaptureOptions, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, GidType, LiveObjects,
-    PathReport, PeerCapabilities, PortAttributes,
+    PathReport, PeerCapabilities, PortAttributes, SharedMemory,
 };
 
 /// An open software device.
@@ -199,6 +199,10 @@ impl Context for SoftContext {
 }
 
 impl SoftwareContext for SoftContext {
+    fn shared_memory(&self) -> SharedMemory {
+        self.device.shared_memory
+    }
+
     fn create_exact_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>> {
         self.device.check_process("create_comp_channel")?;
         Ok(Arc::new(SoftChannel::exact(Arc::clone(&self.device))?))

@@ -89,6 +89,7 @@ pub(super) struct Device {
     pub(super) present_from_init: bool,
     /// Whether queue pairs discover native peers on other hosts.
     pub(super) discovers: bool,
+    pub(super) shared_memory: SharedMemory,
     max_mtu: Mtu,
     /// Unique, because a region of one domain must never be taken for one of another.
     pub(super) domain_numbers: Numbers,
@@ -111,8 +112,7 @@ impl Device {
         let capabilities = probe(first, &sizes)
             .map_err(|error| fail(&format!("{} cannot be used: is it an address of this machine?", first.ip), error))?;
         let memory = Arc::new(region_table(options));
-        let events = Events::new().map_err(|error| fail("the system has no descriptors left", error))?;
-        let events = Arc::new(events);
+        let events = Arc::new(Events::new().map_err(|error| fail("the system has no descriptors left", error))?);
         let mut shards = Vec::new();
         let reorder_budget = Arc::default();
         let (congestion, max_bytes_per_second) = (options.congestion_algorithm(), options.path_rate());
@@ -162,6 +162,7 @@ impl Device {
             capabilities,
             present_from_init: options.present_from_init,
             discovers,
+            shared_memory,
             max_mtu: options.max_mtu,
             domain_numbers: Numbers::up_to(u32::MAX),
             completion_queue_numbers: Numbers::up_to(u32::MAX),
@@ -275,6 +276,11 @@ impl Device {
     pub(super) fn addresses(&self) -> Vec<(u8, LocalAddress)> {
         self.refresh_port();
         self.port.gids()
+    }
+
+    /// Returns the current local addresses.
+    pub(super) fn local_addresses(&self) -> Vec<LocalAddress> {
+        self.addresses().into_iter().map(|(_, address)| address).collect()
     }
 
     /// Returns the shard for the next queue pair, with its index.

@@ -1,5 +1,7 @@
 //! Conversion of errors of lower layers into errors of verbs.
 
+use std::net::IpAddr;
+
 use crate::memory::{AdviseError, RegisterError};
 pub(super) use crate::provider::common::refusal::{
     check_cq_period, check_datagram, check_group, check_named_queue, check_operation, check_parts, check_plain_send,
@@ -10,6 +12,7 @@ use crate::provider::{Error, ErrorKind, InvalidAttribute};
 use crate::queue::{QueueError, SendQueue};
 use crate::sys::OpenError;
 use crate::transport::CreateError;
+use crate::types::NoSharedMemory;
 
 pub(super) fn from_register(verb: &'static str, error: &RegisterError) -> Error {
     let kind = match error {
@@ -64,6 +67,15 @@ pub(super) fn from_create(error: &CreateError) -> Error {
 
 pub(super) fn from_open(verb: &'static str, error: OpenError) -> Error {
     Error::from_io(verb, error.message, error.source)
+}
+
+/// Reports that a connection cannot have the shared memory that the device requires.
+pub(super) fn no_shared_memory(peer: IpAddr, reason: &NoSharedMemory) -> Error {
+    let message = format!(
+        "shared memory is required for connections of this device, and the one to {peer} has none: {reason}; connect \
+         to a process of this user on this host, or open the device with the setting auto (RDMA_VERBS_SHARED_MEMORY)"
+    );
+    Error::new("modify_qp", ErrorKind::Unsupported, message)
 }
 
 /// Reports that the shard is unusable because the engine panicked.

@@ -13,6 +13,7 @@ use crate::transport::SourceAddress;
 use crate::types::modify::ModifyLimits;
 use crate::types::{
     AddressVector, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, RateLimit,
+    SharedMemory,
 };
 
 /// The kind of sockets that the queue pair's packets leave from.
@@ -65,22 +66,31 @@ impl SoftQueuePair {
                 Some(source)
             }
         };
-        let addresses =
-            || -> Vec<LocalAddress> { self.device.addresses().into_iter().map(|(_, address)| address).collect() };
         let is_datagram = self.qp_type == QueuePairType::UnreliableDatagram;
         if is_datagram && given.qp_state == Some(QueuePairState::ReadyToReceive) {
-            let opened = self.shard.receive_datagrams(&addresses());
+            let opened = self.shard.receive_datagrams(&self.device.local_addresses());
             opened.map_err(|error| errors::from_open("modify_qp", error))?;
         }
         if given.qp_state == Some(QueuePairState::Reset) {
             self.shard.send_acknowledgements(self.qpn);
         }
+        let peer = given.ah_attr.map(|vector| vector.dgid.to_ip());
+        let ends = source.zip(peer).zip(given.dest_qp_num);
+        if let Some(((source, peer), destination)) = ends
+            && self.device.shared_memory == SharedMemory::Require
+            && self.qp_type.is_connected()
+            && given.qp_state == Some(QueuePairState::ReadyToReceive)
+        {
+            let required = self.shard.require_memory(source.address, peer, destination);
+            required.map_err(|reason| errors::no_shared_memory(peer, &reason))?;
+        }
         self.modify_endpoint(&given, source, &limits, discovery)?;
-        if let (Some(vector), Some(source), Some(destination)) = (&given.ah_attr, source, given.dest_qp_num) {
-            self.shard.link_memory(self.qpn, source.address, vector.dgid.to_ip(), destination);
+        if let Some(((source, peer), destination)) = ends {
+            self.shard.link_memory(source.address, peer, destination);
+            self.shard.access_directly(self.qpn, source.address, peer);
         }
         if self.device.present_from_init && !is_datagram && given.qp_state == Some(QueuePairState::Init) {
-            self.shard.receive_connected(&addresses());
+            self.shard.receive_connected(&self.device.local_addresses());
         }
         *path = if given.qp_state == Some(QueuePairState::Reset) { PathKind::None } else { kind };
         Ok(())

@@ -147,14 +147,21 @@ impl SoftOptions {
         self
     }
 
-    /// Sets whether packets to and from other processes of this user on this host go through shared memory instead of
+    /// Sets whether packets to and from processes of this user on this host go through shared memory instead of
     /// sockets; [`SharedMemory::Auto`] by default. Overrides the environment variable `RDMA_VERBS_SHARED_MEMORY`, which
-    /// is `auto` or `off`.
+    /// is `auto`, `off` or `require`.
     ///
     /// A connection uses it from shortly after RTR on, if the peer's device has not switched it off. Otherwise, and
     /// wherever memory cannot be shared, packets leave through the sockets, without an error. The counters
     /// `shared_memory_sends` and `shared_memory_receives` show which path is taken. Nothing else changes. Tools that
     /// look at the network see no such packets; [captures](SoftOptions::capture) do.
+    ///
+    /// With [`SharedMemory::Require`], a queue pair of a connected type becomes ready to receive only once packets in
+    /// both directions go through memory. The call waits for that for three seconds, and then fails with
+    /// [`ErrorKind::Unsupported`](crate::provider::ErrorKind::Unsupported) and
+    /// [the reason](crate::types::NoSharedMemory). The peer must be in RTR by then, or have this setting too, or
+    /// [`SoftOptions::present_from_init`]. Datagram queue pairs have no peer of their own, and are not concerned. If a
+    /// link breaks later, because the peer's process writes impossible contents, packets go through sockets.
     ///
     /// ```
     /// use rdma_verbs::provider::soft::SoftOptions;

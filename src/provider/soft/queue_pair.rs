@@ -16,8 +16,9 @@ use crate::provider::{CompletionQueue, DatagramTarget, Error, QueuePair, QueuePa
 use crate::queue::{QueueError, ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
-    BatchEnd, CompletionSource, Counters, EventObject, Gid, Qpn, QueuePairAttributes, QueuePairReport, QueuePairState,
-    QueuePairStatus, QueuePairType, RateLimit, ReceiveRequest, SendRequest, SharedReceiveQueueNumber,
+    BatchEnd, CompletionSource, Counters, EventObject, Gid, PacketPath, Qpn, QueuePairAttributes, QueuePairReport,
+    QueuePairState, QueuePairStatus, QueuePairType, RateLimit, ReceiveRequest, SendRequest, SharedMemory,
+    SharedReceiveQueueNumber,
 };
 
 /// A queue pair of a software device.
@@ -118,6 +119,10 @@ impl SoftQueuePair {
             created = core.endpoint.create_queue_pair(endpoint_init).map_err(|error| errors::from_create(&error));
         });
         let qpn = created?;
+        if device.shared_memory == SharedMemory::Require && init.qp_type.is_connected() {
+            // Its peer may be the first to wait.
+            shard.receive_connected(&device.local_addresses());
+        }
         Ok(Self {
             qpn,
             qp_type: init.qp_type,
@@ -133,6 +138,13 @@ impl SoftQueuePair {
             receive_kind,
             domain,
         })
+    }
+
+    /// Returns the path to the peer, if there is one.
+    fn packet_path(&self, status: &QueuePairStatus) -> Option<PacketPath> {
+        let (vector, destination) = (status.attributes.ah_attr?, status.attributes.dest_qp_num?);
+        let own = self.device.local_address("query_qp", "ah_attr.sgid_index", vector.sgid_index).ok()?;
+        Some(self.shard.memory_path(own.ip, vector.dgid.to_ip(), destination))
     }
 
     /// Checks the state again, since it may have changed after the batch began. If it becomes RESET after this check,
@@ -332,6 +344,7 @@ impl SoftwareQueuePair for SoftQueuePair {
             // of each other.
             let shards = self.device.engine.shards().iter();
             report.unmatched_packets = shards.flat_map(|shard| shard.unmatched_packets(peer, since)).collect();
+            report.packet_path = self.packet_path(&report.status);
         }
         Ok(report)
     }

@@ -23,6 +23,7 @@ use crate::sys::{
     Epoll, Interest, NotInherited, descriptor_limit, has_ended, own_user, peer_user, receive_with_descriptor,
     send_with_descriptor,
 };
+use crate::types::NoSharedMemory;
 
 /// Bytes of a ring's records. A stream is as fast with more; with a quarter of a mebibyte, it is not.
 const RING_BYTES: usize = 1 << 19;
@@ -36,6 +37,8 @@ const MOST_GUESTS: usize = 64;
 /// Most requests for direct access that are not answered.
 const MOST_ASKED: usize = 64;
 const VERSION: u8 = 2;
+/// Second byte of the message with which a device declines that has shared memory switched off.
+const SWITCHED_OFF: u8 = 1;
 const HELLO_BYTES: usize = 96;
 
 /// A connection that wakes the reader of a ring.
@@ -85,6 +88,15 @@ impl LinkRequest {
             && is_shard(&self.peer_blocks, &other.peer_blocks)
     }
 
+    /// Tells the requesting shard why there is no link.
+    fn decline(&self, postbox: &Postbox, problem: NoSharedMemory) {
+        let LinkRequest { own, peer, .. } = self;
+        tracing::debug!(%own, %peer, %problem, "no memory is shared with the process of the peer");
+        if let Some(recipient) = self.recipient(postbox) {
+            recipient.note_declined(DeclinedLink { own: *own, peer: *peer, blocks: self.peer_blocks.clone(), problem });
+        }
+    }
+
     /// Returns the request with the peer's blocks as the registry has them, if they are those of the named process.
     fn if_registered(self, find: FindMember) -> Option<Self> {
         let member = find(self.peer, *self.peer_blocks.first()?)?;
@@ -98,6 +110,16 @@ impl LinkRequest {
     fn recipient(&self, postbox: &Postbox) -> Option<Arc<dyn Recipient>> {
         postbox.recipient(self.own, *self.own_blocks.first()?)
     }
+}
+
+/// A link that a shard has requested, and will not get.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct DeclinedLink {
+    pub(crate) own: IpAddr,
+    pub(crate) peer: IpAddr,
+    /// Blocks of the peer's shard.
+    pub(crate) blocks: Vec<u16>,
+    pub(crate) problem: NoSharedMemory,
 }
 
 /// The writing end of a link.
@@ -126,6 +148,8 @@ pub(crate) struct IncomingLink {
     pub(crate) id: LinkId,
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
+    /// Blocks of the shard that writes.
+    pub(crate) source_blocks: Vec<u16>,
     pub(crate) ring: RingReader,
     pub(crate) bell: Arc<Connection>,
     /// Watches the accesses of the link's writer to memory of this process.
@@ -207,9 +231,8 @@ impl Links {
             self.is_watched = set.add(self.listener.as_fd(), Interest::Readable).is_ok();
         }
         for request in std::mem::take(&mut *lock(&postbox.links)) {
-            let (peer, own) = (request.peer, request.own);
-            if let Err(error) = self.request(request, postbox, set) {
-                tracing::debug!(%own, %peer, %error, "no memory is shared with the process of the peer");
+            if let Err(error) = self.request(request.clone(), postbox, set) {
+                request.decline(postbox, problem_of(&error));
             }
         }
         for request in std::mem::take(&mut *lock(&postbox.accesses)) {
@@ -225,21 +248,22 @@ impl Links {
         if self.asked.len() >= MOST_ASKED {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        let connection = self.connect(&request.name)?;
+        let (connection, user) = self.connect(&request.name)?;
+        if user != own_user() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         connection.socket.send(&write_request(&request.key))?;
         set.add(connection.as_fd(), Interest::Readable)?;
         self.asked.push(Asked { request, connection });
         Ok(())
     }
 
-    /// Connects to the socket for links of another process of this user.
-    fn connect(&self, name: &Name) -> io::Result<Arc<Connection>> {
+    /// Connects to the socket for links of another process. Returns the user of that process, too.
+    fn connect(&self, name: &Name) -> io::Result<(Arc<Connection>, u32)> {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)?;
         socket.connect(&SockAddr::unix(links_path(&self.folder, name))?)?;
-        if peer_user(socket.as_fd())? != own_user() {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
-        Ok(Connection::new(socket))
+        let user = peer_user(socket.as_fd())?;
+        Ok((Connection::new(socket), user))
     }
 
     fn take_id(&mut self) -> LinkId {
@@ -259,7 +283,11 @@ impl Links {
             let message = format!("this process has {most} links to others, the most that RLIMIT_NOFILE allows");
             return Err(io::Error::other(message));
         }
-        let connection = self.connect(&request.name)?;
+        let (connection, user) = self.connect(&request.name)?;
+        if user != own_user() {
+            request.decline(postbox, NoSharedMemory::OtherUser(user));
+            return Ok(());
+        }
         let (ring, file) = RingWriter::create(RING_BYTES)?;
         send_with_descriptor(connection.as_fd(), &hello(&request, &postbox.name), file.as_fd())?;
         set.add(connection.as_fd(), Interest::Readable)?;
@@ -303,7 +331,12 @@ impl Outgoing {
         let table = match receive_with_descriptor(connection.as_fd(), &mut welcome) {
             Ok(None) => return true,
             Ok(Some((1, table))) if welcome[0] == VERSION => table,
-            Ok(Some(_)) | Err(_) => return false,
+            Ok(Some(_)) | Err(_) => {
+                let is_off = welcome == [VERSION, SWITCHED_OFF];
+                let problem = if is_off { NoSharedMemory::SwitchedOffByPeer } else { NoSharedMemory::Refused };
+                self.request.decline(postbox, problem);
+                return false;
+            }
         };
         let LinkRequest { own, peer, ref peer_blocks, name, .. } = self.request;
         let recipient = self.request.recipient(postbox);
@@ -341,7 +374,12 @@ impl Incoming {
         };
         let Some(wanted) = parse_hello(&bytes[..length]) else { return false };
         let Some(recipient) = wanted.recipient(postbox) else { return false };
-        let (source, destination) = (wanted.peer, wanted.own);
+        if !recipient.shares_memory() {
+            // There is room: it is the first message in this direction.
+            let _ = connection.socket.send(&[VERSION, SWITCHED_OFF]);
+            return false;
+        }
+        let (source, destination, source_blocks) = (wanted.peer, wanted.own, wanted.peer_blocks.clone());
         let ring = match RingReader::open(file.as_fd(), RING_BYTES) {
             Ok(ring) => ring,
             Err(error) => {
@@ -355,7 +393,8 @@ impl Incoming {
         }
         self.recipient = Some(Arc::downgrade(&recipient));
         let welcome = Arc::clone(&bell);
-        if !recipient.add_reader(IncomingLink { id: self.id, source, destination, ring, bell, watch: None }) {
+        let (id, watch) = (self.id, None);
+        if !recipient.add_reader(IncomingLink { id, source, destination, source_blocks, ring, bell, watch }) {
             return false;
         }
         // There is room: it is the first message in this direction.
@@ -398,6 +437,17 @@ fn lives(
         recipient.end_link(id);
     }
     false
+}
+
+/// Returns why there is no link after an error of the system.
+fn problem_of(error: &io::Error) -> NoSharedMemory {
+    match error.kind() {
+        // The process has ended, or takes no more connections.
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock => {
+            NoSharedMemory::Refused
+        }
+        _ => NoSharedMemory::System(error.to_string()),
+    }
 }
 
 /// Returns the message that offers a ring, from the process with this name.

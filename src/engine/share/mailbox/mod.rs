@@ -30,7 +30,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 pub(crate) use self::access::AccessRequest;
 #[cfg(feature = "sim")]
 pub use self::links::link_offer;
-pub(crate) use self::links::{IncomingLink, LinkId, LinkRequest, OutgoingLink};
+pub(crate) use self::links::{DeclinedLink, IncomingLink, LinkId, LinkRequest, OutgoingLink};
 use self::links::{Links, listen};
 pub(in crate::engine) use self::message::destination_block;
 #[cfg(feature = "sim")]
@@ -44,8 +44,8 @@ use super::registry::{
 use crate::cm::Orphan;
 use crate::memory::Offer;
 use crate::sys::{
-    EventFd, Generation, NotInherited, PerGeneration, own_user, receive_with_user, send_as_user, wait_readable,
-    with_signals_blocked,
+    EventFd, Generation, NotInherited, PerGeneration, ask_for_short_slices, own_user, receive_with_user, send_as_user,
+    wait_readable, with_signals_blocked,
 };
 use crate::transport::{Datagram, WantedKey};
 
@@ -71,6 +71,12 @@ pub(crate) trait Recipient: Send + Sync {
 
     /// Ends a connection of a process that has died, in the background. Returns false if it cannot now.
     fn end_orphan(&self, orphan: &Orphan) -> bool;
+
+    /// Returns whether it wants links through memory.
+    fn shares_memory(&self) -> bool;
+
+    /// Notes that it will not get a link that it has requested.
+    fn note_declined(&self, link: DeclinedLink);
 
     /// Takes the writing end of a link that it has requested.
     fn add_writer(&self, link: OutgoingLink);
@@ -384,6 +390,10 @@ impl Drop for Mailbox {
 
 /// The mailbox's thread.
 fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, groups: GroupSearches) {
+    // Packets take sockets until a link is set up, in which this thread has three parts.
+    if let Err(error) = ask_for_short_slices() {
+        tracing::debug!(%error, "the mailbox's thread keeps the usual time slices");
+    }
     let (mut last_check, mut orphans): (Option<Instant>, _) = (None, OrphanSearch::default());
     let mut pause = None;
     while !postbox.stop.load(Ordering::Acquire) {
@@ -488,6 +498,10 @@ mod tests {
             fn end_orphan(&self, _: &Orphan) -> bool {
                 false
             }
+            fn shares_memory(&self) -> bool {
+                false
+            }
+            fn note_declined(&self, _: DeclinedLink) {}
             fn add_writer(&self, _: OutgoingLink) {}
             fn add_reader(&self, _: IncomingLink) -> bool {
                 false

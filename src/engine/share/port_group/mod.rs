@@ -28,12 +28,12 @@ use self::routes::Routes;
 pub(crate) use self::steered::steer_requests;
 use super::key_share::key_share;
 use super::mailbox::{GroupSearches, LinkRequest, Mailbox, Postbox, Recipient, lock, request_link};
-use super::port_holder::inode;
+use super::port_holder::{holders, inode};
 use super::ports;
 use super::registry::{AddressFile, Answer, Change, Member, Name, Registry};
-use crate::sys::{Generation, LocalAddress, NotInherited, PerGeneration};
+use crate::sys::{Generation, LocalAddress, NotInherited, PerGeneration, own_user};
 use crate::transport::Datagram;
-use crate::types::{PeerCapabilities, PeerKey};
+use crate::types::{PeerCapabilities, PeerKey, ROCE_PORT};
 
 /// Attempts to open a file that the last member removes when it leaves.
 const OPENINGS: usize = 16;
@@ -235,10 +235,16 @@ pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPee
 }
 
 /// Requests a link from a shard of this process to the process that has this queue pair on an address of this machine.
-pub(crate) fn link_to(own: IpAddr, own_blocks: Vec<u16>, peer: IpAddr, qpn: u32) {
-    if let Some(Member { name, blocks: peer_blocks, .. }) = registered_member(peer, qpn) {
-        request_link(LinkRequest { own, own_blocks, peer, peer_blocks, name });
-    }
+/// Returns false if there is no such process.
+pub(crate) fn link_to(own: IpAddr, own_blocks: Vec<u16>, peer: IpAddr, qpn: u32) -> bool {
+    let Some(Member { name, blocks: peer_blocks, .. }) = registered_member(peer, qpn) else { return false };
+    request_link(LinkRequest { own, own_blocks, peer, peer_blocks, name });
+    true
+}
+
+/// Returns the other user whose process receives RoCEv2 packets at an address of this machine, if it is another one.
+pub(crate) fn other_user_at(address: IpAddr) -> Option<u32> {
+    holders(address, ROCE_PORT).iter().map(|holder| holder.user).find(|user| *user != own_user())
 }
 
 /// Returns the member that has this queue pair on an address of this machine.
