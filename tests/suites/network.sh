@@ -55,12 +55,16 @@ bytes() {
 # What must carry the data: memory, which is not counted, the counter engine, or streams for comparisons with TCP.
 carrier=memory
 
-# through CARRIER: from here on the library's packets go through memory, as they do by default, or through the network
-# (engine), because memory is switched off.
+# through PATH: from here on the library's packets go through memory, as they do by default; through memory from the first
+# one on (required), for cases with so little data that they might be over before both ends share it; or through the
+# network (engine), because memory is switched off.
 through() {
-  carrier=$1
   unset RDMA_VERBS_SHARED_MEMORY
-  [ "$carrier" != engine ] || export RDMA_VERBS_SHARED_MEMORY=off
+  case $1 in
+  memory) carrier=memory ;;
+  required) carrier=memory && export RDMA_VERBS_SHARED_MEMORY=require ;;
+  engine) carrier=engine && export RDMA_VERBS_SHARED_MEMORY=off ;;
+  esac
 }
 
 # ring_bytes PROCESS: prints how much of the memory that it shares with other processes has been used.

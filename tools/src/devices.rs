@@ -66,6 +66,9 @@ fn guid(number: u64) -> String {
 fn device(context: &Context, provider: &str) -> Result<Value, verbs::Error> {
     let attributes = context.query_device();
     let mut table = vec![("name", context.name().into()), ("provider", provider.into())];
+    if let Some(setting) = context.shared_memory() {
+        table.push(("shared_memory", setting.name().into()));
+    }
     table.extend(limits(&attributes));
     let ports: Result<Vec<Value>, verbs::Error> =
         (1..=attributes.phys_port_cnt).map(|number| port(context, number)).collect();

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::job::{Atomic, Measure, Service};
+use super::job::{Atomic, Measure, Service, Sharing};
 pub(crate) use wanted::{OWN_DEVICE, PARTNER_DEVICE, Wanted};
 
 /// Length of the largest message.
@@ -141,6 +141,9 @@ pub(crate) struct TestFlags {
     /// Await futures in tokio: `send lat` with the feature `tokio`.
     #[arg(long, conflicts_with_all = ["events", "memory_only"])]
     futures: bool,
+    /// Whether two software devices of one host share memory; by default they do, where it is possible.
+    #[arg(long, value_enum)]
+    shared_memory: Option<Sharing>,
     /// Check every byte that arrives.
     #[arg(long)]
     check: bool,

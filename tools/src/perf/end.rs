@@ -6,12 +6,12 @@ use rdma_verbs::verbs::{
     self, AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue,
     CompletionQueueOptions, ConnectOptions, ConnectionInfo, Context, ErrorKind, MemoryRegion, Mtu, Notify, Payload,
     PeerCapabilities, ProtectionDomain, Qkey, Qpn, QueuePair, QueuePairOptions, QueuePairType, ReceiveRequest,
-    RegionRange, RemoteMemory, SendRequest,
+    RegionRange, RemoteMemory, SendRequest, SoftOptions,
 };
 use serde::{Deserialize, Serialize};
 
 use super::channel::{Channel, check_interrupted};
-use super::job::{Atomic, Job, Measure, Operation, Service, Waiting};
+use super::job::{Atomic, Job, Measure, Operation, Service, Sharing, Waiting};
 use super::outcome::{Failure, Outcome};
 use super::pattern;
 
@@ -40,8 +40,14 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn open(name: Option<&str>, port_num: u8, gid_index: Option<u8>) -> Outcome<Self> {
-        let context = open_device(name)?;
+    /// Opens a device, a software device if `sharing` is given.
+    pub(crate) fn open(
+        name: Option<&str>,
+        port_num: u8,
+        gid_index: Option<u8>,
+        sharing: Option<Sharing>,
+    ) -> Outcome<Self> {
+        let context = open_device(name, sharing)?;
         let gid_index = gid_index.map_or_else(|| first_gid(&context, port_num), Ok)?;
         Ok(Self { context, port_num, gid_index })
     }
@@ -402,13 +408,17 @@ fn idle_regions(job: &Job, pd: &ProtectionDomain) -> Outcome<Vec<MemoryRegion>> 
     (0..job.idle_regions).map(register).collect()
 }
 
-fn open_device(name: Option<&str>) -> Outcome<Context> {
-    if let Some(name) = name {
-        return Ok(verbs::open(name)?);
-    }
+fn open_device(name: Option<&str>, sharing: Option<Sharing>) -> Outcome<Context> {
     let devices = verbs::devices()?;
-    let device = devices.iter().find(|device| device.name() != "soft_lo").or(devices.first());
-    Ok(device.ok_or("there is no device")?.open()?)
+    let usual = devices.iter().find(|device| device.name() != "soft_lo").or(devices.first());
+    match (name, sharing) {
+        (Some(name), None) => Ok(verbs::open(name)?),
+        (None, None) => Ok(usual.ok_or("there is no device")?.open()?),
+        (name, Some(sharing)) => {
+            let name = name.or(usual.map(verbs::Device::name)).ok_or("there is no device")?;
+            Ok(verbs::open_soft(name, &SoftOptions::new().shared_memory(sharing.setting()))?)
+        }
+    }
 }
 
 fn first_gid(context: &Context, port_num: u8) -> Outcome<u8> {

@@ -1,6 +1,7 @@
 //! The measurement that the two processes agree on.
 
 use clap::ValueEnum;
+use rdma_verbs::verbs::SharedMemory;
 use serde::{Deserialize, Serialize};
 
 use super::machine::Placement;
@@ -91,6 +92,25 @@ pub(crate) enum Waiting {
     Futures,
 }
 
+/// Whether two ends on one host share memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Sharing {
+    Auto,
+    Off,
+    Require,
+}
+
+impl Sharing {
+    pub(crate) fn setting(self) -> SharedMemory {
+        match self {
+            Self::Auto => SharedMemory::Auto,
+            Self::Off => SharedMemory::Off,
+            Self::Require => SharedMemory::Require,
+        }
+    }
+}
+
 /// The amount of work for each size.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum Amount {
@@ -134,6 +154,8 @@ pub(crate) struct Job {
     pub(crate) idle_regions: u32,
     /// Each end treats the other one as a standard peer.
     pub(crate) standard_peers: bool,
+    /// Whether the ends share memory, if this is not left to the devices.
+    pub(crate) sharing: Option<Sharing>,
     /// The seed of data patterns.
     pub(crate) seed: u64,
 }
@@ -205,6 +227,7 @@ impl Job {
             check: false,
             idle_regions: 0,
             standard_peers: false,
+            sharing: None,
             seed: 0,
         }
     }

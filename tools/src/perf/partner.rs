@@ -101,7 +101,7 @@ pub(crate) fn serve(address: SocketAddr) -> Outcome {
         match channel.receive()? {
             Assignment::Verbs { job, placement, device } => {
                 machine::pin(Role::Server, placement)?;
-                let device = Device::open(Some(&device), 1, None)?;
+                let device = Device::open(Some(&device), 1, None, job.sharing)?;
                 measure_all(&job, &device, &mut channel)?;
             }
             Assignment::Reference { reference, placement } => {

@@ -101,7 +101,7 @@ pub(crate) fn run(wanted: &Wanted) -> Outcome {
 }
 
 fn open(wanted: &Wanted) -> Outcome<Device> {
-    Device::open(wanted.device.as_deref(), wanted.ib_port, wanted.gid_index)
+    Device::open(wanted.device.as_deref(), wanted.ib_port, wanted.gid_index, wanted.job.sharing)
 }
 
 /// Runs the client: measures, and prints the results.

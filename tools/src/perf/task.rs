@@ -38,7 +38,7 @@ impl Task {
                 let device = other.to_owned();
                 partner.channel.send(&Assignment::Verbs { job: (**job).clone(), placement, device })?;
                 // Opened for each task, so that its threads run on the task's cores.
-                let device = Device::open(Some(own), 1, None)?;
+                let device = Device::open(Some(own), 1, None, job.sharing)?;
                 perform(job, job.largest(), &device, Role::Client, &mut partner.channel, &Progress::none())
             }
             Self::Reference(reference) => {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::arguments::{OWN_DEVICE, PARTNER_DEVICE, TableFlags};
 use super::channel::check_interrupted;
-use super::job::{Amount, Assignment, Job, Measure, Operation};
+use super::job::{Amount, Assignment, Job, Measure, Operation, Sharing};
 use super::machine::{Description, Placement};
 use super::outcome::{Failure, Outcome};
 use super::partner::Partner;
@@ -246,6 +246,7 @@ fn picture(is_brief: bool) -> Outcome<Picture> {
         let job = Job {
             sizes: PICTURE_SIZES.to_vec(),
             amount: Amount::Iterations(iterations),
+            sharing: Some(Sharing::Off),
             byte_limit: if is_brief { 1 << 20 } else { PICTURE_BYTES },
             ..Job::new(operation, measure, 0)
         };

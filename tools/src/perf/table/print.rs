@@ -10,6 +10,7 @@ pub(super) fn head(machine: &Description, repetitions: u32) {
         "Medians of {repetitions} alternating repetitions; in brackets the ratios of single repetitions; noise: the \
          spread of the repetitions, ours and the other's, in percent of the median."
     );
+    println!("Our messages go over UDP, in the rows of the same host through shared memory.");
     if !machine.optimised {
         println!("This is a debug build: the figures mean nothing.");
     }

@@ -6,7 +6,7 @@ mod veth;
 
 use super::figure::{Bound, Figure};
 use crate::perf::compare;
-use crate::perf::job::{Amount, Job, Measure, Operation, Waiting};
+use crate::perf::job::{Amount, Job, Measure, Operation, Sharing, Waiting};
 use crate::perf::machine::Placement;
 use crate::perf::reference::{DatagramLatency, DatagramStream, Offload, Reference, RuntimeLatency, TcpRate, Wait};
 use crate::perf::task::Task;
@@ -45,6 +45,15 @@ impl Row {
     fn new(name: &str, ours: Task) -> Self {
         let (network, placement) = (Network::Loopback, Placement::Apart);
         Self { name: name.to_owned(), network, placement, ours, others: Vec::new(), figures: Vec::new() }
+    }
+
+    /// Sets whether the ends of its measurements of verbs share memory.
+    fn share(&mut self, sharing: Sharing) {
+        for task in std::iter::once(&mut self.ours).chain(self.others.iter_mut().map(|(_, task)| task)) {
+            if let Task::Verbs(job) = task {
+                job.sharing = Some(sharing);
+            }
+        }
     }
 
     fn placed(self, placement: Placement) -> Self {
@@ -87,7 +96,10 @@ pub(super) fn all(divisor: u64) -> Vec<Row> {
     rows.extend(scale.crowds());
     rows.extend(scale.veth());
     rows.extend(scale.others());
-    rows.extend(scale.same_host());
+    rows.iter_mut().for_each(|row| row.share(Sharing::Off));
+    let mut same_host = scale.same_host();
+    same_host.iter_mut().for_each(|row| row.share(Sharing::Require));
+    rows.extend(same_host);
     rows
 }
 
