@@ -95,6 +95,12 @@ unreliable_pair() {
   judge_pair "$name"
 }
 
+# choose_path NUMBER: every fourth pair of cases runs without shared memory, over UDP; the others with the default.
+choose_path() {
+  unset RDMA_VERBS_SHARED_MEMORY
+  [ $(($1 / 2 % 4)) != 3 ] || export RDMA_VERBS_SHARED_MEMORY=off
+}
+
 # Number of datagrams that found a full buffer, of both versions of IP.
 datagrams_lost() {
   awk '/^Udp: [0-9]/ { four = $6 } /^Udp6RcvbufErrors/ { six = $2 } END { print four + six }' /proc/net/snmp /proc/net/snmp6
