@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, MemoryRegion, Payload, QueuePair,
-    QueuePairOptions, ReceiveRequest, SendRequest,
+    QueuePairOptions, ReceiveRequest, SendRequest, SharedMemory, SoftOptions,
 };
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -191,7 +191,7 @@ struct Verbs {
 
 impl Verbs {
     fn open(device: &str) -> Outcome<Self> {
-        let context = verbs::open(device)?;
+        let context = verbs::open_soft(device, &SoftOptions::new().shared_memory(SharedMemory::Off))?;
         let (pd, cq) = (context.alloc_pd()?, context.create_cq(256)?);
         let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().max_inline_data(MESSAGE_BYTES as u32))?;
         qp.init()?;

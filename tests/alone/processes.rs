@@ -21,8 +21,8 @@ use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, CompletionQueueOptions, ConnectOptions, Context,
     ErrorKind, MemoryRegion, Notify, Payload, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
-use support::PATIENCE;
 use support::process::{alone, ignored_test, signal};
+use support::{PATIENCE, open_without_shared_memory};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -215,7 +215,8 @@ impl Member {
 #[ignore = "started by the other tests"]
 fn member_process() {
     let Ok(device) = std::env::var(MEMBER) else { return };
-    let context = verbs::open(&device).unwrap_or_else(|error| panic!("{error}"));
+    // Packets are steered by the kernel.
+    let context = open_without_shared_memory(&device).unwrap_or_else(|error| panic!("{error}"));
     let (stop, exchanges) = (AtomicBool::new(false), AtomicU64::new(0));
     let member = Member { context, stop, exchanges, peers_lost: AtomicU64::new(0), errors: Mutex::default() };
     let member = Arc::new(member);

@@ -3,10 +3,8 @@
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-use rdma_verbs::verbs::{
-    self, CompletionError, ConnectOptions, Payload, QueuePair, QueuePairOptions, SendRequest, SharedMemory, SoftOptions,
-};
-use support::PATIENCE;
+use rdma_verbs::verbs::{self, CompletionError, ConnectOptions, Payload, QueuePair, QueuePairOptions, SendRequest};
+use support::{PATIENCE, open_without_shared_memory};
 
 /// An end that explains its failures.
 pub(crate) struct End(support::End);
@@ -31,8 +29,7 @@ impl End {
 
     /// Opens an end whose packets go through sockets.
     pub(crate) fn without_shared_memory(case: u8, host: u8) -> Self {
-        let device = SoftOptions::new().shared_memory(SharedMemory::Off);
-        let context = verbs::open_soft(&format!("soft:127.92.{case}.{host}"), &device).unwrap();
+        let context = open_without_shared_memory(&format!("soft:127.92.{case}.{host}")).unwrap();
         Self(support::End::on(context, &QueuePairOptions::default()))
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdma_verbs::types::{Qpn, ROCE_PORT};
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionQueue, Context, Counter, MemoryRegion, QueuePair, QueuePairOptions,
-    ReceiveRequest, SendRequest,
+    ReceiveRequest, SendRequest, SharedMemory, SoftOptions,
 };
 
 use super::flood::{BURSTS, Flood, processor_time};
@@ -32,7 +32,9 @@ struct End {
 
 impl End {
     fn open(address: Ipv4Addr) -> Self {
-        let context = verbs::open(&format!("soft:{address}")).expect("a device");
+        // All packets come over the network, as those of attackers do.
+        let options = SoftOptions::new().shared_memory(SharedMemory::Off);
+        let context = verbs::open_soft(&format!("soft:{address}"), &options).expect("a device");
         let (pd, cq) = (context.alloc_pd().expect("a domain"), context.create_cq(1_024).expect("a queue"));
         let depth = DEPTH as u32;
         let qp = pd

@@ -4,10 +4,16 @@ use std::time::Instant;
 
 use rdma_verbs::verbs::{
     self, AsyncEvent, Completion, CompletionError, CompletionQueue, CompletionStatus, ConnectOptions, ConnectionInfo,
-    Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, SendRequest, Success,
+    Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, SendRequest, SharedMemory, SoftOptions,
+    Success,
 };
 
 use crate::{ALL_ACCESS, PATIENCE};
+
+/// Opens a software device whose packets go through sockets only.
+pub fn open_without_shared_memory(device: &str) -> verbs::Result<Context> {
+    verbs::open_soft(device, &SoftOptions::new().shared_memory(SharedMemory::Off))
+}
 
 /// Polls once, which drives the device. Returns the completion, if there is one.
 pub fn poll_one(cq: &CompletionQueue) -> Option<Completion> {

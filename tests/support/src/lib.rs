@@ -9,7 +9,7 @@ pub mod requests;
 
 use std::time::Duration;
 
-pub use end::{End, complete_one, poll_one};
+pub use end::{End, complete_one, open_without_shared_memory, poll_one};
 
 use rdma_verbs::types::AccessFlags;
 

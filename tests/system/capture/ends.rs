@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use rdma_verbs::verbs::{
     Capture, CaptureOptions, CompletionStatus, ConnectOptions, ConnectionInfo, Counter, MemoryRegion, Mtu, Payload,
-    QueuePair, ReceiveRequest, SendRequest,
+    QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
-use support::PATIENCE;
+use support::{PATIENCE, open_without_shared_memory};
 
 /// Names a folder in which the files are kept for other programs.
 const KEEP: &str = "CAPTURE_TEST_FOLDER";
@@ -29,7 +29,9 @@ impl Deref for End {
 
 impl End {
     pub(crate) fn open(address: &str) -> Self {
-        let end = support::End::open(address);
+        // Sockets, whose merged and segmented packets captures show as on the wire.
+        let context = open_without_shared_memory(&format!("soft:{address}")).unwrap();
+        let end = support::End::on(context, &QueuePairOptions::default());
         let region = end.region(1 << 20);
         // Not zeros: readers of captures guess the protocol from the payload.
         region.write_at(0, &[b'z'; 1 << 20]).unwrap();
