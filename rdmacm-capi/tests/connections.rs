@@ -134,8 +134,8 @@ fn devices_of_a_listener_take_turns() {
     assert_eq!(output, "ADDR_RESOLVED 0; ROUTE_RESOLVED 0; ".repeat(4) + "first; second; first; second;");
 }
 
-/// The listener of IPv6 succeeds without an address of its version. With the option `RDMA_OPTION_ID_AFONLY`, requests to
-/// IPv4 addresses are rejected without an event, as on Linux; without it, the program gets an event.
+/// The listener of IPv6 succeeds without an address of its version. With the option `RDMA_OPTION_ID_AFONLY`, requests
+/// to IPv4 addresses are rejected without an event, as on Linux; without it, the program gets an event.
 #[test]
 fn listener_on_all_addresses_needs_none_of_its_version() {
     let output = output_with("wildcards", 99, |program, addresses| {

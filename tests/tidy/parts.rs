@@ -58,7 +58,10 @@ pub(crate) const PARTS: &[(&str, &[&str])] = &[
             "link",
         ],
     ),
-    ("engine/drive/policy", &["constants", "lease", "fd_waiters", "contention", "poll_backoff", "thread_rest"]),
+    (
+        "engine/drive/policy",
+        &["constants", "lease", "memory_watch", "fd_waiters", "contention", "poll_backoff", "thread_rest"],
+    ),
     (
         "engine/drive",
         &[

@@ -3,7 +3,8 @@
 //! If both watched a socket, each packet would wake the shard's thread unnecessarily, on a core that may be the
 //! poller's. A poller that comes back soon after its last visit takes a lease; the shard's thread sleeps until it ends.
 //! A single visit takes none, since another one may never follow. The few visits of a program that waits for something
-//! else, and polls in between only to take its own completions, take none either: that program needs the shard's thread.
+//! else, and polls in between only to take its own completions, take none either: that program needs the shard's
+//! thread.
 //! The policy suspends the lease of a program that may watch its memory (`memory_watch`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

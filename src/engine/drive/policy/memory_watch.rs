@@ -27,7 +27,7 @@ pub(super) struct MemoryWatch {
     was_called: AtomicBool,
     /// Polls left that begin no watch.
     tolerated: AtomicU32,
-    /// Value of `tolerated` after the last call in vain.
+    /// Value of `tolerated` after the last unnecessary call.
     tolerance: AtomicU32,
     /// Only pollers look at the shared memory: a packet there calls no thread.
     is_silent: AtomicBool,
@@ -97,8 +97,8 @@ impl MemoryWatch {
         self.was_called.store(true, Ordering::Relaxed);
     }
 
-    /// Called by the thread when it is awake. If it was called in vain, because the program came back meanwhile, more
-    /// polls are tolerated.
+    /// Called by the thread when it is awake. If it was called unnecessarily, because the program came back
+    /// meanwhile, more polls are tolerated.
     pub(super) fn note_thread_awake(&self) {
         let was_called = self.was_called.load(Ordering::Relaxed) && self.was_called.swap(false, Ordering::Relaxed);
         if was_called && !self.is_watching() {
@@ -108,8 +108,8 @@ impl MemoryWatch {
         }
     }
 
-    /// Notes that the thread received a WRITE, because no thread polled: from now on the program is not expected to come
-    /// back at once.
+    /// Notes that the thread received a WRITE, because no thread polled: from now on the program is not expected to
+    /// come back at once.
     pub(super) fn end_tolerance(&self) {
         self.tolerance.store(0, Ordering::Relaxed);
         self.tolerated.store(0, Ordering::Relaxed);
@@ -133,24 +133,24 @@ mod tests {
     }
 
     #[test]
-    fn calls_in_vain_become_rare_until_the_thread_receives_a_write() {
+    fn unnecessary_calls_become_rare_until_the_thread_receives_a_write() {
         let watch = MemoryWatch::default();
         watch.note_write();
         watch.note_post();
-        let in_vain = || {
+        let unnecessary = || {
             let tolerated = (0..1_000).take_while(|_| !watch.note_taken()).count();
             watch.note_thread_called();
             watch.note_call();
             watch.note_thread_awake();
             tolerated
         };
-        assert_eq!([(); 5].map(|()| in_vain()), [0, 1, 3, 7, 15]);
+        assert_eq!([(); 5].map(|()| unnecessary()), [0, 1, 3, 7, 15]);
         watch.end_tolerance();
-        assert_eq!(in_vain(), 0);
+        assert_eq!(unnecessary(), 0);
     }
 
     #[test]
-    fn call_for_a_program_that_watches_is_not_in_vain() {
+    fn call_for_a_program_that_watches_is_necessary() {
         let watch = MemoryWatch::default();
         watch.note_write();
         watch.note_post();

@@ -262,8 +262,8 @@ impl DrivingPolicy {
         }
     }
 
-    /// Called by the thread before it stands back; a waiter on a descriptor that needs the thread calls it, and so does a
-    /// poller that leaves. Returns false if one of them needs it already.
+    /// Called by the thread before it stands back; a waiter on a descriptor that needs the thread calls it, and so does
+    /// a poller that leaves. Returns false if one of them needs it already.
     pub(super) fn stand_back(&self) -> bool {
         let leaves = self.fd_waiters.leave();
         if leaves && self.memory_watch.is_watching() {
