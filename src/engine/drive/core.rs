@@ -132,12 +132,13 @@ impl Core {
 
     #[inline]
     fn poll_endpoint(&mut self, now: Time, memory: &MemoryView<'_>, release: AckRelease) -> Next {
+        let Some(memory_links) = self.link.memory_sinks() else {
+            let transmit = self.endpoint.poll_transmit(now, memory, &mut self.buffer, release);
+            return transmit.map_or(Next::Nothing, Next::Written);
+        };
         let mut written = None;
         let buffer = UdpSink::new(&mut self.buffer, self.endpoint.max_segments(), &mut written);
-        let has_sent = match self.link.memory_sink(buffer) {
-            Ok(mut sink) => self.endpoint.poll_transmit_into(now, memory, &mut sink, release),
-            Err(mut sink) => self.endpoint.poll_transmit_into(now, memory, &mut sink, release),
-        };
+        let has_sent = self.endpoint.poll_transmit_into(now, memory, &mut memory_links.with_buffer(buffer), release);
         match written {
             Some(transmit) => Next::Written(transmit),
             None if has_sent => Next::Left,

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::inbound::{Batch, Deliver, Delivery};
-use super::link_sink::LinkSink;
+use super::link_sink::Rings;
 use super::memory_links::{MemoryLinks, Placed};
 use super::multicast::GroupSocket;
 use super::path_errors::PathErrors;
@@ -17,7 +17,7 @@ use super::udp::{Checksums, ReceiveSocket, ReportedFields, SendSocket};
 use crate::engine::capture::{Capture, CaptureSink, Departure};
 use crate::engine::share::Route;
 use crate::sys::{Clock, DEFAULT_HOP_LIMIT, SendOptions};
-use crate::transport::{Datagram, Transmit, UdpSink};
+use crate::transport::{Datagram, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
 
 /// Longest UDP payload over IPv4, and the longest that the kernel merges or segments.
@@ -260,14 +260,12 @@ impl Link {
         waiting == Waiting::Nothing
     }
 
-    /// Returns a sink that writes sends into the rings of shared memory, and those for which there is none to `buffer`.
-    /// Returns `buffer` if there are no rings, or if a capture needs each packet as a whole.
+    /// Returns the rings of shared memory, for a sink. `None` if there are none, or if a capture needs each packet as a
+    /// whole.
     #[inline]
-    pub(crate) fn memory_sink<'a>(&'a mut self, buffer: UdpSink<'a>) -> Result<LinkSink<'a>, UdpSink<'a>> {
-        match self.memory.has_writers() && self.sink.is_idle() {
-            true => Ok(LinkSink::new(&mut self.memory, &mut self.counters, buffer)),
-            false => Err(buffer),
-        }
+    pub(crate) fn memory_sinks(&mut self) -> Option<Rings<'_>> {
+        let are_used = self.memory.has_writers() && self.sink.is_idle();
+        are_used.then(|| Rings::new(&mut self.memory, &mut self.counters))
     }
 
     /// Sends a packet or burst of the endpoint.

@@ -21,17 +21,29 @@ const SMALL_PACKET_BYTES: usize = 256;
 /// Room for the longest headers of a packet.
 const MOST_HEADER_BYTES: usize = 128;
 
+/// The rings of a shard.
+pub(crate) struct Rings<'a> {
+    memory: &'a mut MemoryLinks,
+    counters: &'a mut Counters,
+}
+
+impl<'a> Rings<'a> {
+    pub(super) fn new(memory: &'a mut MemoryLinks, counters: &'a mut Counters) -> Self {
+        Self { memory, counters }
+    }
+
+    /// Returns a sink that writes sends for which there is no ring to the buffer.
+    #[inline]
+    pub(crate) fn with_buffer(self, buffer: UdpSink<'a>) -> LinkSink<'a> {
+        LinkSink { memory: self.memory, counters: self.counters, buffer }
+    }
+}
+
 /// The rings of a shard, and its buffer.
 pub(crate) struct LinkSink<'a> {
     memory: &'a mut MemoryLinks,
     counters: &'a mut Counters,
     buffer: UdpSink<'a>,
-}
-
-impl<'a> LinkSink<'a> {
-    pub(super) fn new(memory: &'a mut MemoryLinks, counters: &'a mut Counters, buffer: UdpSink<'a>) -> Self {
-        Self { memory, counters, buffer }
-    }
 }
 
 impl BurstSink for LinkSink<'_> {

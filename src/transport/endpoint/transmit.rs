@@ -3,11 +3,8 @@
 use super::Endpoint;
 use crate::memory::MemoryView;
 use crate::transport::burst::BurstSink;
-use crate::transport::datagram::AckRelease;
-#[cfg(feature = "sim")]
-use crate::transport::datagram::Transmit;
+use crate::transport::datagram::{AckRelease, Transmit};
 use crate::transport::loop_bound::LoopBound;
-#[cfg(feature = "sim")]
 use crate::transport::udp_sink::UdpSink;
 use crate::types::Time;
 
@@ -38,7 +35,6 @@ impl Endpoint {
     }
 
     /// Writes the next datagram, or a send of several to one destination, into `buffer` (at least 4,200 bytes).
-    #[cfg(feature = "sim")]
     #[inline]
     pub fn poll_transmit(
         &mut self,

@@ -32,7 +32,7 @@ impl QueuePair {
 
     /// Checks a packet that came through shared memory, which needs no check field. The rules of the key apply
     /// nevertheless, so that both ends are in the same state when packets go through sockets again.
-    #[inline]
+    #[inline(never)]
     fn check_local(&mut self, datagram: &Datagram<'_>, is_keyed: bool) -> Result<Evidence, DropReason> {
         let Some(path) = &mut self.common.path else { return Err(DropReason::WrongState) };
         let source_port = datagram.source_port;
