@@ -45,6 +45,7 @@ mod exports;
 mod grants;
 mod key;
 mod owners;
+mod payloads;
 mod peer_memory;
 mod raw;
 pub(crate) mod record_ring;
@@ -60,6 +61,7 @@ pub use device_memory::{DeviceMemory, DeviceMemoryError, DeviceMemoryPool};
 pub use error::{AccessError, AdviseError, BindError, RecoverError, RefusedBacking, RegisterError};
 pub(crate) use exports::{Exports, GateWatch, Offer, QueuePairGrant};
 pub(crate) use grants::Grant;
+pub(crate) use payloads::Payloads;
 pub(crate) use peer_memory::{Admission, DirectAccess, PeerMemory};
 pub use raw::recover_from_faults;
 use raw::{OwnedBytes, RawRange};
@@ -70,7 +72,6 @@ pub use region::{Region, RegionInit};
 #[cfg(all(test, not(loom)))]
 pub(crate) use shared_part::SharedMemory;
 pub use shared_part::SharedPart;
-pub(crate) use table::Payloads;
 pub use table::{MemoryView, RegionTable};
 pub use window::{Window, WindowBind};
 
