@@ -7,7 +7,7 @@ use std::time::Duration;
 use rdma_verbs::provider::soft::SoftOptions;
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionChannel, CompletionQueue, CompletionQueueOptions, CompletionStatus,
-    ConnectionInfo, Context, ErrorKind, MemoryRegion, Notify, QueuePairOptions, RemoteMemory,
+    ConnectionInfo, Context, ErrorKind, MemoryRegion, Notify, QueuePairOptions, RemoteMemory, SharedMemory,
 };
 
 use crate::connection::{Connection, SLOT};
@@ -51,7 +51,8 @@ impl End {
     /// Opens the device of an address, with queue pairs for connections to this many peers. `is_first` says whether
     /// it is the first process of each pair.
     pub(crate) fn new(address: &str, peers: usize, is_first: bool) -> Result<Self, Failure> {
-        let context = verbs::open_soft(&format!("soft:{address}"), &SoftOptions::new().shared_memory(true))?;
+        let context =
+            verbs::open_soft(&format!("soft:{address}"), &SoftOptions::new().shared_memory(SharedMemory::Auto))?;
         let (channel, pd) = (context.create_comp_channel()?, context.alloc_pd()?);
         let count = peers * OF_PAIR;
         let options = CompletionQueueOptions::default().channel(&channel, 0);

@@ -8,7 +8,7 @@ use rdma_verbs::provider::soft::SoftOptions;
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionChannel, CompletionOpcode, CompletionQueue, CompletionQueueOptions,
     ConnectOptions, ConnectionInfo, Context, Counter, MemoryRegion, Notify, QueuePair, QueuePairOptions,
-    ReceiveRequest, SendRequest,
+    ReceiveRequest, SendRequest, SharedMemory,
 };
 
 use super::{Failure, Wait, pin, time};
@@ -31,7 +31,8 @@ struct End {
 
 impl End {
     fn new(address: &str, wait: Wait) -> Result<Self, Failure> {
-        let context = verbs::open_soft(&format!("soft:{address}"), &SoftOptions::new().shared_memory(true))?;
+        let context =
+            verbs::open_soft(&format!("soft:{address}"), &SoftOptions::new().shared_memory(SharedMemory::Auto))?;
         let (channel, pd) = (context.create_comp_channel()?, context.alloc_pd()?);
         let cq = context.create_cq_with(64, &CompletionQueueOptions::default().channel(&channel, 0))?;
         let qp = pd.create_qp_with(&cq, &cq, &QueuePairOptions::default().max_send_wr(8).max_recv_wr(8))?;

@@ -23,6 +23,7 @@ use super::policy::Rest;
 use super::shard::{Plan, Shard};
 use super::shard_lock::{DriveOutcome, Pass};
 use crate::cm::Orphan;
+use crate::engine::net::leaves_host;
 use crate::engine::share::{
     AccessRequest, DeclinedLink, IncomingLink, LinkId, OutgoingLink, Recipient, request_access,
 };
@@ -291,6 +292,10 @@ impl Recipient for Shard {
     }
 
     fn add_reader(&self, mut link: IncomingLink) -> bool {
+        // Packets of a ring have no check fields: none may claim to be those of another host.
+        if leaves_host(link.destination, link.source) {
+            return false;
+        }
         link.watch = self.memory.exports().map(|exports| exports.watch(link.ring.gate()));
         let mut added = Ok(());
         let done = self.command(|core, _| added = core.link.memory_links().add_reader(link, &self.sockets));

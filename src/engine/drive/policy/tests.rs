@@ -138,7 +138,8 @@ impl World {
     /// Receives the packets of an exchange that have arrived. Returns whether there were any.
     fn receive_exchange(&mut self) -> bool {
         let before = self.exchange.len();
-        while let Some((_, packet)) = self.exchange.pop_front_if(|(arrival, _)| *arrival <= self.now) {
+        while self.exchange.front().is_some_and(|(arrival, _)| *arrival <= self.now) {
+            let Some((_, packet)) = self.exchange.pop_front() else { break };
             match packet {
                 Packet::Acknowledgement => self.acknowledged += 1,
                 Packet::Write => {
