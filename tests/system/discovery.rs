@@ -56,7 +56,8 @@ impl End {
             .min_rnr_timer(12);
         let to_rts = QueuePairAttributes::default()
             .qp_state(QueuePairState::ReadyToSend)
-            .timeout(14)
+            // Outlasts a busy machine.
+            .timeout(18)
             .retry_cnt(7)
             .rnr_retry(7)
             .sq_psn(FIRST_PSN)

@@ -282,7 +282,7 @@ fn another_user_is_named_where_a_link_is_required() {
 #[ignore = "started by the other tests"]
 fn process_without_long_files() {
     let Ok(device) = std::env::var(DEVICE) else { return };
-    let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
+    let limit = libc::rlimit { rlim_cur: 1 << 18, rlim_max: 1 << 18 };
     // SAFETY: the kernel reads one structure. Threads that are sent a signal for a longer file block it.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
     let context = open_with(&device, SharedMemory::Require);

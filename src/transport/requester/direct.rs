@@ -97,17 +97,17 @@ impl DirectKeys {
 impl Requester {
     /// Lets requests access the peer's memory directly, once it has admitted their keys.
     pub(in crate::transport) fn access_directly(&mut self) {
-        self.direct = Some(Box::default());
+        self.accesses_directly = true;
     }
 
     #[inline]
     pub(in crate::transport) fn has_direct_access(&self) -> bool {
-        self.direct.is_some()
+        self.accesses_directly
     }
 
     /// Ends all direct accesses.
     pub(in crate::transport) fn end_direct_access(&mut self) {
-        self.direct = None;
+        (self.accesses_directly, self.direct) = (false, None);
     }
 
     /// Returns a key to ask the peer for.
@@ -200,10 +200,8 @@ impl Requester {
         if !self.may_execute_directly(common, index) {
             return;
         }
-        if let Some((_, rkey, _)) = target_of(&self.send.header(index).operation)
-            && let Some(direct) = &mut self.direct
-        {
-            direct.want(now, rkey);
+        if let Some((_, rkey, _)) = target_of(&self.send.header(index).operation) {
+            self.direct.get_or_insert_default().want(now, rkey);
         }
     }
 

@@ -133,7 +133,9 @@ pub(super) struct Requester {
     pace: Pace,
     /// The application's rate limit.
     limiter: Option<Box<Limiter>>,
-    /// The keys for direct accesses, to a peer whose process shares memory with this one.
+    /// Whether the process of the peer may share memory with this one.
+    accesses_directly: bool,
+    /// The keys for direct accesses, once a request has named one.
     direct: Option<Box<DirectKeys>>,
 }
 
@@ -171,6 +173,7 @@ impl Requester {
             window_packets: 1,
             pace: Pace::default(),
             limiter: None,
+            accesses_directly: false,
             direct: None,
         }
     }
@@ -206,7 +209,7 @@ impl Requester {
         self.window_packets = 1;
         self.pace = Pace::default();
         self.limiter = None;
-        self.direct = None;
+        self.end_direct_access();
         self.restart_at(start);
     }
 
