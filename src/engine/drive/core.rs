@@ -16,8 +16,10 @@ use crate::types::{Qpn, QueuePairReport, Time};
 const SEND_RETRY: Duration = Duration::from_micros(100);
 /// The same after a ring was full, which a reader drains in less than 100 µs.
 const RING_RETRY: Duration = Duration::from_micros(5);
-/// Longest time that a full ring holds all packets of the shard back.
-const LONGEST_RING_WAIT: Duration = Duration::from_millis(1);
+/// Longest time that a full ring holds all packets of the shard back: more than the longest lease of a poller that
+/// watches its memory, during which no thread of its process reads the ring, and than the usual wait for a processor.
+/// An unreliable connection would lose the rest of a message that is larger than the ring.
+const LONGEST_RING_WAIT: Duration = Duration::from_millis(30);
 const LONG_PASS_SENDS: usize = 4;
 
 /// Result of a pass.
