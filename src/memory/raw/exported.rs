@@ -11,12 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicUsize, Ordering};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
+use super::sealed::{SEALS, check, check_sealed};
 use crate::memory::backing::Backing;
 
 /// Most ranges of a process: each has a descriptor.
 pub(in crate::memory) const MOST_EXPORTED: usize = 256;
-/// The seals that keep the length, and these seals.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 /// Bytes that are copied at a time when a range becomes private.
 const COPIED_AT_A_TIME: usize = 1 << 20;
 
@@ -136,13 +135,7 @@ impl Drop for Exported {
 /// # Errors
 /// `InvalidData` if the descriptor is not that of such memory of this length; otherwise those of the system calls.
 pub(in crate::memory) fn open(file: BorrowedFd<'_>, length: usize, is_writable: bool) -> io::Result<Backing> {
-    // SAFETY: takes no pointers.
-    let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
-    // After the seals: the length cannot change any more.
-    let size = std::fs::File::from(file.try_clone_to_owned()?).metadata()?.len();
-    if seals & SEALS != SEALS || length == 0 || size != file_bytes(length) as u64 {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
+    check_sealed(file, file_bytes(length))?;
     let mut options = MmapOptions::new();
     options.len(length);
     let map = if is_writable { options.map_raw(&file)? } else { options.map_raw_read_only(&file)? };
@@ -150,9 +143,9 @@ pub(in crate::memory) fn open(file: BorrowedFd<'_>, length: usize, is_writable: 
     Ok(Backing::of_peer(map, is_writable))
 }
 
-/// Bytes of the file of a range: whole pages.
+/// Bytes of the file of a range: whole pages. No file has the length 0.
 fn file_bytes(length: usize) -> usize {
-    length.next_multiple_of(4_096)
+    length.checked_next_multiple_of(4_096).unwrap_or(0)
 }
 
 /// Writes to each page without changing it.
@@ -172,10 +165,6 @@ unsafe fn map_privately(start: *mut u8, length: usize, file: BorrowedFd<'_>) -> 
     // SAFETY: the caller names a mapping of its own, which is replaced by one of the same length.
     let mapped = unsafe { libc::mmap(start.cast(), length, access, flags, file.as_raw_fd(), 0) };
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// The ranges that a forked child makes private before `fork` returns in it: it must not write into its parent's

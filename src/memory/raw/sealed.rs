@@ -12,7 +12,7 @@ use memmap2::MmapOptions;
 use crate::memory::backing::Backing;
 
 /// The seals that keep the length, and these seals.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+pub(super) const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 impl Backing {
     /// Creates `length` zeroed bytes, a multiple of the page size, and the descriptor by which another process maps
@@ -42,20 +42,33 @@ impl Backing {
     /// # Errors
     /// `InvalidData` if the descriptor is not that of such memory of this length; otherwise those of the system calls.
     pub(crate) fn open_shared(file: BorrowedFd<'_>, length: usize) -> io::Result<Self> {
-        // SAFETY: takes no pointers.
-        let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
-        // After the seals: the length cannot change any more.
-        if seals & SEALS != SEALS || file_length(file)? != length as u64 || length == 0 {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
+        check_sealed(file, length)?;
         Ok(Self::sealed(MmapOptions::new().len(length).map_raw(&file)?))
     }
 }
 
-fn file_length(file: BorrowedFd<'_>) -> io::Result<u64> {
-    std::fs::File::from(file.try_clone_to_owned()?).metadata().map(|metadata| metadata.len())
+/// Checks that the pages of a file of another process never vanish: its length is sealed, and it has no huge pages, of
+/// which the system may have none left when one is used.
+///
+/// # Errors
+/// `InvalidData` if not, or if its length is not this one, or 0; otherwise those of the system calls.
+pub(super) fn check_sealed(file: BorrowedFd<'_>, length: usize) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
+    let mut system = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the kernel writes one structure.
+    check(unsafe { libc::fstatfs(file.as_raw_fd(), system.as_mut_ptr()) })?;
+    // SAFETY: zeros are valid in all of its fields, and the kernel has filled it.
+    let system = unsafe { system.assume_init() };
+    let is_plain = seals & SEALS == SEALS && system.f_type == libc::TMPFS_MAGIC;
+    // After the seals: the length cannot change any more.
+    let metadata = std::fs::File::from(file.try_clone_to_owned()?).metadata()?;
+    if !is_plain || metadata.len() != length as u64 || length == 0 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok(())
 }
 
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+pub(super) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
