@@ -16,8 +16,8 @@ use support::process::{ignored_test, signal};
 use support::{PATIENCE, complete_one, poll_one};
 
 const DEVICE: &str = "RDMA_VERBS_TEST_DEVICE";
-/// Not a multiple of pages or words.
-const BYTES: usize = 300_003;
+/// More than one turn of a queue pair, and not a multiple of pages or words.
+const BYTES: usize = 1_300_003;
 /// Timeout of 268 ms, so that a peer that is gone is found out soon.
 const TIMEOUT: u8 = 16;
 const REMOTE: AccessFlags = AccessFlags::LOCAL_WRITE
