@@ -10,15 +10,15 @@ use std::str::FromStr;
 /// use rdma_verbs::types::SharedMemory;
 ///
 /// assert_eq!("off".parse(), Ok(SharedMemory::Off));
-/// assert_eq!(SharedMemory::default().to_string(), "auto");
+/// assert_eq!(SharedMemory::default().to_string(), "off");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum SharedMemory {
     /// Wherever it is possible and the peer's device has it, too. Other packets go through sockets, without an error.
-    #[default]
     Auto,
     /// Never: all packets go through sockets.
+    #[default]
     Off,
     /// Always: a connection for which it is not possible is refused when its queue pair becomes ready to receive.
     Require,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdma_verbs::types::{Psn, Qpn};
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionQueue, ConnectOptions, ConnectionInfo, Context, Counters, MemoryRegion,
-    Mtu, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, SharedMemory, SoftOptions,
+    Mtu, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, SoftOptions,
 };
 
 use super::forge::Aim;
@@ -43,8 +43,7 @@ impl End {
 
     /// Opens an end on a device that may exist already.
     pub(crate) fn on(address: Ipv4Addr) -> Self {
-        // All packets come over the network, as those of attackers do.
-        let options = SoftOptions::new().shared_memory(SharedMemory::Off);
+        let options = SoftOptions::new();
         let context = verbs::open_soft(&format!("soft:{address}"), &options).expect("a device");
         let pd = context.alloc_pd().expect("a protection domain");
         let cq = context.create_cq(4 * DEPTH).expect("a completion queue");

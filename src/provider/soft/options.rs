@@ -148,7 +148,7 @@ impl SoftOptions {
     }
 
     /// Sets whether packets to and from processes of this user on this host go through shared memory instead of
-    /// sockets; [`SharedMemory::Auto`] by default. Overrides the environment variable `RDMA_VERBS_SHARED_MEMORY`, which
+    /// sockets; [`SharedMemory::Off`] by default. Overrides the environment variable `RDMA_VERBS_SHARED_MEMORY`, which
     /// is `auto`, `off` or `require`.
     ///
     /// A connection uses it from shortly after RTR on, if the peer's device has not switched it off. Otherwise, and

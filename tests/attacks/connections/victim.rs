@@ -14,7 +14,7 @@ use rdma_verbs::verbs::cm::{
 };
 use rdma_verbs::verbs::{
     self, AccessFlags, CompletionQueue, Context, MemoryRegion, QueuePair, QueuePairOptions, QueuePairType,
-    ReceiveRequest, SendRequest, SharedMemory, SoftOptions,
+    ReceiveRequest, SendRequest, SoftOptions,
 };
 
 use crate::world::{PATIENCE, new_address};
@@ -55,8 +55,7 @@ pub(crate) fn is_victim() -> bool {
 }
 
 fn serve(address: Ipv4Addr, offset: u16) {
-    // All packets come over the network, as those of attackers do.
-    let options = SoftOptions::new().shared_memory(SharedMemory::Off);
+    let options = SoftOptions::new();
     let context = verbs::open_soft(&format!("soft:{address}"), &options).expect("a device");
     let options = || ListenerOptions::new().on(&context);
     let bind = |options: ListenerOptions, port: u16| options.bind((address, port + offset)).expect("a listener");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdma_verbs::types::{Qpn, ROCE_PORT};
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionQueue, Context, Counter, MemoryRegion, QueuePair, QueuePairOptions,
-    ReceiveRequest, SendRequest, SharedMemory, SoftOptions,
+    ReceiveRequest, SendRequest, SoftOptions,
 };
 
 use super::flood::{BURSTS, Flood, processor_time};
@@ -32,8 +32,7 @@ struct End {
 
 impl End {
     fn open(address: Ipv4Addr) -> Self {
-        // All packets come over the network, as those of attackers do.
-        let options = SoftOptions::new().shared_memory(SharedMemory::Off);
+        let options = SoftOptions::new();
         let context = verbs::open_soft(&format!("soft:{address}"), &options).expect("a device");
         let (pd, cq) = (context.alloc_pd().expect("a domain"), context.create_cq(1_024).expect("a queue"));
         let depth = DEPTH as u32;
