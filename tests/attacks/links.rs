@@ -87,7 +87,7 @@ fn forged(form: Form) {
         }
         let (socket, memory) = (connect(scene.victim.id()), File::from(sealed(WHOLE_BYTES)));
         let mut written = Vec::new();
-        while written.len() < 1 << 20 {
+        while written.len() < RING_BYTES / 2 {
             let most = random.choose(&[300, 300, 300, 65_536]);
             let length = 1 + random.below(most) as usize;
             let mut bytes: Vec<u8> = (0..length).map(|_| random.number() as u8).collect();
@@ -95,7 +95,7 @@ fn forged(form: Form) {
                 // To the block of the victim's queue pairs.
                 bth[5..7].copy_from_slice(&(offer.recipient << 4 | random.below(16) as u16).to_be_bytes());
             }
-            let tag = random.number() & (u64::MAX >> 2) & !0x1_ffff;
+            let tag = random.number() & (u64::MAX >> 1) & !0x1_ffff;
             written.extend_from_slice(&(length as u64 | tag).to_le_bytes());
             written.extend_from_slice(&bytes);
             written.resize(written.len().next_multiple_of(8), 0);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Returns the number of rings that this process has mapped.
 pub(crate) fn mapped_rings() -> usize {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    maps.lines().filter(|line| line.contains("/memfd:rdma-verbs")).count()
+    maps.lines().filter(|line| line.contains("/memfd:rdma-verbs ")).count()
 }
 
 /// The files of the user's processes in the registry.

@@ -69,7 +69,7 @@ through() {
 
 # ring_bytes PROCESS: prints how much of the memory that it shares with other processes has been used.
 ring_bytes() {
-  awk '/\/memfd:rdma-verbs/ { ring = 1 } ring && $1 == "Rss:" { used += $2 * 1024; ring = 0 } END { print used + 0 }' \
+  awk '/\/memfd:rdma-verbs / { ring = 1 } ring && $1 == "Rss:" { used += $2 * 1024; ring = 0 } END { print used + 0 }' \
     "/proc/$1/smaps"
 }
 

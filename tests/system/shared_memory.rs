@@ -426,6 +426,6 @@ fn tempfile() -> std::fs::File {
     let path = std::env::temp_dir().join(format!("rdma-verbs-offer-{}", std::process::id()));
     let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
-    file.set_len(4_096 + (2 << 20)).unwrap();
+    file.set_len(4_096 + (1 << 19)).unwrap();
     file
 }

@@ -11,11 +11,11 @@ use nix::sys::socket::{
 };
 use support::process::unix_sockets;
 
-pub(super) const RING_BYTES: usize = 2 << 20;
+pub(super) const RING_BYTES: usize = 1 << 19;
 pub(super) const WHOLE_BYTES: usize = 4_096 + RING_BYTES;
 pub(super) const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 const OFFER_BYTES: usize = 96;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// An offer.
 #[derive(Clone, Debug)]

@@ -72,7 +72,7 @@ fn exchange_while_rings_change(own: Ipv4Addr, victim: Ipv4Addr) {
 /// Returns the first addresses of the rings that a process has mapped.
 fn rings_of(process: &str) -> Vec<u64> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
-    let rings = maps.lines().filter(|line| line.contains("/memfd:rdma-verbs"));
+    let rings = maps.lines().filter(|line| line.contains("/memfd:rdma-verbs "));
     rings.filter_map(|line| u64::from_str_radix(line.split('-').next()?, 16).ok()).collect()
 }
 
