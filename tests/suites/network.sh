@@ -77,7 +77,7 @@ ring_bytes() {
 # them. The data went through memory if neither counter has a tenth of it, and if, where `rings` tells what was used of
 # the rings, that is as much, or half a ring.
 moved() {
-  local sent other=engine least=$(($1 < 1048576 ? $1 : 1048576))
+  local sent other=engine least=$(($1 < 262144 ? $1 : 262144))
   if [ $carrier = memory ]; then
     sent=$(($(bytes engine) + $(bytes streams)))
     [ $((sent * 10)) -le "$1" ] && [ "${rings:-$least}" -ge $least ] && return
