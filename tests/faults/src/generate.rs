@@ -28,18 +28,13 @@ name = "faults_connections"
 path = "tests/faults/campaigns/connections.rs"
 
 [[test]]
-name = "faults_links"
-path = "tests/faults/campaigns/links.rs"
-
-[[test]]
 name = "faults_conformance"
 path = "tests/faults/campaigns/conformance.rs"
 harness = false
 "#;
 
 /// Dependencies of the campaigns; compiling all test dependencies takes longer than compiling the library.
-const DEPENDENCIES: &[&str] =
-    &["clap", "libc", "libtest-mimic", "nix", "proptest", "rdma-verbs", "rdma-verbs-test-support", "serde", "tokio"];
+const DEPENDENCIES: &[&str] = &["clap", "libtest-mimic", "proptest", "rdma-verbs", "serde", "tokio"];
 
 const SWITCHES: &str = "\
 /// The environment variable with the name of a process's fault, for programs that a campaign starts.
@@ -119,7 +114,6 @@ fn switches(table: &Table) -> String {
         ("CONNECTIONS", Campaign::Connections, "Those that the world of connection managers must find."),
         ("MESSAGES", Campaign::Messages, "Those that the connection manager's unit tests must find."),
         ("VERBS", Campaign::Verbs, "Those of the verbs, which the conformance suite must find."),
-        ("LINKS", Campaign::Links, "Those of memory shared by processes, which its system tests must find."),
     ];
     for (list, campaign, what) in lists {
         writeln!(text, "    /// {what}\n    pub const {list}: &'static [Fault] = &[").expect("strings can grow");

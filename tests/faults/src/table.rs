@@ -35,12 +35,11 @@ pub(crate) enum Campaign {
     Connections,
     Messages,
     Verbs,
-    Links,
 }
 
 impl Campaign {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Protocol, Self::Recovery, Self::Congestion, Self::Connections, Self::Messages, Self::Verbs, Self::Links];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Protocol, Self::Recovery, Self::Congestion, Self::Connections, Self::Messages, Self::Verbs];
 }
 
 /// A text in the body of a function, and its replacement.
@@ -176,7 +175,6 @@ impl fmt::Display for Campaign {
             Self::Connections => "connections",
             Self::Messages => "messages",
             Self::Verbs => "verbs",
-            Self::Links => "links",
         })
     }
 }
