@@ -24,7 +24,7 @@ impl Shard {
         if self.shared_memory == SharedMemory::Off {
             return false;
         }
-        self.command(|core, _| core.link.memory_links().forget_declined(own, peer, block_of(destination)));
+        self.command(|core, _| core.link.memory_links().forget_declined(own, peer, destination.block() as u16));
         let blocks = self.blocks.blocks().iter().map(|block| *block as u16).collect();
         link_to(own, blocks, peer, destination.value())
     }
@@ -80,7 +80,7 @@ impl Shard {
 
     fn link_state(&self, own: IpAddr, peer: IpAddr, destination: Qpn) -> LinkState {
         let mut state = LinkState::default();
-        self.command(|core, _| state = core.link.memory_links().state(own, peer, block_of(destination)));
+        self.command(|core, _| state = core.link.memory_links().state(own, peer, destination.block() as u16));
         state
     }
 }
@@ -94,9 +94,4 @@ fn absence(own: IpAddr, peer: IpAddr, destination: Qpn) -> NoSharedMemory {
     } else {
         other_user_at(peer).map_or(NoSharedMemory::UnknownPeer, NoSharedMemory::OtherUser)
     }
-}
-
-/// Returns the block of numbers that a queue pair's is of.
-fn block_of(qpn: Qpn) -> u16 {
-    (qpn.value() >> 12) as u16
 }

@@ -54,7 +54,7 @@ impl BurstSink for LinkSink<'_> {
 
     #[inline]
     fn open<'b>(&'b mut self, envelope: &'b Envelope) -> LinkWriter<'b> {
-        let block = (envelope.destination.value() >> 12) as u16;
+        let block = envelope.destination.block() as u16;
         let flow = &envelope.flow;
         match self.memory.begin(flow.source, flow.destination, block, LEAST_ROOM, MOST_RECORD_BYTES) {
             Some((link, room)) => LinkWriter::Ring(RecordWriter {

@@ -171,7 +171,7 @@ impl MemoryLinks {
 
     /// Returns the request to the process of the peer for direct access by a key, if that process exports memory.
     pub(crate) fn access_request(&self, key: WantedKey) -> Option<AccessRequest> {
-        let block = (key.destination.value() >> 12) as u16;
+        let block = key.destination.block() as u16;
         let fits = |link: &&OutgoingLink| {
             link.memory.is_some() && (link.own, link.peer) == (key.own, key.peer) && link.peer_blocks.contains(&block)
         };

@@ -47,7 +47,7 @@ impl Asked {
         };
         let WantedKey { own, queue_pair, .. } = self.request.key;
         if let Some(offer) = parse_offer(&bytes[..length], file)
-            && let Some(recipient) = postbox.recipient(own, block_of(queue_pair))
+            && let Some(recipient) = postbox.recipient(own, queue_pair.block() as u16)
         {
             recipient.take_offer(&self.request, &offer);
         }
@@ -58,16 +58,11 @@ impl Asked {
 /// Answers the request of another process. Without an answer, the end of the connection refuses it.
 pub(super) fn answer(bytes: &[u8; REQUEST_BYTES], connection: &Connection, postbox: &Postbox) {
     let Some(key) = parse_request(bytes) else { return };
-    let Some(recipient) = postbox.recipient(key.peer, block_of(key.destination)) else { return };
+    let Some(recipient) = postbox.recipient(key.peer, key.destination.block() as u16) else { return };
     if let Some(offer) = recipient.offer_access(&key) {
         // There is room: it is the first message in this direction. A process that does not take it loses only that.
         let _ = send_with_descriptor(connection.as_fd(), &write_offer(&offer), offer.file.as_fd());
     }
-}
-
-/// Returns the block that a queue pair's number begins with.
-fn block_of(queue_pair: Qpn) -> u16 {
-    (queue_pair.value() >> 12) as u16
 }
 
 pub(super) fn write_request(key: &WantedKey) -> [u8; REQUEST_BYTES] {
