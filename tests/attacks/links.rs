@@ -136,7 +136,7 @@ fn descriptors(_: Form) {
         ("memory without seals", unsealed),
         ("memory that can shrink", shrinkable),
         ("memory whose seals can change", changeable),
-        ("memory that nobody can write", constant),
+        ("memory that is sealed against writes", constant),
         ("shorter memory", sealed(WHOLE_BYTES - 4_096)),
         ("longer memory", sealed(WHOLE_BYTES + 4_096)),
         ("no memory", sealed(0)),

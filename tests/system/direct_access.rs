@@ -1,9 +1,8 @@
 //! Requests that are executed in the memory of the peer's process: they complete while that process sleeps, and have no
 //! effect after the region or the queue pair has ended.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, ChildStdin, Stdio};
 use std::time::{Duration, Instant};
 
 use rdma_verbs::provider::soft::SoftOptions;
@@ -14,6 +13,8 @@ use rdma_verbs::verbs::{
 };
 use support::process::{ignored_test, signal};
 use support::{PATIENCE, complete_one, poll_one};
+
+use super::shared_memory::Other;
 
 const DEVICE: &str = "RDMA_VERBS_TEST_DEVICE";
 /// More than one turn of a queue pair, and not a multiple of pages or words.
@@ -113,45 +114,21 @@ fn registered_again(pd: &ProtectionDomain, region: MemoryRegion) -> MemoryRegion
     fresh
 }
 
-/// Another process, which is killed at the end.
-struct Other {
-    child: Child,
-    _stdin: ChildStdin,
-    address: String,
+/// Starts the other process.
+fn start(device: &str) -> Other {
+    let mut command = ignored_test(concat!(module_path!(), "::process"));
+    command.env(DEVICE, device);
+    Other::spawn(command)
 }
 
-impl Other {
-    fn start(device: &str) -> Self {
-        let mut command = ignored_test(concat!(module_path!(), "::process"));
-        command.env(DEVICE, device);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let stdin = child.stdin.take().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let address = loop {
-            let line = lines.next().expect("the process says where it listens").unwrap();
-            if let Some(address) = line.strip_prefix("listening ") {
-                break address.to_owned();
-            }
-        };
-        Self { child, _stdin: stdin, address }
-    }
-
-    fn connect(&self, context: &Context) -> Connected {
-        let end = End::new(context);
-        let memory = end.pd.alloc_mr(BYTES, AccessFlags::LOCAL_WRITE).unwrap();
-        let (remote, stream) = end.qp.connection_info().unwrap().connect_tcp(&self.address, PATIENCE).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        end.qp.connect_with(&remote, &ConnectOptions::default().timeout(TIMEOUT)).unwrap();
-        let target = receive_target(&stream);
-        Connected { end, memory, stream, target }
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn connect(other: &Other, context: &Context) -> Connected {
+    let end = End::new(context);
+    let memory = end.pd.alloc_mr(BYTES, AccessFlags::LOCAL_WRITE).unwrap();
+    let (remote, stream) = end.qp.connection_info().unwrap().connect_tcp(&other.address, PATIENCE).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    end.qp.connect_with(&remote, &ConnectOptions::default().timeout(TIMEOUT)).unwrap();
+    let target = receive_target(&stream);
+    Connected { end, memory, stream, target }
 }
 
 fn receive_target(mut stream: &TcpStream) -> RemoteMemory {
@@ -224,8 +201,8 @@ impl Connected {
 
 #[test]
 fn requests_complete_while_the_peer_sleeps() {
-    let (context, other) = (open("soft:127.62.8.1"), Other::start("soft:127.62.8.2"));
-    let mut connected = other.connect(&context);
+    let (context, other) = (open("soft:127.62.28.1"), start("soft:127.62.28.2"));
+    let mut connected = connect(&other, &context);
     connected.await_direct();
     let before = connected.directly();
     let bytes = connected.fill(3);
@@ -257,9 +234,9 @@ fn requests_complete_while_the_peer_sleeps() {
 
 #[test]
 fn a_deregistered_region_is_out_of_reach() {
-    let (context, other) = (open("soft:127.62.9.1"), Other::start("soft:127.62.9.2"));
+    let (context, other) = (open("soft:127.62.29.1"), start("soft:127.62.29.2"));
     for round in 1..4 {
-        let mut connected = other.connect(&context);
+        let mut connected = connect(&other, &context);
         connected.await_direct();
         let expected = connected.fill(round);
         connected.run(connected.write());
@@ -274,8 +251,8 @@ fn a_deregistered_region_is_out_of_reach() {
 
 #[test]
 fn a_queue_pair_in_error_is_out_of_reach() {
-    let (context, other) = (open("soft:127.62.10.1"), Other::start("soft:127.62.10.2"));
-    let mut connected = other.connect(&context);
+    let (context, other) = (open("soft:127.62.30.1"), start("soft:127.62.30.2"));
+    let mut connected = connect(&other, &context);
     connected.await_direct();
     let expected = connected.fill(1);
     connected.run(connected.write());
@@ -288,7 +265,7 @@ fn a_queue_pair_in_error_is_out_of_reach() {
 /// Bounds are the peer's to refuse.
 #[test]
 fn forbidden_accesses_are_refused() {
-    let (context, other) = (open("soft:127.62.11.1"), Other::start("soft:127.62.11.2"));
+    let (context, other) = (open("soft:127.62.31.1"), start("soft:127.62.31.2"));
     type Forbid = fn(RemoteMemory) -> RemoteMemory;
     let outside: [Forbid; 3] = [
         |target| RemoteMemory::new(target.addr() + 1, target.rkey(), target.len()),
@@ -296,7 +273,7 @@ fn forbidden_accesses_are_refused() {
         |target| RemoteMemory::new(u64::MAX - 3, target.rkey(), target.len()),
     ];
     for forbid in outside {
-        let mut connected = other.connect(&context);
+        let mut connected = connect(&other, &context);
         connected.await_direct();
         let bytes = connected.fill(1);
         connected.run(connected.write());
@@ -311,9 +288,9 @@ fn forbidden_accesses_are_refused() {
 /// for it, and its bytes do not change any more when that process continues.
 #[test]
 fn a_stopped_writer_delays_no_deregistration() {
-    let (context, other) = (open("soft:127.62.13.1"), Other::start("soft:127.62.13.2"));
+    let (context, other) = (open("soft:127.62.33.1"), start("soft:127.62.33.2"));
     for round in 0..20 {
-        let mut connected = other.connect(&context);
+        let mut connected = connect(&other, &context);
         let region = connected.end.pd.alloc_mr(4 << 20, REMOTE).unwrap();
         connected.stream.write_all(b"w").unwrap();
         connected.stream.write_all(&region.remote().to_bytes()).unwrap();
@@ -340,10 +317,10 @@ fn a_stopped_writer_delays_no_deregistration() {
 /// Regions end at random moments of a stream of WRITEs.
 #[test]
 fn revocations_during_accesses_leave_no_byte_behind() {
-    let (context, other) = (open("soft:127.62.12.1"), Other::start("soft:127.62.12.2"));
+    let (context, other) = (open("soft:127.62.32.1"), start("soft:127.62.32.2"));
     let (mut directly, mut refused) = (0, 0);
     for round in 0..40 {
-        let mut connected = other.connect(&context);
+        let mut connected = connect(&other, &context);
         connected.await_direct();
         let mut orders = connected.stream.try_clone().unwrap();
         let owner = std::thread::spawn(move || {

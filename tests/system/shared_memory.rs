@@ -106,10 +106,10 @@ fn process() {
 }
 
 /// Another process, which is killed at the end.
-struct Other {
-    child: Child,
+pub(super) struct Other {
+    pub(super) child: Child,
     _stdin: ChildStdin,
-    address: String,
+    pub(super) address: String,
 }
 
 impl Other {
@@ -123,7 +123,8 @@ impl Other {
         Self::spawn(command)
     }
 
-    fn spawn(mut command: std::process::Command) -> Self {
+    /// Starts it, and waits until it says where it listens.
+    pub(super) fn spawn(mut command: std::process::Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let stdin = child.stdin.take().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
