@@ -19,6 +19,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 const RUNG: u32 = 2;
+/// The value is for a waiting thread, which takes it.
+const RESERVED: u32 = 3;
+const STATE: u32 = 3;
+/// A bit beside the state: threads wait. A free word never has it.
+const AWAITED: u32 = 4;
 
 /// Stand-in for the model checker's cell, with the same call.
 #[cfg(not(loom))]
@@ -55,6 +60,16 @@ pub(crate) struct Guard<'a, T> {
     guarded: &'a Guarded<T>,
 }
 
+/// Outcome of an attempt to free the word.
+pub(crate) enum Released<'a, T> {
+    /// It is free.
+    Freed,
+    /// It was rung and no longer is: its holder must look again.
+    Rung(Guard<'a, T>),
+    /// Threads wait: its holder must hand it over.
+    Awaited(Guard<'a, T>),
+}
+
 impl<T> Guarded<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
@@ -77,9 +92,20 @@ impl<T> Guarded<T> {
     /// that this thread did before.
     #[inline]
     pub(crate) fn acquire_or_ring(&self) -> Option<Guard<'_, T>> {
+        self.acquire_or(|found| if found & STATE == RESERVED { found } else { RUNG | found & AWAITED })
+    }
+
+    /// Takes the word if it is free. Otherwise its release fails from now on: after `None`, the word is handed over.
+    #[cold]
+    pub(crate) fn acquire_or_await(&self) -> Option<Guard<'_, T>> {
+        self.acquire_or(|found| found | AWAITED)
+    }
+
+    #[inline]
+    fn acquire_or(&self, change: impl Fn(u32) -> u32) -> Option<Guard<'_, T>> {
         let mut expected = FREE;
         loop {
-            let wanted = if expected == FREE { HELD } else { RUNG };
+            let wanted = if expected == FREE { HELD } else { change(expected) };
             // A release on success too: the holder's acquiring release sees the work published before the ring.
             match self.word.compare_exchange_weak(expected, wanted, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(FREE) => return Some(Guard { guarded: self }),
@@ -87,6 +113,14 @@ impl<T> Guarded<T> {
                 Err(found) => expected = found,
             }
         }
+    }
+
+    /// Takes the word if it is reserved: for the thread that it was handed over to.
+    #[cold]
+    pub(crate) fn take_reserved(&self) -> Option<Guard<'_, T>> {
+        let take = |found: u32| (found & STATE == RESERVED).then_some(HELD | found & AWAITED);
+        let taken = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, take);
+        taken.is_ok().then(|| Guard { guarded: self })
     }
 }
 
@@ -102,26 +136,45 @@ impl<'a, T> Guard<'a, T> {
 
     /// Frees the word, unless it was rung: then it returns the guard, unrung, and its holder must look again.
     #[inline]
-    pub(crate) fn release(self) -> Result<(), Guard<'a, T>> {
+    pub(crate) fn release(self) -> Released<'a, T> {
         let word = &self.guarded.word;
         match word.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed) {
             Ok(_) => {
                 std::mem::forget(self);
-                Ok(())
+                Released::Freed
             }
+            Err(found) if found & AWAITED != 0 => Released::Awaited(self),
             Err(_) => {
                 // Ordered after every ring so far: each is a read-modify-write with release semantics.
-                word.swap(HELD, Ordering::AcqRel);
-                Err(self)
+                word.fetch_xor(HELD ^ RUNG, Ordering::AcqRel);
+                Released::Rung(self)
             }
         }
     }
 
-    /// Frees the word in any case. Returns true if it was rung: the caller must make sure that another look follows.
-    pub(crate) fn abandon(self) -> bool {
-        let rung = self.guarded.word.swap(FREE, Ordering::AcqRel) == RUNG;
+    /// Frees the word even if it was rung, unless threads wait. Returns true if it was rung: the caller must make sure
+    /// that another look follows.
+    ///
+    /// # Errors
+    /// The guard if threads wait.
+    pub(crate) fn abandon(self) -> Result<bool, Self> {
+        let free = |found: u32| (found & AWAITED == 0).then_some(FREE);
+        match self.guarded.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, free) {
+            Ok(found) => {
+                std::mem::forget(self);
+                Ok(found == RUNG)
+            }
+            Err(_) => Err(self),
+        }
+    }
+
+    /// Reserves the word for a waiting thread, which sees everything that was done before each ring so far. `others`:
+    /// more threads wait.
+    #[cold]
+    pub(crate) fn hand_over(self, others: bool) {
+        let word = if others { RESERVED | AWAITED } else { RESERVED };
+        self.guarded.word.swap(word, Ordering::AcqRel);
         std::mem::forget(self);
-        rung
     }
 }
 

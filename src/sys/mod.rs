@@ -44,7 +44,7 @@ pub(crate) use fork::check_in_child;
 #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
 pub(crate) use fork::watch_forks;
 pub(crate) use fork::{Generation, NotInherited};
-pub(crate) use guarded::{Guard, Guarded};
+pub(crate) use guarded::{Guard, Guarded, Released};
 pub(crate) use interface::{LinkState, link_megabits, link_state};
 pub(crate) use link_watch::LinkWatch;
 pub(crate) use local_address::LocalAddress;
