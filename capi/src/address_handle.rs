@@ -30,7 +30,10 @@ impl Object for abi::Ah {
 /// Converts a path to this library's form. Fails without a GID, which every path on Ethernet needs.
 pub(crate) fn address_vector(from: &abi::AhAttr) -> Result<AddressVector> {
     if from.is_global == 0 {
-        tracing::info!("ah_attr.is_global is 0; on Ethernet a path needs a GID: set is_global and grh.dgid");
+        tracing::info!(
+            target: "rdma_verbs::c_library",
+            "ah_attr.is_global is 0; on Ethernet a path needs a GID: set is_global and grh.dgid"
+        );
         return Err(INVALID);
     }
     let mut vector = AddressVector::new(Gid::from_bytes(from.dgid.0), from.sgid_index);

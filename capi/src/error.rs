@@ -37,9 +37,11 @@ impl From<Error> for Errno {
         // Errors that a program cannot handle are logged at a level that is visible by default; the others only on
         // request.
         match error.kind() {
-            ErrorKind::AddressInUse | ErrorKind::PermissionDenied | ErrorKind::System => tracing::warn!("{error}"),
-            ErrorKind::QueueFull => tracing::debug!("{error}"),
-            _ => tracing::info!("{error}"),
+            ErrorKind::AddressInUse | ErrorKind::PermissionDenied | ErrorKind::System => tracing::warn!(
+                target: "rdma_verbs::c_library", "{error}"
+            ),
+            ErrorKind::QueueFull => tracing::debug!(target: "rdma_verbs::c_library", "{error}"),
+            _ => tracing::info!(target: "rdma_verbs::c_library", "{error}"),
         }
         Self(number)
     }

@@ -249,7 +249,10 @@ unsafe fn reregister(
     let region = unsafe { own(mr) };
     region.shared.check_process("rereg_mr")?;
     if region.registration.is_device_memory {
-        tracing::info!("rereg_mr: the region is device memory, which cannot be re-registered, as in Linux");
+        tracing::info!(
+            target: "rdma_verbs::c_library",
+            "rereg_mr: the region is device memory, which cannot be re-registered, as in Linux"
+        );
         return Err(INVALID);
     }
     let mut inner = region.registration.inner.lock().unwrap_or_else(PoisonError::into_inner);

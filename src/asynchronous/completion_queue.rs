@@ -263,7 +263,9 @@ impl Drop for Closing {
 
 async fn dispatch(closing: Closing) {
     if let Err(error) = closing.0.run().await {
-        tracing::error!(%error, "a completion queue's task ends, its queue pairs are destroyed");
+        tracing::error!(
+            target: "rdma_verbs::queue_pair", %error, "a completion queue's task ends, its queue pairs are destroyed"
+        );
     }
 }
 

@@ -106,7 +106,9 @@ impl Shared {
     pub(super) fn shut_down(&self) {
         match self.qp.shut_down() {
             Ok(returned) => self.give_back(returned),
-            Err(error) => tracing::warn!(%error, "a queue pair could not be destroyed"),
+            Err(error) => tracing::warn!(
+                target: "rdma_verbs::queue_pair", %error, "a queue pair could not be destroyed"
+            ),
         }
     }
 

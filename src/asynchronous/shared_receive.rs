@@ -99,7 +99,9 @@ impl SharedReceives {
                 }
             }
             Err(error) if error.kind() == ErrorKind::Busy => {}
-            Err(error) => tracing::warn!(%error, "a shared receive queue could not be destroyed"),
+            Err(error) => tracing::warn!(
+                target: "rdma_verbs::queue_pair", %error, "a shared receive queue could not be destroyed"
+            ),
         }
     }
 

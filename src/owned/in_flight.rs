@@ -439,7 +439,10 @@ impl PostedReceives {
 impl Drop for PostedReceives {
     fn drop(&mut self) {
         if let Err(error) = self.destroy() {
-            tracing::warn!(srq = %self.srq.number(), %error, "the buffers of a dropped shared receive queue leak");
+            tracing::warn!(
+                target: "rdma_verbs::queue_pair",
+                srq = %self.srq.number(), %error, "the buffers of a dropped shared receive queue leak"
+            );
         }
     }
 }

@@ -317,7 +317,10 @@ impl ConnectionQueuePair for QueuePair {}
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            tracing::warn!(qpn = %self.qpn(), %error, "the buffers of a dropped queue pair leak");
+            tracing::warn!(
+                target: "rdma_verbs::queue_pair",
+                qpn = %self.qpn(), %error, "the buffers of a dropped queue pair leak"
+            );
         }
         self.send_cq.detach(self.posted.source(Side::Send));
         self.recv_cq.detach(self.posted.source(Side::Receive));

@@ -51,7 +51,7 @@ struct Registration(Arc<dyn provider::MemoryRegion>);
 impl Drop for Registration {
     fn drop(&mut self) {
         if let Err(error) = self.0.revoke() {
-            tracing::warn!(%error, "a dropped memory region could not be deregistered");
+            tracing::warn!(target: "rdma_verbs::memory", %error, "a dropped memory region could not be deregistered");
         }
     }
 }

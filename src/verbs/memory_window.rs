@@ -119,7 +119,7 @@ impl MemoryWindow {
 impl Drop for MemoryWindow {
     fn drop(&mut self) {
         if let Err(error) = self.inner.dealloc() {
-            tracing::warn!(%error, "a dropped memory window could not be deallocated");
+            tracing::warn!(target: "rdma_verbs::memory", %error, "a dropped memory window could not be deallocated");
         }
     }
 }

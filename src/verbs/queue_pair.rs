@@ -509,7 +509,10 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if let Err(error) = self.inner.destroy() {
-            tracing::warn!(qpn = %self.qpn(), %error, "a dropped queue pair could not be destroyed");
+            tracing::warn!(
+                target: "rdma_verbs::queue_pair",
+                qpn = %self.qpn(), %error, "a dropped queue pair could not be destroyed"
+            );
         }
     }
 }

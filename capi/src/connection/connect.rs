@@ -89,7 +89,10 @@ impl Parameters {
             // As in rdma-core, only this space is checked.
             given if given <= limit || space != PortSpace::Tcp => Ok(given),
             given => {
-                tracing::info!(given, limit, "responder_resources or initiator_depth is more than the device allows");
+                tracing::info!(
+                    target: "rdma_verbs::c_library",
+                    given, limit, "responder_resources or initiator_depth is more than the device allows"
+                );
                 Err(INVALID)
             }
         };
@@ -178,7 +181,10 @@ unsafe fn connect(visible: *mut cm::Id, parameters: *const cm::ConnParam) -> Res
         );
     }
     if id.role() == Role::Target {
-        tracing::info!("an endpoint of the type IBV_QPT_XRC_RECV cannot connect: listen, or use IBV_QPT_XRC_SEND");
+        tracing::info!(
+            target: "rdma_verbs::c_library",
+            "an endpoint of the type IBV_QPT_XRC_RECV cannot connect: listen, or use IBV_QPT_XRC_SEND"
+        );
         return Err(INVALID);
     }
     parameters.private_data = data;

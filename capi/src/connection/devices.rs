@@ -131,7 +131,7 @@ pub(super) fn all() -> Result<Vec<&'static Device>> {
             Err(Errno(error)) => {
                 // SAFETY: a device of this library.
                 let name = &unsafe { own(device) }.provider_name;
-                tracing::warn!(device = name, error, "the device cannot be opened");
+                tracing::warn!(target: "rdma_verbs::c_library", device = name, error, "the device cannot be opened");
             }
         }
     }

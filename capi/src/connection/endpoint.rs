@@ -69,7 +69,10 @@ pub(super) unsafe extern "C" fn rdma_create_ep(
             let space = PortSpace::ALL.iter().copied().find(|known| *known as c_int == info.ai_port_space);
             let space = space.ok_or(INVALID)?;
             if info.ai_connect_len > CONNECT_BYTES {
-                tracing::info!(given = info.ai_connect_len, limit = CONNECT_BYTES, "ai_connect_len is too long");
+                tracing::info!(
+                    target: "rdma_verbs::c_library",
+                    given = info.ai_connect_len, limit = CONNECT_BYTES, "ai_connect_len is too long"
+                );
                 return Err(INVALID);
             }
             let made = Id::create(null_mut(), null_mut(), space, info.ai_qp_type as u32)?;

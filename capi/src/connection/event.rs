@@ -130,7 +130,7 @@ unsafe fn deliver(queued: Queued) -> *mut cm::Event {
         match event {
             event_type::ESTABLISHED if matches!(content, Content::Reply(_)) => {
                 if let Err(Errno(error)) = id.confirm_reply() {
-                    tracing::info!(error, "the queue pair cannot be moved to RTS");
+                    tracing::info!(target: "rdma_verbs::c_library", error, "the queue pair cannot be moved to RTS");
                     fail_queue_pair(shown);
                     (to.event, to.status) = (event_type::CONNECT_ERROR, -1);
                     return visible(id, to, Vec::new());
@@ -254,7 +254,10 @@ unsafe fn deliver_request(
             visible(Arc::clone(&listener), to, private_data)
         }
         Err(Errno(error)) => {
-            tracing::warn!(error, "a peer's request is rejected, because it cannot have an identifier");
+            tracing::warn!(
+                target: "rdma_verbs::c_library",
+                error, "a peer's request is rejected, because it cannot have an identifier"
+            );
             listener.note_acknowledged();
             null_mut()
         }

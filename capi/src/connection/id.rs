@@ -306,7 +306,10 @@ impl Id {
             if waited.timed_out() && !is_known {
                 is_known = true;
                 let id = self.visible();
-                tracing::warn!(?id, events = *count, "{call} waits for rdma_ack_cm_event of events of the identifier");
+                tracing::warn!(
+                    target: "rdma_verbs::c_library",
+                    ?id, count = *count, "{call} waits for rdma_ack_cm_event of events of the identifier"
+                );
             }
         }
     }

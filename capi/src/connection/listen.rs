@@ -26,7 +26,10 @@ unsafe fn listen(visible: *mut cm::Id, backlog: c_int) -> Result<()> {
     // SAFETY: the caller's promise.
     let id = unsafe { id_of(visible)? };
     if id.role() == Role::Initiator {
-        tracing::info!("an endpoint of the type IBV_QPT_XRC_SEND cannot listen: connect, or use IBV_QPT_XRC_RECV");
+        tracing::info!(
+            target: "rdma_verbs::c_library",
+            "an endpoint of the type IBV_QPT_XRC_SEND cannot listen: connect, or use IBV_QPT_XRC_RECV"
+        );
         return Err(INVALID);
     }
     if id.inner().phase == Phase::Idle {
@@ -68,7 +71,10 @@ fn on_all(id: &Id, port: &dyn BoundPort, devices: &[&'static Device], backlog: u
         match device.manager()?.listen(&init) {
             Ok(listener) => parts.push_back((*device, listener)),
             Err(error) => {
-                tracing::info!(device = device.shared().device.name(), %error, "no listener on a device");
+                tracing::info!(
+                    target: "rdma_verbs::c_library",
+                    device = device.shared().device.name(), %error, "no listener on a device"
+                );
                 failure = Some(from_port(error));
             }
         }

@@ -120,7 +120,7 @@ impl Id {
                 Ok(Some(Arrived::Resolution(event))) => self.take_resolution_event(event),
                 // The device has failed.
                 Err(error) => {
-                    tracing::warn!("{error}");
+                    tracing::warn!(target: "rdma_verbs::c_library", "{error}");
                     let over = std::mem::take(&mut self.inner().source);
                     self.push(Queued::new(self, event_type::DEVICE_REMOVAL, 0, Content::None));
                     drop(over);
@@ -150,7 +150,11 @@ impl Id {
                 (event_type::DISCONNECTED, status, Some(Phase::Over), Content::None)
             }
             ConnectionEvent::TimeWaitExit => (event_type::TIMEWAIT_EXIT, 0, None, Content::None),
-            other => return tracing::debug!(?other, "an event of a connection is ignored"),
+            other => {
+                return tracing::debug!(
+                    target: "rdma_verbs::c_library", event = ?other, "an event of a connection is ignored"
+                );
+            }
         };
         let over = {
             let mut inner = self.inner();
@@ -242,7 +246,10 @@ fn next_request(listeners: &Listeners, waker: &Waker) -> Result<Option<Arrived>>
             Err(error) if lock(listeners).is_empty() => return Err(error),
             Err(error) => {
                 let device = device.shared().device.name();
-                tracing::warn!(device, %error, "a listener on all addresses goes on without the device");
+                tracing::warn!(
+                    target: "rdma_verbs::c_library",
+                    device, %error, "a listener on all addresses goes on without the device"
+                );
             }
         }
     }

@@ -256,7 +256,10 @@ impl Endpoint {
                     // Receives that have failed come before: they have the reason.
                     _ if handled.failure.is_some() => {}
                     status => {
-                        tracing::info!(?status, cause = ?completion.cause, "a message of a socket has failed");
+                        tracing::info!(
+                            target: "rdma_verbs::rsocket",
+                            ?status, cause = ?completion.cause, "a message of a socket has failed"
+                        );
                         handled.failure = Some(Errno(libc::EIO));
                     }
                 }
@@ -271,7 +274,10 @@ impl Endpoint {
                     Ok(Change::EndOfData) => flow.is_readable = false,
                     Ok(Change::Disconnected) => handled.change = Change::Disconnected,
                     Err(violation) => {
-                        tracing::warn!(?violation, "the peer of a socket violates the protocol; the connection ends");
+                        tracing::warn!(
+                            target: "rdma_verbs::rsocket",
+                            ?violation, "the peer of a socket violates the protocol; the connection ends"
+                        );
                         handled.failure = Some(Errno(libc::EPROTO));
                     }
                 }
@@ -464,7 +470,9 @@ impl Endpoint {
 /// which the peer causes, for example, by a write to memory that was not lent to it. Receives have no memory: a SEND
 /// with data fails them.
 fn failed_receive(status: CompletionStatus) -> Errno {
-    tracing::warn!(?status, "the queue pair of a socket has failed; the connection ends");
+    tracing::warn!(
+        target: "rdma_verbs::rsocket", ?status, "the queue pair of a socket has failed; the connection ends"
+    );
     match status {
         CompletionStatus::WorkRequestFlushedError => Errno(libc::EIO),
         _ => Errno(libc::EPROTO),

@@ -259,7 +259,10 @@ impl Identifier {
                 match Self::adopt(event.id) {
                     Ok(child) => Event::Request(child, parameters, data),
                     Err(Errno(error)) => {
-                        tracing::warn!(error, "a peer's request is rejected, because it cannot have a socket");
+                        tracing::warn!(
+                            target: "rdma_verbs::rsocket",
+                            error, "a peer's request is rejected, because it cannot have a socket"
+                        );
                         Event::Other
                     }
                 }

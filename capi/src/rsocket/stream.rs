@@ -250,7 +250,7 @@ impl Stream {
         sockets.remove(self.number());
         // With the number before, it works as well.
         if let Some(Err(Errno(error))) = inner.identifier.as_mut().map(Identifier::renumber) {
-            tracing::info!(error, "an accepted socket keeps its number");
+            tracing::info!(target: "rdma_verbs::rsocket", error, "an accepted socket keeps its number");
         }
         if let Some(identifier) = &inner.identifier {
             self.number.store(identifier.fd(), Ordering::Release);
@@ -353,7 +353,9 @@ impl Stream {
                 Some(Event::Request(child, parameters, data)) => {
                     match self.accept_one(inner, child, &parameters, &data, sockets) {
                         Ok(stream) => inner.listening.incomplete.push(stream),
-                        Err(Errno(error)) => tracing::info!(error, "a peer's request for a socket is rejected"),
+                        Err(Errno(error)) => tracing::info!(
+                            target: "rdma_verbs::rsocket", error, "a peer's request for a socket is rejected"
+                        ),
                     }
                 }
                 Some(_) => {}

@@ -392,7 +392,10 @@ pub(super) fn shutdown(stream: &Stream, progress: &mut Progress, how: c_int) -> 
         has_sent_all,
         |inner, progress| {
             if Instant::now() >= deadline {
-                tracing::warn!("the peer of a socket has not acknowledged everything; closing does not wait longer");
+                tracing::warn!(
+                    target: "rdma_verbs::rsocket",
+                    "the peer of a socket has not acknowledged everything; closing does not wait longer"
+                );
                 return Ok(Some(0));
             }
             if !progress.is_begun {

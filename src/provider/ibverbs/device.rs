@@ -104,7 +104,10 @@ impl Device {
             match probe(&self.sys) {
                 Ok(probed) => _ = self.probed.set(probed),
                 Err(error) => {
-                    tracing::info!(%error, device = self.name(), "the capabilities of queue pairs could not be probed");
+                    tracing::info!(
+                        target: "rdma_verbs::device",
+                        %error, device = self.name(), "the capabilities of queue pairs could not be probed"
+                    );
                 }
             }
         }

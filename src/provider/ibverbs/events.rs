@@ -123,7 +123,9 @@ fn translate(device: &Device, event: &sys::Event) -> Option<AsyncEvent> {
             device.shared_receive_number(*number).map(AsyncEvent::SharedReceiveQueueLimitReached)
         }
         (other, _) => {
-            tracing::info!(event = other, device = device.name(), "unknown asynchronous event");
+            tracing::info!(
+                target: "rdma_verbs::device", event = other, device = device.name(), "unknown asynchronous event"
+            );
             None
         }
     }

@@ -312,7 +312,7 @@ impl Drop for IbverbsMemoryRegion {
         if !self.domain.device.is_inherited()
             && let Err(error) = self.revoke()
         {
-            tracing::warn!(%error, "a dropped memory region could not be deregistered");
+            tracing::warn!(target: "rdma_verbs::memory", %error, "a dropped memory region could not be deregistered");
         }
     }
 }
@@ -393,7 +393,7 @@ impl Drop for IbverbsMemoryWindow {
         if !self.domain.device.is_inherited()
             && let Err(error) = self.dealloc()
         {
-            tracing::warn!(%error, "a dropped memory window could not be deallocated");
+            tracing::warn!(target: "rdma_verbs::memory", %error, "a dropped memory window could not be deallocated");
         }
     }
 }

@@ -90,7 +90,7 @@ impl Provider for IbverbsProvider {
         match sys::device_list() {
             Ok(devices) => Ok(devices.into_iter().map(|device| device.name).collect()),
             Err(error) if means_no_devices(&error) => {
-                tracing::debug!(%error, "there are no adapters");
+                tracing::debug!(target: "rdma_verbs::device", %error, "there are no adapters");
                 Ok(Vec::new())
             }
             Err(error) => Err(Error::from_io("get_device_list", "libibverbs cannot list its devices", error)),
@@ -109,18 +109,20 @@ impl Provider for IbverbsProvider {
     fn connectable_devices(&self) -> Result<Vec<(String, Vec<IpAddr>)>> {
         // Connections of software devices do not depend on a library that fails.
         let mut names = self.device_names().unwrap_or_else(|error| {
-            tracing::debug!(%error, "adapters cannot be used for connections");
+            tracing::debug!(target: "rdma_verbs::device", %error, "adapters cannot be used for connections");
             Vec::new()
         });
         if let Some(reason) = connection::unavailable().filter(|_| !names.is_empty()) {
-            tracing::debug!(reason, "adapters have no connection manager");
+            tracing::debug!(target: "rdma_verbs::device", reason, "adapters have no connection manager");
             names.clear();
         }
         let addresses_of = |name: &str| connection::addresses_of(&*open_device(name)?);
         let found = names.into_iter().filter_map(|name| match addresses_of(&name) {
             Ok(addresses) => Some((name, addresses)),
             Err(error) => {
-                tracing::debug!(device = name, %error, "the adapter cannot be used for connections");
+                tracing::debug!(
+                    target: "rdma_verbs::device", device = name, %error, "the adapter cannot be used for connections"
+                );
                 None
             }
         });

@@ -241,7 +241,10 @@ impl IbverbsQueuePair {
             Err(PostError::Refused(error)) => Err(error),
             Err(PostError::Unknown(error)) => {
                 let Err(failure) = self.destroy() else { return Err(error) };
-                tracing::error!(qpn = %self.qpn, %error, %failure, "a broken queue pair cannot be destroyed");
+                tracing::error!(
+                    target: "rdma_verbs::queue_pair",
+                    qpn = %self.qpn, %error, reason = %failure, "a broken queue pair cannot be destroyed"
+                );
                 Ok(())
             }
         }
@@ -469,7 +472,10 @@ impl Drop for IbverbsQueuePair {
         if !self.device.is_inherited()
             && let Err(error) = self.destroy()
         {
-            tracing::warn!(qpn = %self.qpn, %error, "a dropped queue pair could not be destroyed");
+            tracing::warn!(
+                target: "rdma_verbs::queue_pair",
+                qpn = %self.qpn, %error, "a dropped queue pair could not be destroyed"
+            );
         }
     }
 }

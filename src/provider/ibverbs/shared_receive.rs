@@ -173,7 +173,10 @@ impl IbverbsSharedReceiveQueue {
             Some(Err(failure)) => {
                 // `Ok` makes the poster keep their memory until the queue is destroyed, which is necessary because the
                 // adapter may hold them.
-                tracing::error!(error = %failure.error, queue = %self.number, "receives may have been posted");
+                tracing::error!(
+                    target: "rdma_verbs::queue_pair",
+                    error = %failure.error, srq = %self.number, "receives may have been posted"
+                );
                 Ok(())
             }
         }

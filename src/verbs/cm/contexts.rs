@@ -44,7 +44,9 @@ pub(super) fn of_wildcard(verb: &'static str, takes_v4: bool, takes_v6: bool) ->
     for (name, _) in devices {
         match open(&name) {
             Ok(context) => contexts.push(context),
-            Err(error) => tracing::warn!(device = name, %error, verb, "the device cannot be opened"),
+            Err(error) => tracing::warn!(
+                target: "rdma_verbs::connection", device = name, %error, verb, "the device cannot be opened"
+            ),
         }
     }
     if contexts.is_empty() {

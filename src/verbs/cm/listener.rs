@@ -125,7 +125,9 @@ impl ListenerOptions {
                 Ok(inner) => parts.push(Part { inner, context }),
                 // Of all devices, those that work.
                 Err(error) if !parts.is_empty() || is_wildcard => {
-                    tracing::warn!(device = context.name(), %error, "no listener on a device");
+                    tracing::warn!(
+                        target: "rdma_verbs::connection", device = context.name(), %error, "no listener on a device"
+                    );
                     failure = Some(error);
                 }
                 Err(error) => return Err(error),

@@ -325,7 +325,9 @@ impl Datagram {
         };
         let (Ok(read), Ok(peer)) = (usize::try_from(read), address::to_rust(&from)) else { return };
         if let Err(Errno(error)) = inner.take_exchange(&bytes[..read], peer) {
-            tracing::info!(error, %peer, "what a peer has sent to a datagram socket is dropped");
+            tracing::info!(
+                target: "rdma_verbs::rsocket", error, %peer, "what a peer has sent to a datagram socket is dropped"
+            );
         }
         drop(inner);
         self.waiters.wake();

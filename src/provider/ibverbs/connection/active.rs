@@ -25,7 +25,7 @@ pub(super) fn connect(device: &Arc<Device>, init: &ConnectInit<'_>) -> Result<Ib
     let id = resolving(verb, device, PortSpace::Tcp, path, resolve_milliseconds(timeout))?;
     if let Err(error) = id.set(sys::cm::ConnectionOption::AckTimeout(ack_timeout)) {
         // Kernels before 5.2 have a longer timeout of their own.
-        tracing::debug!(%error, "the transport timeout cannot be chosen");
+        tracing::debug!(target: "rdma_verbs::connection", %error, "the transport timeout cannot be chosen");
     }
     let wanted = Wanted {
         parameters: convert::parameters(end, path.retry_count),

@@ -115,7 +115,9 @@ impl IbverbsConnection {
             EventType::DEVICE_REMOVAL => ConnectionEvent::Disconnected { is_confirmed: false },
             EventType::TIMEWAIT_EXIT => ConnectionEvent::TimeWaitExit,
             other => {
-                tracing::debug!(?other, "an event of a connection is ignored");
+                tracing::debug!(
+                    target: "rdma_verbs::connection", event = ?other, "an event of a connection is ignored"
+                );
                 return Ok(None);
             }
         };

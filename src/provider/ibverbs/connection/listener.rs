@@ -74,7 +74,7 @@ impl IbverbsListener {
             match request {
                 Ok(request) => return Ok(Some(request)),
                 // The peer has given up meanwhile.
-                Err(error) => tracing::debug!(%error, "a request is dropped"),
+                Err(error) => tracing::debug!(target: "rdma_verbs::connection", %error, "a request is dropped"),
             }
         }
         Ok(None)

@@ -83,7 +83,10 @@ fn wake(woken: Vec<Waiting>) {
     for Waiting { waker, .. } in woken {
         // A panic of the task's code must not end the thread, which may be the watcher's.
         if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
-            tracing::error!("the waker of a task that waits for an event of the connection manager panicked");
+            tracing::error!(
+                target: "rdma_verbs::connection",
+                "the waker of a task that waits for an event of the connection manager panicked"
+            );
         }
     }
 }
@@ -118,7 +121,9 @@ fn run(changed: &EventFd) {
         descriptors.extend(channels.iter().map(|channel| channel.descriptor()));
         let readable = wait_any_readable(&descriptors, timeout).unwrap_or_else(|error| {
             // Probably out of memory. Do not spin meanwhile.
-            tracing::warn!(%error, "cannot wait for events of the connection manager");
+            tracing::warn!(
+                target: "rdma_verbs::connection", %error, "cannot wait for events of the connection manager"
+            );
             std::thread::sleep(Duration::from_millis(100));
             Vec::new()
         });

@@ -66,7 +66,10 @@ impl Drop for Channel {
         }
         // SAFETY: its queues hold it, so this is the last use.
         if unsafe { (self.context.functions.destroy_comp_channel)(self.raw.as_ptr()) } != 0 {
-            tracing::warn!(device = self.context.info().name, "a completion channel could not be destroyed");
+            tracing::warn!(
+                target: "rdma_verbs::device",
+                device = self.context.info().name, "a completion channel could not be destroyed"
+            );
         }
     }
 }
@@ -344,7 +347,10 @@ impl Drop for CompletionQueue {
         // SAFETY: its queue pairs hold it, so this is the last use. All its events are acknowledged as they are taken,
         // so this waits only for a thread that is taking one right now.
         if !self.context.is_inherited() && unsafe { (self.context.functions.destroy_cq)(self.raw()) } != 0 {
-            tracing::warn!(device = self.context.info().name, "a completion queue could not be destroyed");
+            tracing::warn!(
+                target: "rdma_verbs::device",
+                device = self.context.info().name, "a completion queue could not be destroyed"
+            );
         }
     }
 }

@@ -313,7 +313,7 @@ impl Drop for Context {
         if !self.is_inherited() {
             // SAFETY: all objects of the context hold it, so this is the last use.
             if unsafe { (self.functions.close_device)(self.raw()) } != 0 {
-                tracing::warn!(device = self.info.name, "the device could not be closed");
+                tracing::warn!(target: "rdma_verbs::device", device = self.info.name, "the device could not be closed");
             }
         }
     }
@@ -326,7 +326,9 @@ fn survive_forks(library: &Library) {
     ONCE.call_once(|| {
         // SAFETY: the function takes no arguments.
         if let Err(error) = check(unsafe { (library.fork_init)() }) {
-            tracing::info!(%error, "registered memory is not protected if this process forks");
+            tracing::info!(
+                target: "rdma_verbs::device", %error, "registered memory is not protected if this process forks"
+            );
         }
     });
 }

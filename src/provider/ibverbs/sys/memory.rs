@@ -54,7 +54,10 @@ impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: everything in the domain holds it, so this is the last use.
         if !self.context.is_inherited() && unsafe { (self.context.functions.dealloc_pd)(self.raw()) } != 0 {
-            tracing::warn!(device = self.context.info().name, "a protection domain could not be deallocated");
+            tracing::warn!(
+                target: "rdma_verbs::memory",
+                device = self.context.info().name, "a protection domain could not be deallocated"
+            );
         }
     }
 }
@@ -160,7 +163,9 @@ impl Drop for DeviceMemory {
         // SAFETY: regions of it hold it, so this is the last use.
         let freed = slot!(self.context, free_dm).map_or(0, |free| unsafe { free(self.raw.as_ptr()) });
         if freed != 0 {
-            tracing::warn!(device = self.context.info().name, "device memory could not be freed");
+            tracing::warn!(
+                target: "rdma_verbs::memory", device = self.context.info().name, "device memory could not be freed"
+            );
         }
     }
 }
@@ -289,7 +294,10 @@ impl Drop for MemoryRegion {
             return;
         }
         if let Err(error) = self.dereg() {
-            tracing::warn!(lkey = self.lkey, %error, "a memory region could not be deregistered: its memory is kept");
+            tracing::warn!(
+                target: "rdma_verbs::memory",
+                lkey = self.lkey, %error, "a memory region could not be deregistered: its memory is kept"
+            );
             // The device may still access it, so it must never be freed.
             std::mem::forget(Arc::clone(&self.region));
         }
@@ -354,7 +362,10 @@ impl Drop for MemoryWindow {
         if !self.domain.context.is_inherited()
             && let Err(error) = self.dealloc()
         {
-            tracing::warn!(rkey = self.first_rkey, %error, "a memory window could not be deallocated");
+            tracing::warn!(
+                target: "rdma_verbs::memory",
+                rkey = self.first_rkey, %error, "a memory window could not be deallocated"
+            );
         }
     }
 }
@@ -389,7 +400,9 @@ impl Drop for AddressHandle {
         let context = &self.domain.context;
         // SAFETY: requests that name it hold it, so this is the last use.
         if !context.is_inherited() && unsafe { (context.functions.destroy_ah)(self.raw()) } != 0 {
-            tracing::warn!(device = context.info().name, "an address handle could not be destroyed");
+            tracing::warn!(
+                target: "rdma_verbs::memory", device = context.info().name, "an address handle could not be destroyed"
+            );
         }
     }
 }

@@ -292,7 +292,9 @@ impl Drop for QueuePair {
         if !self.context().is_inherited()
             && let Err(error) = self.destroy()
         {
-            tracing::warn!(qpn = self.number, %error, "a queue pair could not be destroyed");
+            tracing::warn!(
+                target: "rdma_verbs::queue_pair", qpn = self.number, %error, "a queue pair could not be destroyed"
+            );
         }
     }
 }

@@ -45,7 +45,10 @@ impl Drop for XrcDomain {
         // SAFETY: objects that were created in it hold it, so this is the last use.
         let closed = slot!(self.context, close_xrcd).map_or(0, |close| unsafe { close(self.raw()) });
         if closed != 0 {
-            tracing::warn!(device = self.context.info().name, "an XRC domain could not be closed");
+            tracing::warn!(
+                target: "rdma_verbs::queue_pair",
+                device = self.context.info().name, "an XRC domain could not be closed"
+            );
         }
     }
 }
@@ -152,7 +155,7 @@ impl Drop for SharedReceiveQueue {
         if !self.context().is_inherited()
             && let Err(error) = self.destroy()
         {
-            tracing::warn!(%error, "a shared receive queue could not be destroyed");
+            tracing::warn!(target: "rdma_verbs::queue_pair", %error, "a shared receive queue could not be destroyed");
         }
     }
 }

@@ -247,7 +247,10 @@ impl Drop for Id {
             // not wait.
             && let Err(error) = self.call(|library, id| unsafe { (library.destroy_id)(id) })
         {
-            tracing::warn!(%error, "an identifier of the connection manager could not be destroyed");
+            tracing::warn!(
+                target: "rdma_verbs::connection",
+                %error, "an identifier of the connection manager could not be destroyed"
+            );
         }
     }
 }
