@@ -9,6 +9,8 @@ use rdma_verbs::provider::recover_from_faults;
 use rdma_verbs::provider::soft::{SoftOptions, environment_variable};
 use rdma_verbs::types::{Mtu, VendorIdentity};
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
 
 use crate::error_output::ErrorOutput;
 
@@ -31,7 +33,7 @@ impl Settings {
             return;
         }
         if let Err(error) = recover_from_faults() {
-            tracing::info!("{error}");
+            tracing::info!(target: "rdma_verbs::settings", "{error}");
         }
     }
 }
@@ -57,7 +59,7 @@ fn value(name: &str) -> Option<String> {
 }
 
 fn ignored(name: &str, value: &str, expected: impl Display) {
-    tracing::warn!("{name} is \"{value}\", which is ignored; expected {expected}");
+    tracing::warn!(target: "rdma_verbs::settings", "{name} is \"{value}\", which is ignored; expected {expected}");
 }
 
 fn list<T: FromStr>(name: &str) -> Vec<T> {
@@ -110,20 +112,69 @@ fn faults_by_signal() -> bool {
 /// Starts logging to the standard error output: warnings and errors, or the level of `RDMA_VERBS_LOG`.
 fn start_log() {
     let requested = value("RDMA_VERBS_LOG");
-    let level = requested.as_deref().map_or(Ok(LevelFilter::WARN), str::parse);
+    let levels = requested.as_deref().map_or_else(|| Some(usual_levels()), levels);
     let output = ErrorOutput::begin();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(*level.as_ref().unwrap_or(&LevelFilter::WARN))
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(move || output)
         .with_ansi(false)
         .without_time()
         // If a line cannot be written, the program continues. By default the subscriber reports the failure to the same
         // output, and panics there.
-        .log_internal_errors(false)
-        .finish();
+        .log_internal_errors(false);
+    let is_valid = levels.is_some();
+    let subscriber = tracing_subscriber::registry().with(lines).with(levels.unwrap_or_else(usual_levels));
     // Fails only if a subscriber is set already, which is then used.
     let _ = tracing::subscriber::set_global_default(subscriber);
-    if let (Err(_), Some(requested)) = (level, requested) {
-        ignored("RDMA_VERBS_LOG", &requested, "off, error, warn, info, debug or trace");
+    if let (false, Some(requested)) = (is_valid, requested) {
+        let levels = "off, error, warn, info, debug or trace";
+        ignored("RDMA_VERBS_LOG", &requested, format_args!("{levels}, or targets with levels, as in {EXAMPLE}"));
+    }
+}
+
+const EXAMPLE: &str = "warn,rdma_verbs::loss=debug";
+
+fn usual_levels() -> Targets {
+    Targets::new().with_default(LevelFilter::WARN)
+}
+
+/// Reads a level, or levels of targets, separated by commas. Without a level of its own, a target has the one that is
+/// given alone, or that of warnings.
+fn levels(text: &str) -> Option<Targets> {
+    text.split(',').map(str::trim).try_fold(usual_levels(), |levels, part| match part.split_once('=') {
+        None => Some(levels.with_default(part.parse::<LevelFilter>().ok()?)),
+        Some((target, level)) if target.starts_with("rdma_verbs") => {
+            Some(levels.with_target(target, level.parse::<LevelFilter>().ok()?))
+        }
+        Some(_) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn targets_have_their_level_and_the_others_the_one_alone() {
+        let [device, loss] = ["rdma_verbs::device", "rdma_verbs::loss"];
+        for (text, of_device, of_loss) in [
+            ("info", Level::INFO, Level::INFO),
+            (EXAMPLE, Level::WARN, Level::DEBUG),
+            ("rdma_verbs::loss=debug, error", Level::ERROR, Level::DEBUG),
+            ("rdma_verbs::loss=trace", Level::WARN, Level::TRACE),
+        ] {
+            let levels = levels(text).unwrap();
+            for (target, most) in [(device, of_device), (loss, of_loss)] {
+                for level in [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE] {
+                    assert_eq!(levels.would_enable(target, &level), level <= most, "{text}: {target} {level}");
+                }
+            }
+        }
+        assert!(!levels("off").unwrap().would_enable(device, &Level::ERROR));
+        for text in ["loud", "rdma_verbs::loss", "rdma_verbs::loss=", "other=info", "info,", ",", "=info", "info=info"]
+        {
+            assert!(levels(text).is_none(), "{text}");
+        }
     }
 }

@@ -51,6 +51,13 @@ owners! {
     ListenerHandle: Listener;
 }
 
+impl ConnectionHandle {
+    /// Returns its number.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
 #[cfg(test)]
 impl ConnectionHandle {
     /// Returns a handle that no manager has made.

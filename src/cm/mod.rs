@@ -57,9 +57,7 @@ pub use connection::ConnectionState;
 #[cfg(any(test, feature = "sim"))]
 pub use counters::{Counters, Drops, MessageCounts};
 pub use error::CallError;
-#[cfg(any(test, feature = "sim"))]
-pub use event::Unanswered;
-pub use event::{DisconnectCause, Event};
+pub use event::{DisconnectCause, Event, Unanswered};
 pub use handle::{ConnectionHandle, InquiryHandle, ListenerHandle, Owner, ResolutionHandle};
 pub use held::HeldRequest;
 pub use limits::Limits;

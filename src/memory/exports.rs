@@ -75,7 +75,9 @@ impl Exports {
         match Backing::exported(backing.len(), access.intersects(changes)) {
             Ok(exported) => exported,
             Err(error) => {
-                tracing::debug!(%error, "a region is not accessible to other processes directly");
+                tracing::debug!(
+                    target: "rdma_verbs::memory", %error, "a region is not accessible to other processes directly"
+                );
                 backing
             }
         }
@@ -134,6 +136,7 @@ impl Exports {
     /// permits any more.
     pub(crate) fn retreat(&self) {
         tracing::warn!(
+            target: "rdma_verbs::memory",
             "a process of this user was interrupted while it accessed memory of this one; the present regions are not \
              accessed directly any more"
         );
@@ -150,7 +153,10 @@ pub(super) fn make_private(memory: &Memory) {
     if let Some(exported) = memory.backing().as_exported()
         && let Err(error) = exported.make_private()
     {
-        tracing::warn!(%error, "memory of a deregistered region is still mapped by other processes of this user");
+        tracing::warn!(
+            target: "rdma_verbs::memory",
+            %error, "memory of a deregistered region is still mapped by other processes of this user"
+        );
     }
 }
 

@@ -33,6 +33,7 @@
 
 mod completion;
 mod event;
+mod journal;
 mod producer_lock;
 mod receive;
 #[allow(unsafe_code)]
@@ -58,6 +59,8 @@ use thiserror::Error;
 pub use completion::TooSmall;
 pub use completion::{CompletionQueue, Overflow};
 pub use event::AsyncEventQueue;
+pub use journal::Journal;
+pub(crate) use journal::note_later;
 #[cfg(feature = "ibverbs")]
 pub(crate) use producer_lock::ProducerLock;
 pub(crate) use producer_lock::thread_token;

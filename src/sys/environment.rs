@@ -12,7 +12,10 @@ pub(crate) fn variable(name: &str) -> Option<String> {
         return Some(value);
     }
     if !value.is_empty() {
-        tracing::warn!("{name} is ignored: this program has more privileges than the user who started it");
+        tracing::warn!(
+            target: "rdma_verbs::settings",
+            "{name} is ignored: this program has more privileges than the user who started it"
+        );
     }
     None
 }

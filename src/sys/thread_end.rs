@@ -12,7 +12,10 @@ pub(crate) fn end_thread(thread: JoinHandle<()>, is_told: bool) {
         // A thread that panicked has already reported it.
         let _ = thread.join();
     } else {
-        tracing::warn!("a thread keeps sleeping: the program has closed the descriptor that wakes it");
+        tracing::warn!(
+            target: "rdma_verbs::device",
+            "a thread keeps sleeping: the program has closed the descriptor that wakes it"
+        );
     }
 }
 

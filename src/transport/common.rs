@@ -8,7 +8,7 @@ use super::history::History;
 use super::marks::{ArrivedMarks, Marking};
 use super::path::{Acquaintance, Path, PathKey};
 use crate::memory::MemoryView;
-use crate::queue::{AsyncEventQueue, CompletionQueue, Overflow, SourceToken};
+use crate::queue::{AsyncEventQueue, CompletionQueue, Journal, Overflow, SourceToken};
 use crate::types::{
     AsyncEvent, CompletionQueueNumber, Counter, Counters, DomainId, Mtu, Qpn, QueuePairAttributes, QueuePairState,
     QueuePairType, RawCompletion, Time,
@@ -44,12 +44,19 @@ pub(super) struct Common {
     pub(super) history: History,
     pub(super) arrived_marks: ArrivedMarks,
     events: Arc<AsyncEventQueue>,
+    journal: Arc<Journal>,
     /// Whether a completion was lost and [`Common::take_overflow`] has not reported it yet.
     overflowed: bool,
 }
 
 impl Common {
-    pub(super) fn new(qpn: Qpn, service: QueuePairType, domain: DomainId, events: Arc<AsyncEventQueue>) -> Self {
+    pub(super) fn new(
+        qpn: Qpn,
+        service: QueuePairType,
+        domain: DomainId,
+        events: Arc<AsyncEventQueue>,
+        journal: Arc<Journal>,
+    ) -> Self {
         Self {
             qpn,
             service,
@@ -62,6 +69,7 @@ impl Common {
             history: History::default(),
             arrived_marks: ArrivedMarks::default(),
             events,
+            journal,
             overflowed: false,
         }
     }
@@ -189,6 +197,11 @@ impl Common {
 
     pub(super) fn count(&mut self, counter: Counter) {
         self.counters.add(counter, 1);
+    }
+
+    /// Returns the journal, for events that concern this queue pair.
+    pub(super) fn journal(&self) -> &Journal {
+        &self.journal
     }
 
     pub(super) fn announce(&self, event: AsyncEvent) {

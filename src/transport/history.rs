@@ -110,6 +110,11 @@ impl History {
         self.error_origin = None;
     }
 
+    /// Returns the reason for the error state.
+    pub(super) fn error_origin(&self) -> Option<ErrorOrigin> {
+        self.error_origin
+    }
+
     /// Returns when the connection began.
     pub(super) fn connected_at(&self) -> Time {
         self.connected_at

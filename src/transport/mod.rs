@@ -17,6 +17,7 @@ mod datagram;
 mod discovery;
 mod endpoint;
 mod history;
+mod log;
 mod loop_bound;
 mod management;
 mod marks;

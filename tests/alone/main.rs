@@ -12,6 +12,7 @@ mod queue_allocation;
 mod resources;
 mod scale;
 mod shortages;
+mod subscribers;
 mod system_calls;
 mod traffic;
 mod watched_memory;

@@ -5,8 +5,12 @@ use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use super::connection_log::{ConnectionLog, LocalCall};
 use super::event_queue::{EventQueue, EventQueues};
-use crate::cm::{Arrival, CallError, HeldRequest, Limits, Manager, ManagerConfig, Outgoing, Owner};
+use crate::cm::{
+    AcceptParameters, Arrival, CallError, ConnectParameters, ConnectionHandle, HeldRequest, Limits, Manager,
+    ManagerConfig, Outgoing, Owner, Rejection,
+};
 use crate::engine::share::ConnectionRecords;
 use crate::transport::ManagementDatagram;
 use crate::types::Time;
@@ -24,13 +28,20 @@ pub(crate) struct Connections {
     addresses: Vec<IpAddr>,
     /// The connections that are set up, for other processes.
     records: ConnectionRecords,
+    log: ConnectionLog,
 }
 
 impl Connections {
     /// Creates the connections of a device. Communication ids begin with `id_block`, by which datagrams find the shard.
-    pub(super) fn new(guid: u64, id_block: u32, random: fn() -> u32, queues: &Arc<EventQueues>) -> Self {
+    pub(super) fn new(
+        guid: u64,
+        id_block: u32,
+        random: fn() -> u32,
+        queues: &Arc<EventQueues>,
+        log: ConnectionLog,
+    ) -> Self {
         let (queues, records) = (Arc::clone(queues), ConnectionRecords::default());
-        Self { guid, id_block, random, manager: None, queues, addresses: Vec::new(), records }
+        Self { guid, id_block, random, manager: None, queues, addresses: Vec::new(), records, log }
     }
 
     /// Returns the machine.
@@ -68,6 +79,56 @@ impl Connections {
         Ok(handle)
     }
 
+    /// Requests a connection, whose events go to `queue`.
+    pub(crate) fn connect(
+        &mut self,
+        now: Time,
+        queue: &Arc<EventQueue>,
+        parameters: &ConnectParameters,
+    ) -> Result<ConnectionHandle, CallError> {
+        let connection = self.create(queue, |manager| manager.connect(now, parameters))?;
+        self.log.request_sent(now, connection, parameters);
+        Ok(connection)
+    }
+
+    /// Accepts a peer's request.
+    pub(crate) fn accept(
+        &mut self,
+        now: Time,
+        connection: ConnectionHandle,
+        parameters: &AcceptParameters,
+    ) -> Result<(), CallError> {
+        self.manager().accept(now, connection, parameters)?;
+        self.log.called(now, connection, LocalCall::Accept(parameters.local_qpn));
+        Ok(())
+    }
+
+    /// Confirms the peer's reply: the connection is set up.
+    pub(crate) fn ready(&mut self, now: Time, connection: ConnectionHandle) -> Result<(), CallError> {
+        self.manager().ready(now, connection)?;
+        self.log.called(now, connection, LocalCall::Ready);
+        Ok(())
+    }
+
+    /// Rejects a peer's request or reply.
+    pub(crate) fn reject(
+        &mut self,
+        now: Time,
+        connection: ConnectionHandle,
+        rejection: &Rejection,
+    ) -> Result<(), CallError> {
+        self.manager().reject(now, connection, rejection)?;
+        self.log.called(now, connection, LocalCall::Reject(rejection.reason));
+        Ok(())
+    }
+
+    /// Ends a connection.
+    pub(crate) fn disconnect(&mut self, now: Time, connection: ConnectionHandle) -> Result<(), CallError> {
+        self.manager().disconnect(now, connection)?;
+        self.log.called(now, connection, LocalCall::Disconnect);
+        Ok(())
+    }
+
     /// Notes that the application has taken a peer's request: its end is an event from now on. Fails if the request has
     /// ended.
     pub(crate) fn take(&mut self, object: impl Into<Owner>) -> Result<(), CallError> {
@@ -82,7 +143,11 @@ impl Connections {
 
     /// Forgets the queue of an object that the caller destroys.
     pub(crate) fn forget(&mut self, object: impl Into<Owner>) {
-        self.queues.remove(object.into());
+        let object = object.into();
+        self.queues.remove(object);
+        if let Owner::Connection(connection) = object {
+            self.log.forget(connection);
+        }
     }
 
     /// Handles a datagram that arrived at queue pair 1.
@@ -102,7 +167,7 @@ impl Connections {
     fn guard(&mut self, handle: impl FnOnce(&mut Manager)) {
         let manager = self.manager();
         if catch_unwind(AssertUnwindSafe(|| handle(manager))).is_err() {
-            tracing::error!("the connection manager panicked, and its connections end; please report this");
+            self.log.panicked();
             self.manager = None;
             self.records = ConnectionRecords::default();
             self.queues.close();
@@ -147,6 +212,11 @@ impl Connections {
         self.manager.as_mut()?.poll_output()
     }
 
+    /// Notes that a datagram cannot be sent, because no socket has its source address.
+    pub(super) fn note_unsendable(&self, local: IpAddr, peer: IpAddr) {
+        self.log.unsendable(local, peer);
+    }
+
     /// Returns whether a peer has not confirmed the end of a connection.
     pub(super) fn awaits_disconnects(&self) -> bool {
         self.manager.as_ref().is_some_and(|manager| !manager.unconfirmed().is_empty())
@@ -167,13 +237,17 @@ impl Connections {
     /// Brings the events of the machine to the queues of their objects, and records the connections that are set up.
     #[inline]
     pub(super) fn deliver_events(&mut self, now: Time) {
-        let Self { manager: Some(manager), queues, records, .. } = self else { return };
+        let Self { manager: Some(manager), queues, records, log, .. } = self else { return };
         while let Some((connection, orphan)) = manager.poll_set_up() {
             records.note(connection, orphan.as_ref());
         }
         // Destroying an object makes no event.
         while let Some(event) = manager.poll_event() {
+            log.happened(now, &event);
             if let Some(object) = queues.deliver(event) {
+                if let Owner::Connection(connection) = object {
+                    log.forget(connection);
+                }
                 manager.destroy_object(now, object);
             }
         }

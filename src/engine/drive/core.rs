@@ -152,8 +152,7 @@ impl Core {
     fn poll_management(&mut self) -> Option<Transmit> {
         while let Some(outgoing) = self.connections.poll_output() {
             let Some(source_port) = self.link.port_of(outgoing.source) else {
-                let (source, destination) = (outgoing.source, outgoing.destination);
-                tracing::debug!(%source, %destination, "no socket for a management datagram");
+                self.connections.note_unsendable(outgoing.source, outgoing.destination);
                 continue;
             };
             let Outgoing { source, destination, traffic_class, bytes, .. } = outgoing;

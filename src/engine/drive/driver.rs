@@ -28,7 +28,7 @@ use crate::engine::share::{
     AccessRequest, DeclinedLink, IncomingLink, LinkId, OutgoingLink, Recipient, request_access,
 };
 use crate::memory::Offer;
-use crate::queue::thread_token;
+use crate::queue::{note_later, thread_token};
 use crate::transport::{Datagram, WantedKey};
 use crate::types::{Qpn, SharedMemory, Time};
 
@@ -300,7 +300,11 @@ impl Recipient for Shard {
         let mut added = Ok(());
         let done = self.command(|core, _| added = core.link.memory_links().add_reader(link, &self.sockets));
         if let Err(error) = &added {
-            tracing::debug!(%error, "a link through memory cannot be watched");
+            let error = error.to_string();
+            note_later!(
+                self.journal, target: "rdma_verbs::path", DEBUG,
+                error, "a link through memory cannot be watched"
+            );
         }
         done && added.is_ok()
     }
@@ -333,7 +337,10 @@ impl Recipient for Shard {
             let Some(memory) = core.link.memory_links().memory_of(request.link) else { return };
             match memory.accept(offer) {
                 Ok(admission) => core.endpoint.admit(queue_pair, rkey, admission),
-                Err(error) => tracing::debug!(%peer, %error, "memory of the peer's process cannot be mapped"),
+                Err(error) => note_later!(
+                    self.journal, target: "rdma_verbs::path", DEBUG,
+                    %peer, %error, "memory of the peer's process cannot be mapped"
+                ),
             }
         });
     }

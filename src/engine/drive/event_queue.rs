@@ -267,7 +267,10 @@ impl EventQueues {
         for waker in wakers {
             // A panic of the task's code must not end the thread, which may be the shard's.
             if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
-                tracing::error!("the waker of a task that waits for an event of the connection manager panicked");
+                tracing::error!(
+                    target: "rdma_verbs::connection",
+                    "the waker of a task that waits for an event of the connection manager panicked"
+                );
             }
         }
     }

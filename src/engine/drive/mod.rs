@@ -5,11 +5,13 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod connection_log;
 mod connections;
 mod core;
 mod disconnects;
 mod doorbell;
 mod driver;
+mod emission;
 mod event_queue;
 mod held_acks;
 mod idle;
@@ -42,6 +44,7 @@ pub(in crate::engine) mod tests {
     /// A shard without queue pairs.
     pub(in crate::engine) fn shard() -> Shard {
         let config = ShardConfig {
+            device: "test",
             guid: 7,
             blocks: QpnBlocks::lease(1, 1).unwrap(),
             capabilities: PeerCapabilities::STANDARD,

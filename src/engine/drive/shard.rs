@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use super::connection_log::ConnectionLog;
 use super::connections::Connections;
 use super::core::{Core, Progress};
 use super::doorbell::{Doorbell, DoorbellQueue};
@@ -26,7 +27,7 @@ use crate::engine::net::{
 };
 use crate::engine::share::{JoinRequest, QpnBlocks, search_orphans};
 use crate::memory::{MemoryView, RegionTable, SharedPart};
-use crate::queue::{AsyncEventQueue, CompletionQueue};
+use crate::queue::{AsyncEventQueue, CompletionQueue, Journal};
 use crate::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
 use crate::transport::{AckRelease, Datagram, DatagramOutcome, Endpoint, EndpointConfig, ReorderBudget};
 use crate::types::{
@@ -43,9 +44,13 @@ const SEGMENTING_SENDERS: u32 = 2;
 const LONG_PASS_DATAGRAMS: usize = 64;
 /// Most doorbells handled in one pass.
 const MAX_DOORBELLS: usize = 256;
+/// Most events for subscribers of `tracing` that wait to be emitted.
+pub(super) const MOST_EVENTS: usize = 1_024;
 
 /// Configuration of a shard.
-pub(crate) struct ShardConfig {
+pub(crate) struct ShardConfig<'a> {
+    /// Name of the device.
+    pub(crate) device: &'a str,
     /// GUID of the device.
     pub(crate) guid: u64,
     pub(crate) blocks: QpnBlocks,
@@ -114,6 +119,8 @@ pub(crate) struct Shard {
     events: Arc<AsyncEventQueue>,
     /// The queues of the connection manager's events.
     pub(super) event_queues: Arc<EventQueues>,
+    /// Events for subscribers of `tracing`, until the shard's thread emits them.
+    pub(super) journal: Arc<Journal>,
     pub(super) memory: Arc<RegionTable>,
     pub(super) blocks: QpnBlocks,
     capabilities: PeerCapabilities,
@@ -131,7 +138,8 @@ struct Opened {
 }
 
 impl Shard {
-    pub(crate) fn new(config: ShardConfig, memory: Arc<RegionTable>) -> io::Result<Self> {
+    pub(crate) fn new(config: ShardConfig<'_>, memory: Arc<RegionTable>) -> io::Result<Self> {
+        let journal = Arc::new(Journal::new(config.device, MOST_EVENTS));
         let endpoint = Endpoint::new(EndpointConfig {
             qpn_blocks: config.blocks.blocks().to_vec(),
             random: Box::new(random),
@@ -141,12 +149,14 @@ impl Shard {
             reorder_budget: config.reorder_budget,
             congestion: congestion_of(config.congestion, config.max_bytes_per_second),
             capabilities: if config.discovers { config.capabilities } else { PeerCapabilities::STANDARD },
+            journal: Arc::clone(&journal),
         });
         let buffer = vec![0; MAX_SEND_BYTES].into();
         let clock = Clock::new();
         let event_queues = Arc::default();
-        let connections = Connections::new(config.guid, config.blocks.first(), random, &event_queues);
-        let link = Link::new(clock);
+        let log = ConnectionLog::new(&journal);
+        let connections = Connections::new(config.guid, config.blocks.first(), random, &event_queues, log);
+        let link = Link::new(clock, &journal);
         let core = Core { endpoint, connections, link, buffer, unsent: None, full_since: None, was_management: false };
         Ok(Self {
             lock: ShardLock::new(core),
@@ -161,6 +171,7 @@ impl Shard {
             failed: AtomicBool::new(false),
             events: config.events,
             event_queues,
+            journal,
             memory,
             blocks: config.blocks,
             capabilities: config.capabilities,
@@ -284,7 +295,11 @@ impl Shard {
             if let Err(error) = self.open_receiver(&mut opened, *address) {
                 let OpenError { message, source } = error;
                 let address = address.ip;
-                tracing::debug!(%address, message, error = %source, "other processes find this one from RTR on only");
+                tracing::debug!(
+                    target: "rdma_verbs::device",
+                    local = %address, reason = message, error = %source,
+                    "other processes find this one from RTR on only"
+                );
             }
         }
     }
@@ -500,8 +515,10 @@ impl Shard {
     /// Marks the shard as failed after a panic of a pass or a change.
     #[cold]
     fn fail(&self) {
-        if !self.failed.swap(true, Ordering::AcqRel) {
-            tracing::error!("the shard panicked, and its queue pairs can no longer be used; please report this");
+        if !self.has_failed() {
+            // Before the thread can see the failure, and end.
+            self.note_failure();
+            self.failed.store(true, Ordering::Release);
             self.events.push(AsyncEvent::DeviceFatal);
             self.event_queues.close();
         }

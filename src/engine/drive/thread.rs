@@ -21,6 +21,7 @@ use crate::types::Time;
 /// Starts the thread of a shard, with signals blocked: the application's threads handle them.
 pub(crate) fn start(shard: Arc<Shard>, name: String) -> io::Result<JoinHandle<()>> {
     let alarm = Alarm::new()?;
+    shard.wake_for_events();
     with_signals_blocked(|| Builder::new().name(name).spawn(move || run(&shard, alarm)))
 }
 
@@ -34,10 +35,11 @@ pub(crate) fn end(shard: &Shard) -> bool {
 fn run(shard: &Shard, mut alarm: Alarm) {
     // A container may forbid this; then a packet may wait for the end of a computing thread's time slice.
     if let Err(error) = ask_for_short_slices() {
-        tracing::debug!(%error, "the engine's thread keeps the usual time slices");
+        tracing::debug!(target: "rdma_verbs::device", %error, "the engine's thread keeps the usual time slices");
     }
     let mut rest = ThreadRest::default();
     loop {
+        shard.emit_events();
         if shard.stop.load(Ordering::Acquire) || shard.has_failed() {
             return;
         }
@@ -134,7 +136,7 @@ fn sleep(shard: &Shard, alarm: &mut Alarm, until: Time, watch: Watch) -> bool {
     });
     let (called, rung, packet) = woken.unwrap_or_else(|error| {
         // Probably out of memory. Do not spin meanwhile.
-        tracing::warn!(%error, "the engine's thread cannot wait");
+        tracing::warn!(target: "rdma_verbs::device", %error, "the engine's thread cannot wait");
         std::thread::sleep(Duration::from_millis(1));
         (false, false, false)
     });

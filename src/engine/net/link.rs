@@ -16,6 +16,7 @@ use super::receive_sockets::{ReceiveSockets, Waiting};
 use super::udp::{Checksums, ReceiveSocket, ReportedFields, SendSocket};
 use crate::engine::capture::{Capture, CaptureSink, Departure};
 use crate::engine::share::Route;
+use crate::queue::Journal;
 use crate::sys::{Clock, DEFAULT_HOP_LIMIT, SendOptions};
 use crate::transport::{Datagram, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
@@ -59,7 +60,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(clock: Clock) -> Self {
+    pub(crate) fn new(clock: Clock, journal: &Arc<Journal>) -> Self {
         Self {
             sockets: ReceiveSockets::new(),
             reports_headers: false,
@@ -70,7 +71,7 @@ impl Link {
             looks_without_sockets: 0,
             most_looks_without_sockets: *LOOKS_WITHOUT_SOCKETS.start(),
             counters: Counters::default(),
-            errors: PathErrors::new(clock),
+            errors: PathErrors::new(clock, Arc::clone(journal)),
             sink: CaptureSink::default(),
         }
     }
@@ -362,7 +363,6 @@ impl Link {
     fn refused(&mut self, transmit: &Transmit, error: &io::Error) -> Departure {
         self.counters.add(Counter::SendErrors, 1);
         self.errors.note_refused(transmit.destination, error, transmit.segment_size.unwrap_or(transmit.length));
-        tracing::debug!(source = %transmit.source, destination = %transmit.destination, %error, "send refused");
         Departure::Refused
     }
 

@@ -42,7 +42,9 @@ impl LinkListener {
         let shared = Arc::clone(&control);
         let run = move || {
             if let Err(error) = listen(&shared, &watch, on_change) {
-                tracing::warn!(%error, "changes of the interfaces are not noticed any more");
+                tracing::warn!(
+                    target: "rdma_verbs::device", %error, "changes of the interfaces are not noticed any more"
+                );
             }
         };
         // The kernel shows the first 15 bytes.

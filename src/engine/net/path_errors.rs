@@ -7,7 +7,11 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
+use tracing::field::display;
+
+use crate::queue::{Journal, note_later};
 use crate::sys::{Clock, QueuedError, receive_error};
 use crate::types::{PathError, Time};
 
@@ -20,6 +24,7 @@ const MOST_TAKEN: usize = 64;
 pub(super) struct PathErrors {
     known: Vec<Known>,
     clock: Clock,
+    journal: Arc<Journal>,
 }
 
 struct Known {
@@ -29,8 +34,8 @@ struct Known {
 }
 
 impl PathErrors {
-    pub(super) fn new(clock: Clock) -> Self {
-        Self { known: Vec::new(), clock }
+    pub(super) fn new(clock: Clock, journal: Arc<Journal>) -> Self {
+        Self { known: Vec::new(), clock, journal }
     }
 
     /// Notes that the system refused to send a datagram of `bytes` bytes.
@@ -61,23 +66,38 @@ impl PathErrors {
         bytes: Option<usize>,
     ) {
         let at = self.clock.now();
-        let same = |known: &&mut Known| known.destination == destination && known.error.errno == errno;
-        if let Some(known) = self.known.iter_mut().find(same) {
-            let error = &mut known.error;
-            known.at = at;
+        let same = |known: &Known| known.destination == destination && known.error.errno == errno;
+        if let Some(index) = self.known.iter().position(same) {
+            let Known { at: last, error, .. } = &mut self.known[index];
+            *last = at;
             error.reporter = reporter.or(error.reporter);
             error.mtu = mtu.or(error.mtu);
             error.bytes = bytes.into_iter().chain(error.bytes).min();
             error.count += 1;
+            self.log(destination, &self.known[index].error);
             return;
         }
         let error = PathError { errno, reporter, mtu, bytes, count: 1, ago: Default::default() };
+        self.log(destination, &error);
         let known = Known { destination, at, error };
         if self.known.len() < MOST_KNOWN {
             self.known.push(known);
         } else if let Some(oldest) = self.known.iter_mut().min_by_key(|known| known.at) {
             *oldest = known;
         }
+    }
+
+    /// Notes the occurrences 1, 2, 4, 8, ... of an error for subscribers of `tracing`.
+    fn log(&self, peer: IpAddr, error: &PathError) {
+        let PathError { reporter, mtu, bytes, count, errno, .. } = *error;
+        if !count.is_power_of_two() {
+            return;
+        }
+        let (error, reporter) = (io::Error::from_raw_os_error(errno), reporter.map(display));
+        note_later!(
+            self.journal, target: "rdma_verbs::path", DEBUG,
+            %peer, %error, reporter, mtu, bytes, count, "send refused, or ICMP error"
+        );
     }
 
     /// Returns the last error of an address, not earlier than `since`.
@@ -98,7 +118,7 @@ mod tests {
 
     #[test]
     fn last_error_of_an_address_is_found() {
-        let mut errors = PathErrors::new(Clock::new());
+        let mut errors = PathErrors::new(Clock::new(), Arc::default());
         let [one, other]: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
         errors.note_refused(one, &refusal(libc::ENETUNREACH), 100);
         errors.note_refused(one, &refusal(libc::EMSGSIZE), 4_200);
@@ -111,7 +131,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let mut errors = PathErrors::new(Clock::new());
+        let mut errors = PathErrors::new(Clock::new(), Arc::default());
         for host in 0..200 {
             errors.note_refused(IpAddr::from([10, 0, 0, host]), &refusal(libc::EPERM), 1);
         }

@@ -80,7 +80,10 @@ impl ReceiveSocket {
         };
         for (option, on) in [(hop_limit, fields.hop_limit), (traffic_class, fields.traffic_class)] {
             if let Err(error) = set_option(self.membership.descriptor(), option, on) {
-                tracing::debug!(?option, %error, "the kernel does not report a header field of received packets");
+                tracing::debug!(
+                    target: "rdma_verbs::device",
+                    ?option, %error, "the kernel does not report a header field of received packets"
+                );
             }
         }
     }

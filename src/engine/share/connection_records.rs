@@ -30,11 +30,13 @@ impl ConnectionRecords {
         let Some(file) = self.file() else { return };
         match file.add(orphan) {
             Ok(index) => drop(self.indices.insert(handle, index)),
-            Err(error) if self.has_failed => tracing::debug!(%error, "a connection is not recorded"),
+            Err(error) if self.has_failed => tracing::debug!(
+                target: "rdma_verbs::processes", %error, "a connection is not recorded"
+            ),
             Err(error) => {
                 self.has_failed = true;
                 let reason = "if this process is killed, peers without traffic do not learn of it";
-                tracing::warn!(%error, "connections cannot be recorded: {reason}");
+                tracing::warn!(target: "rdma_verbs::processes", %error, "connections cannot be recorded: {reason}");
             }
         }
     }
@@ -51,7 +53,11 @@ impl ConnectionRecords {
         let file = current.upgrade().or_else(|| {
             let created = Registry::of_process()?.create_connections(&name_of_process()?);
             let reason = "if this process is killed, peers without traffic do not learn of it";
-            let failed = |error: &_| tracing::warn!(%error, "no file for the connections of this process: {reason}");
+            let failed = |error: &_| {
+                tracing::warn!(
+                    target: "rdma_verbs::processes", %error, "no file for the connections of this process: {reason}"
+                )
+            };
             created.inspect_err(failed).ok().map(Arc::new)
         });
         self.has_failed = file.is_none();

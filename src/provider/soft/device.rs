@@ -121,6 +121,7 @@ impl Device {
             let blocks = QpnBlocks::lease(LEAST_BLOCKS, MOST_BLOCKS)
                 .map_err(|error| fail("no queue pair numbers are available for the device", error))?;
             let shard = ShardConfig {
+                device: &interface.device_name,
                 guid: guid(&interface.device_name),
                 blocks,
                 capabilities: advertised_capabilities(&capabilities),
@@ -249,7 +250,10 @@ impl Device {
         }
         let error = started.err().map(|error| error.to_string());
         let reason = error.as_deref().unwrap_or("the system does not report changes of interfaces");
-        tracing::warn!(reason, "a listener on all addresses does not take requests to those that come later");
+        tracing::warn!(
+            target: "rdma_verbs::device",
+            reason, "a listener on all addresses does not take requests to those that come later"
+        );
     }
 
     /// Does not wait for the thread that opens sockets. In a process that inherited the device, nothing happens.
@@ -395,7 +399,7 @@ fn region_table(options: &SoftOptions) -> RegionTable {
     match Exports::new(|| Time::from_nanos(timestamp())) {
         Ok(exports) => table.exporting(exports),
         Err(error) => {
-            tracing::debug!(%error, "no other process can access regions directly");
+            tracing::debug!(target: "rdma_verbs::device", %error, "no other process can access regions directly");
             table
         }
     }

@@ -161,7 +161,10 @@ impl LaterAddresses {
             Err(error) if error.source.kind() == io::ErrorKind::AddrNotAvailable => {}
             Err(error) if !self.reported.contains(&address) => {
                 let (ip, message) = (address.ip, error.message);
-                tracing::warn!(address = %ip, message, error = %error.source, "no connections at a later address");
+                tracing::warn!(
+                    target: "rdma_verbs::device",
+                    local = %ip, reason = message, error = %error.source, "no connections at a later address"
+                );
                 self.reported.push(address);
             }
             Err(_) => {}
@@ -174,7 +177,8 @@ impl LaterAddresses {
         let may_open = self.opened.len() < MOST_OPENED || self.opened.contains(&ip);
         if !may_open && !std::mem::replace(&mut self.is_bound_reported, true) {
             tracing::warn!(
-                address = %ip,
+                target: "rdma_verbs::device",
+                local = %ip,
                 "the device has opened {MOST_OPENED} later addresses, which is the limit: listeners on all addresses \
                  do not serve further ones until the device is opened again"
             );

@@ -121,6 +121,9 @@ impl Provider for SoftProvider {
             Error::new("open_device", ErrorKind::NotFound, message)
         })?;
         let device = device::Device::open(interface, &self.options)?;
+        let (name, first) = (&device.interface.device_name, device.interface.addresses.first());
+        let local = first.map(|address| tracing::field::display(address.ip));
+        tracing::info!(target: "rdma_verbs::device", device = name, local, shards = self.options.shards, "opened");
         Ok(Arc::new(context::SoftContext::new(device)))
     }
 }

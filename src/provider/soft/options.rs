@@ -264,7 +264,13 @@ impl Default for SoftOptions {
 /// warning that says so.
 fn from_environment<T, E: Display>(variable: &str, parse: impl FnOnce(&str) -> std::result::Result<T, E>) -> Option<T> {
     let given = environment_variable(variable).filter(|given| !given.trim().is_empty())?;
-    parse(&given).inspect_err(|error| tracing::warn!("{variable} is ignored: {error}")).ok()
+    parse(&given)
+        .inspect_err(|error| {
+            tracing::warn!(
+                target: "rdma_verbs::settings", "{variable} is ignored: {error}"
+            )
+        })
+        .ok()
 }
 
 /// Parses a rate in bytes per second.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::interface::{Interface, USUAL_MTU_BYTES};
 use crate::queue::{AsyncEventQueue, Notify};
 use crate::sys::{Epoll, EventFd, Interest, LinkState, LinkWatch, LocalAddress};
-use crate::types::AsyncEvent;
+use crate::types::{AsyncEvent, PortState};
 
 /// Largest number of unread asynchronous events: four for every queue pair of a shard.
 const MAX_EVENTS: u32 = 1 << 16;
@@ -92,7 +92,10 @@ impl Events {
             Ok(Arc::new(watch))
         });
         let watch = watch.inspect_err(|error| {
-            tracing::info!(%error, "the system does not report interface changes: no events will report them");
+            tracing::info!(
+                target: "rdma_verbs::device",
+                %error, "the system does not report interface changes: no events will report them"
+            );
         });
         let waiting = Arc::new(Waiting { event, is_readable: Mutex::new(false), queue: OnceLock::new() });
         let queue = AsyncEventQueue::new(MAX_EVENTS, Some(Arc::clone(&waiting) as Arc<dyn Notify>));
@@ -163,6 +166,18 @@ impl Port {
     /// # Errors
     /// If changes are not announced any more. The interface has been read nevertheless.
     pub(super) fn refresh(&self) -> io::Result<bool> {
+        let mut before = None;
+        let refreshed = self.reread_while_changed(&mut before);
+        if let Some(before) = before {
+            // Without the lock: a subscriber may query the port.
+            let after = self.lock().seen();
+            before.log_changes(&after, &self.interface.device_name);
+        }
+        refreshed
+    }
+
+    /// As [`Port::refresh`]. Sets the state before the first change.
+    fn reread_while_changed(&self, before: &mut Option<Seen>) -> io::Result<bool> {
         // Locked before the check, so that a concurrent caller does not return before the changes found here are
         // applied.
         let mut now = self.lock();
@@ -173,6 +188,7 @@ impl Port {
             if matches!(has_changed, Ok(false)) {
                 return Ok(reads > 0);
             }
+            before.get_or_insert_with(|| now.seen());
             now.reread(&self.interface, &self.events);
             has_changed?;
         }
@@ -228,6 +244,11 @@ impl Now {
         self.state = read.unwrap_or(self.state);
     }
 
+    /// Returns the part whose changes subscribers see.
+    fn seen(&self) -> Seen {
+        Seen { addresses: self.gids.iter().flatten().copied().collect(), running: self.state.running }
+    }
+
     /// Reads the interface and reports changes as events.
     fn reread(&mut self, interface: &Interface, events: &Events) {
         let before = self.state;
@@ -261,6 +282,27 @@ impl Now {
             }
         }
         self.gids != before
+    }
+}
+
+/// The part of a port whose changes subscribers of `tracing` see.
+struct Seen {
+    addresses: Vec<LocalAddress>,
+    running: bool,
+}
+
+impl Seen {
+    fn log_changes(&self, after: &Self, device: &str) {
+        for gone in self.addresses.iter().filter(|address| !after.addresses.contains(address)) {
+            tracing::info!(target: "rdma_verbs::device", device, local = %gone.ip, "address removed");
+        }
+        for new in after.addresses.iter().filter(|address| !self.addresses.contains(address)) {
+            tracing::info!(target: "rdma_verbs::device", device, local = %new.ip, "address added");
+        }
+        if self.running != after.running {
+            let state = if after.running { PortState::Active } else { PortState::Down };
+            tracing::info!(target: "rdma_verbs::device", device, ?state, "port changed");
+        }
     }
 }
 

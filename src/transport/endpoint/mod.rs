@@ -26,6 +26,7 @@ use super::management::ManagementQueuePair;
 use super::queue_pair::{QueuePair, QueuePairInit};
 use super::responder::ReorderBudget;
 use crate::memory::MemoryView;
+use crate::queue::{Journal, note_later};
 use crate::types::modify::{ModifyError, ModifyLimits};
 use crate::types::{
     Cause, Counters, PeerCapabilities, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
@@ -66,6 +67,8 @@ pub struct EndpointConfig {
     /// The capabilities that this endpoint states when it discovers peers and is discovered. Those of a standard peer:
     /// it takes no part.
     pub capabilities: PeerCapabilities,
+    /// Events for subscribers of `tracing`.
+    pub journal: Arc<Journal>,
 }
 
 impl Default for EndpointConfig {
@@ -79,6 +82,7 @@ impl Default for EndpointConfig {
             max_segments: 64,
             congestion: None,
             capabilities: PeerCapabilities::STANDARD,
+            journal: Arc::default(),
         }
     }
 }
@@ -190,7 +194,9 @@ impl Endpoint {
             return Err(CreateError::TooMany { limit });
         }
         let qpn = self.free_number().ok_or(CreateError::TooMany { limit })?;
-        let queue_pair = Box::new(QueuePair::new(qpn, init, Arc::clone(&self.config.reorder_budget)));
+        let (budget, journal) = (Arc::clone(&self.config.reorder_budget), Arc::clone(&self.config.journal));
+        let service = init.service.name();
+        let queue_pair = Box::new(QueuePair::new(qpn, init, budget, journal));
         let slot = self.free.pop().unwrap_or_else(|| {
             self.queue_pairs.push(None);
             self.queue_pairs.len() as u32 - 1
@@ -200,6 +206,7 @@ impl Endpoint {
         // Each is listed at most once, so listing never allocates.
         self.ready.reserve(self.by_number.len().saturating_sub(self.ready.len()));
         self.held.reserve(self.by_number.len().saturating_sub(self.held.len()));
+        note_later!(self.config.journal, target: "rdma_verbs::queue_pair", DEBUG, %qpn, service, "created");
         Ok(qpn)
     }
 
@@ -243,8 +250,15 @@ impl Endpoint {
         if to == QueuePairState::ReadyToReceive {
             queue_pair.common.history.connect(now, &queue_pair.common.counters);
         }
-        let was_waiting = queue_pair.requester.is_waiting();
+        let (from, was_waiting) = (queue_pair.common.state, queue_pair.requester.is_waiting());
         queue_pair.apply_modify(to, attributes, source, |key| paths.window_share(key), congestion);
+        // The error state is noted with its reason, where it is entered.
+        if to != from && to != QueuePairState::Error {
+            queue_pair.common.log_change(from);
+        }
+        if attributes.ah_attr.is_some() {
+            queue_pair.common.log_path();
+        }
         queue_pair.common.path.iter().for_each(|path| paths.note_path(&path.window_share));
         let has_left = was_waiting && !queue_pair.requester.is_waiting();
         left.filter(|_| has_left).iter().for_each(|key| paths.remove(key, slot));
@@ -306,6 +320,9 @@ impl Endpoint {
             self.grant(&key);
             self.running = None;
         }
+        self.config.journal.forget(qpn);
+        let state = queue_pair.common.state.name();
+        note_later!(self.config.journal, target: "rdma_verbs::queue_pair", DEBUG, %qpn, state, "destroyed");
         drop(queue_pair);
         self.paths.prune(self.by_number.len());
         true

@@ -5,6 +5,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::Endpoint;
+use crate::queue::note_later;
 use crate::types::Time;
 
 impl Endpoint {
@@ -32,15 +33,22 @@ impl Endpoint {
     #[cold]
     fn end_running(&mut self, now: Time, panic: Box<dyn Any + Send>) {
         let text = panic.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+        let error = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+        let error = error.to_owned();
         let Some(slot) = self.running else { resume_unwind(panic) };
         let Some(queue_pair) = self.at(slot) else { resume_unwind(panic) };
         let qpn = queue_pair.common.qpn;
         if !queue_pair.end_by_panic() {
-            tracing::error!(%qpn, panic = text, "a second panic of a queue pair; please report it");
+            note_later!(
+                self.config.journal, target: "rdma_verbs::queue_pair", ERROR,
+                %qpn, error, "a second panic of a queue pair; please report it"
+            );
             resume_unwind(panic);
         }
-        tracing::error!(%qpn, panic = text, "a panic ends the queue pair; please report it");
+        note_later!(
+            self.config.journal, target: "rdma_verbs::queue_pair", ERROR,
+            %qpn, error, "a panic ends the queue pair; please report it"
+        );
         self.panics += 1;
         self.guard(now, |endpoint| endpoint.follow_up(now, slot));
     }

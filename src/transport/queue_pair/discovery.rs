@@ -76,6 +76,7 @@ impl QueuePair {
         if let Some(path) = &mut self.common.path {
             path.acquaintance = Acquaintance::Discovered;
         }
+        self.common.log_discovery();
         self.note_path(&given, congestion);
         let max_dest_rd_atomic = self.common.attributes.max_dest_rd_atomic.unwrap_or(0);
         self.responder.make_room(max_dest_rd_atomic, self.common.read_record_factor());

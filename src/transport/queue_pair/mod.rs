@@ -17,7 +17,7 @@ use super::discovery::Discovery;
 use super::packet_check::PacketCheck;
 use super::requester::{RequestFailure, Requester};
 use super::responder::{ReceiveSource, Receives, ReorderBudget, Responder};
-use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
+use crate::queue::{AsyncEventQueue, CompletionQueue, Journal, SendConsumer, SourceToken};
 use crate::types::{
     Accessor, AsyncEvent, Cause, DomainId, ErrorOrigin, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities,
     QueuePairState, QueuePairStatus, QueuePairType, Time,
@@ -67,10 +67,15 @@ pub(super) struct QueuePair {
 }
 
 impl QueuePair {
-    pub(super) fn new(qpn: Qpn, init: QueuePairInit, reorder_budget: Arc<ReorderBudget>) -> Self {
+    pub(super) fn new(
+        qpn: Qpn,
+        init: QueuePairInit,
+        reorder_budget: Arc<ReorderBudget>,
+        journal: Arc<Journal>,
+    ) -> Self {
         let receives = Receives::new(init.receive, init.cap.max_recv_sge, init.receive_completions);
         Self {
-            common: Common::new(qpn, init.service, init.domain, init.events),
+            common: Common::new(qpn, init.service, init.domain, init.events, journal),
             cap: init.cap,
             packet_check: PacketCheck::default(),
             requester: Requester::new(init.send, init.send_completions, init.signal_all, init.cap.max_send_wr),
@@ -131,7 +136,8 @@ impl QueuePair {
         if self.common.state == QueuePairState::Reset {
             return;
         }
-        let was_error = self.common.state == QueuePairState::Error;
+        let from = self.common.state;
+        let was_error = from == QueuePairState::Error;
         self.common.state = QueuePairState::Error;
         self.discovery = None;
         self.requester.stop();
@@ -140,6 +146,7 @@ impl QueuePair {
         self.responder.set_flushes(true);
         self.flush(cause);
         if !was_error {
+            self.common.log_failure(from, cause);
             self.announce_last_receive();
         }
     }
@@ -169,7 +176,8 @@ impl QueuePair {
     /// Enters SQE: a local error of an unreliable service ends only the send queue. The remaining sends are flushed,
     /// and receives continue (IBTA 10.3.1).
     pub(super) fn enter_send_queue_error(&mut self) {
-        self.common.state = QueuePairState::SendQueueError;
+        let from = std::mem::replace(&mut self.common.state, QueuePairState::SendQueueError);
+        self.common.log_failure(from, Cause::EarlierFailure);
         self.requester.forget_all();
         self.requester.note_in_flight(&self.common);
         self.requester.flush(&mut self.common, Cause::EarlierFailure);

@@ -89,6 +89,7 @@ impl Requester {
         let loses = requests.missing.lost() > lost_before;
         self.repair.get_or_insert_default().requests = Some(requests);
         if loses {
+            common.log_retransmission(now, psn, "gaps", self.recovery.spent().0);
             self.report_congestion(common, now, CongestionKind::Loss);
         }
         if is_sign_of_life {

@@ -133,6 +133,7 @@ impl Requester {
     fn note_lost_responses(&mut self, common: &mut Common, now: Time, losses: &NewLosses) {
         if !losses.is_empty() && !self.reordering.is_in_event(now, self.unacknowledged) {
             common.count(Counter::ReadRepair);
+            common.log_retransmission(now, self.unacknowledged, "response_missing", self.recovery.spent().0);
             let outcome = self.report_congestion(common, now, CongestionKind::Loss);
             self.reordering.begin_event(now, self.limit, outcome);
         }

@@ -287,6 +287,8 @@ impl Requester {
             return Err(RequestFailure::new(CompletionStatus::RetryExceededError, cause));
         }
         self.recovery.retries_spent += 1;
+        let reason = if cause == Cause::NoResponse { "timeout" } else { "sequence_nak" };
+        common.log_retransmission(now, self.unacknowledged, reason, self.recovery.retries_spent);
         self.recovery.forget_evidence();
         self.go_back();
         self.restart_timeout(common, now);
@@ -296,6 +298,7 @@ impl Requester {
     /// Probes for late responses, without consuming a retry.
     fn probe(&mut self, common: &mut Common, now: Time) {
         common.count(Counter::TailProbe);
+        common.log_retransmission(now, self.unacknowledged, "probe", self.recovery.retries_spent);
         self.recovery.probes += 1;
         self.recovery.repeats_on_evidence = false;
         self.doubt_samples();
@@ -345,6 +348,7 @@ impl Requester {
             return;
         }
         common.count(Counter::ReadRepair);
+        common.log_retransmission(now, self.unacknowledged, "response_missing", self.recovery.retries_spent);
         self.report_congestion(common, now, CongestionKind::Loss);
         self.go_back();
         self.recovery.note_went_back(self.unacknowledged);
@@ -386,6 +390,7 @@ impl Requester {
         }
         let wait = Duration::from_micros(u64::from(RNR_TIMER_MICROSECONDS[usize::from(timer_code & 31)]));
         self.pace.wait_for_receiver(now + wait);
+        common.log_not_ready(now, psn, wait);
         let recovery = &mut self.recovery;
         recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(1);
         // The peer is alive: its earlier silence does not count.

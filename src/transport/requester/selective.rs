@@ -119,6 +119,7 @@ impl Requester {
         self.count_spurious(common);
         if learned.is_new_event {
             self.reordering.note_loss_event();
+            common.log_retransmission(now, begin, "gaps", self.recovery.spent().0);
             self.report_congestion(common, now, CongestionKind::Loss);
         }
         if learned.has_delivered {

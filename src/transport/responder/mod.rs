@@ -217,7 +217,7 @@ impl Responder {
     pub(super) fn refuse(&mut self, common: &mut Common, packet: &Packet<'_>, fault: PeerFault) {
         let psn = packet.headers.bth.psn;
         common.count(Counter::SentNak);
-        tracing::debug!(qpn = %common.qpn, %psn, ?fault, "request refused");
+        common.log_refusal(psn, fault);
         let code = fault.nak();
         self.refused = Some((psn, code));
         self.responses.push_nak(psn, Syndrome::Nak(code), self.message_count);

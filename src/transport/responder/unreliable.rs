@@ -82,7 +82,7 @@ impl Responder {
             if is_local(fault) {
                 return ReceiveError::Failed(fault);
             }
-            tracing::debug!(qpn = %common.qpn, psn = %packet.headers.bth.psn, ?fault, "message dropped");
+            common.log_drop(pass.now, packet.headers.bth.psn, fault);
             ReceiveError::Dropped(DropReason::Refused)
         })
     }

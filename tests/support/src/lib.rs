@@ -1,8 +1,9 @@
 //! The common parts of the test programs: ends of connections, processes, requests of the connection
-//! manager, and a counting allocator.
+//! manager, a counting allocator, and a collector of events.
 
 pub mod allocator;
 mod end;
+pub mod events;
 pub mod node;
 pub mod process;
 pub mod requests;

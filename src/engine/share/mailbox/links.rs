@@ -91,7 +91,6 @@ impl LinkRequest {
     /// Tells the requesting shard why there is no link.
     fn decline(&self, postbox: &Postbox, problem: NoSharedMemory) {
         let LinkRequest { own, peer, .. } = self;
-        tracing::debug!(%own, %peer, %problem, "no memory is shared with the process of the peer");
         if let Some(recipient) = self.recipient(postbox) {
             recipient.note_declined(DeclinedLink { own: *own, peer: *peer, blocks: self.peer_blocks.clone(), problem });
         }
@@ -238,7 +237,10 @@ impl Links {
         for request in std::mem::take(&mut *lock(&postbox.accesses)) {
             let peer = request.key.peer;
             if let Err(error) = self.ask(request, set) {
-                tracing::debug!(%peer, %error, "the process of the peer cannot be asked for direct access");
+                tracing::debug!(
+                    target: "rdma_verbs::processes",
+                    %peer, %error, "the process of the peer cannot be asked for direct access"
+                );
             }
         }
     }
@@ -383,7 +385,10 @@ impl Incoming {
         let ring = match RingReader::open(file.as_fd(), RING_BYTES) {
             Ok(ring) => ring,
             Err(error) => {
-                tracing::debug!(%source, %error, "a process offers memory that cannot be shared");
+                tracing::debug!(
+                    target: "rdma_verbs::processes",
+                    peer = %source, %error, "a process offers memory that cannot be shared"
+                );
                 return false;
             }
         };

@@ -200,7 +200,10 @@ impl Mailbox {
                 Some(mailbox)
             }
             Err(error) => {
-                tracing::warn!(%error, "no mailbox for other processes of this user: addresses are not shared");
+                tracing::warn!(
+                    target: "rdma_verbs::processes",
+                    %error, "no mailbox for other processes of this user: addresses are not shared"
+                );
                 None
             }
         }
@@ -392,7 +395,7 @@ impl Drop for Mailbox {
 fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, groups: GroupSearches) {
     // Packets take sockets until a link is set up, in which this thread has three parts.
     if let Err(error) = ask_for_short_slices() {
-        tracing::debug!(%error, "the mailbox's thread keeps the usual time slices");
+        tracing::debug!(target: "rdma_verbs::processes", %error, "the mailbox's thread keeps the usual time slices");
     }
     let (mut last_check, mut orphans): (Option<Instant>, _) = (None, OrphanSearch::default());
     let mut pause = None;
@@ -401,7 +404,7 @@ fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, groups: 
         let ready = wait_readable(descriptors, pause.take());
         let [_, has_messages, has_ends] = ready.unwrap_or_else(|error| {
             // Probably out of memory. Do not spin meanwhile.
-            tracing::warn!(%error, "the mailbox's thread cannot wait");
+            tracing::warn!(target: "rdma_verbs::processes", %error, "the mailbox's thread cannot wait");
             std::thread::sleep(WAIT_RETRY);
             [true; 3]
         });

@@ -327,7 +327,8 @@ impl Group {
     fn work_alone(&mut self, error: &io::Error, file: Option<&AddressFile>) {
         let path = file.map_or(Path::new(""), AddressFile::path).display();
         tracing::warn!(
-            address = %self.address.ip, %path, %error,
+            target: "rdma_verbs::processes",
+            local = %self.address.ip, %path, %error,
             "the registry cannot be used: until this process has closed the address, no other process can share it"
         );
         self.file = None;

@@ -61,7 +61,9 @@ impl Group {
         header.is_settled = true;
         self.steer(&header.order, members);
         if let Err(error) = file.write_header(&header) {
-            tracing::warn!(address = %self.address.ip, %error, "the registry cannot be written");
+            tracing::warn!(
+                target: "rdma_verbs::processes", local = %self.address.ip, %error, "the registry cannot be written"
+            );
         }
     }
 

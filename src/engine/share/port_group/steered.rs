@@ -32,7 +32,9 @@ impl Group {
         let excess = member.listeners.len().saturating_sub(MAX_LISTENERS);
         member.listeners.drain(..excess);
         if let Err(error) = file.write_member(own.slot, member) {
-            return tracing::warn!(address = %self.address.ip, %error, "the registry cannot be written");
+            return tracing::warn!(
+                target: "rdma_verbs::processes", local = %self.address.ip, %error, "the registry cannot be written"
+            );
         }
         let header = file.header();
         if change.is_some() && header.is_settled {
@@ -70,7 +72,10 @@ impl Group {
             let blocks: Vec<Steered<'_>> = members.iter().map(|member| Steered { listeners: &[], ..*member }).collect();
             if let Err(error) = attach_steering(socket, &steering::program(&blocks)) {
                 let (address, members) = (self.address.ip, members.len());
-                tracing::warn!(%address, %error, members, "the kernel refused the steering program");
+                tracing::warn!(
+                    target: "rdma_verbs::processes",
+                    local = %address, %error, count = members, "the kernel refused the steering program"
+                );
             }
         }
     }

@@ -368,6 +368,7 @@ impl Table {
             && !self.has_warned.swap(true, Ordering::Relaxed)
         {
             tracing::warn!(
+                target: "rdma_verbs::processes",
                 %error,
                 "ports of the connection manager are not shared with other processes of this user: two may bind the \
                  same one, and requests that reach another process do not find their listeners"

@@ -54,7 +54,10 @@ impl<'a> Change<'a> {
             }
         }
         if locked.is_none() {
-            tracing::warn!(path = %path.display(), "a process was stopped while it changed the file; proceeding");
+            tracing::warn!(
+                target: "rdma_verbs::processes",
+                path = %path.display(), "a process was stopped while it changed the file; proceeding"
+            );
         }
         let change = Self { file, locked };
         if !is_in_place(file, path) {

@@ -61,11 +61,12 @@ pub(super) fn warn_of_others(refused: &[(PathBuf, io::Error)], used: &Path) {
         if error.kind() == io::ErrorKind::PermissionDenied && error.raw_os_error().is_none() {
             let (folder, used) = (folder.display(), used.display());
             tracing::warn!(
+                target: "rdma_verbs::processes",
                 "{folder} cannot be used: {error}. Ask its owner or root to remove it, then restart the programs of \
                  this user that share addresses. Until then {used} is used"
             );
         } else {
-            tracing::debug!(folder = %folder.display(), %error, "no registry here");
+            tracing::debug!(target: "rdma_verbs::processes", path = %folder.display(), %error, "no registry here");
         }
     }
 }
@@ -74,6 +75,7 @@ pub(super) fn warn_of_others(refused: &[(PathBuf, io::Error)], used: &Path) {
 pub(super) fn warn_of_none(refused: &[(PathBuf, io::Error)]) {
     let reasons: Vec<String> = refused.iter().map(|(folder, error)| format!("{}: {error}", folder.display())).collect();
     tracing::warn!(
+        target: "rdma_verbs::processes",
         "this process cannot share its addresses with other processes of this user, because no folder for the \
          registry can be used. Free space, or have other users' folders removed, in one of these places: {}",
         reasons.join("; ")

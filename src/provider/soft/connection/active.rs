@@ -19,7 +19,7 @@ pub(super) fn connect(device: &Arc<Device>, init: &ConnectInit<'_>) -> Result<So
     let local = SocketAddr::new(init.path.local.ip(), port.number());
     let handle = seat.call("connect", |connections, now| {
         let parameters = convert::connect_parameters(init, space, local, now);
-        Ok(parameters.map(|parameters| connections.create(&seat.queue, |manager| manager.connect(now, &parameters))))
+        Ok(parameters.map(|parameters| connections.connect(now, &seat.queue, &parameters)))
     })?;
     let handle = handle?.map_err(|error| convert::from_call("connect", &error))?;
     Ok(SoftConnection::new(seat, handle, local, Some(port)))

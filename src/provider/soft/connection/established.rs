@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::super::errors;
 use super::{Seat, convert};
-use crate::cm::{AcceptParameters, CallError, ConnectionHandle, DisconnectCause, Event, Manager, Rejection};
-use crate::engine::Port;
+use crate::cm::{AcceptParameters, CallError, ConnectionHandle, DisconnectCause, Event, Rejection};
+use crate::engine::{Connections, Port};
 use crate::provider::{Connection, ConnectionEnd, ConnectionEvent, EventWait, RejectReason, Result};
 use crate::types::Time;
 use crate::wire::mad::AdditionalInformation;
@@ -30,9 +30,9 @@ impl SoftConnection {
     fn call(
         &self,
         verb: &'static str,
-        call: impl FnOnce(&mut Manager, Time) -> std::result::Result<(), CallError>,
+        call: impl FnOnce(&mut Connections, Time) -> std::result::Result<(), CallError>,
     ) -> Result<()> {
-        self.seat.call(verb, |connections, now| call(connections.manager(), now))
+        self.seat.call(verb, call)
     }
 }
 
@@ -53,28 +53,28 @@ impl Connection for SoftConnection {
 
     fn accept(&self, end: &ConnectionEnd, timeout: Option<Duration>) -> Result<()> {
         let parameters = convert::accept_parameters(end)?;
-        self.call("accept", |manager, now| {
+        self.call("accept", |connections, now| {
             let deadline = timeout.map(|timeout| now + timeout);
-            manager.accept(now, self.handle, &AcceptParameters { deadline, ..parameters })
+            connections.accept(now, self.handle, &AcceptParameters { deadline, ..parameters })
         })
     }
 
     fn ready(&self) -> Result<()> {
-        self.call("connect", |manager, now| manager.ready(now, self.handle))
+        self.call("connect", |connections, now| connections.ready(now, self.handle))
     }
 
     fn reject(&self, reason: RejectReason, private_data: &[u8]) -> Result<()> {
         let private_data = convert::private_data("reject", private_data)?;
         let rejection = Rejection { reason, information: AdditionalInformation::default(), private_data };
-        self.call("reject", |manager, now| manager.reject(now, self.handle, &rejection))
+        self.call("reject", |connections, now| connections.reject(now, self.handle, &rejection))
     }
 
     fn disconnect(&self) -> Result<()> {
-        self.call("disconnect", |manager, now| manager.disconnect(now, self.handle))
+        self.call("disconnect", |connections, now| connections.disconnect(now, self.handle))
     }
 
     fn communication_established(&self) -> Result<()> {
-        self.call("accept", |manager, now| manager.communication_established(now, self.handle))
+        self.call("accept", |connections, now| connections.manager().communication_established(now, self.handle))
     }
 }
 

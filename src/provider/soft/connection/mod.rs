@@ -64,7 +64,10 @@ impl Seat {
                 Ok(()) => opened.push(*address),
                 Err(error) => {
                     let (address, message, source) = (address.ip, &error.message, &error.source);
-                    tracing::warn!(%address, message, error = %source, verb, "no connections at this address");
+                    tracing::warn!(
+                        target: "rdma_verbs::device",
+                        local = %address, reason = message, error = %source, verb, "no connections at this address"
+                    );
                     failure = Some(error);
                 }
             }
