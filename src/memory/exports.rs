@@ -25,6 +25,9 @@ pub(crate) struct Exports {
     table: OwnedFd,
     /// By key.
     regions: Mutex<HashMap<u32, ExportedRegion>>,
+    /// Held by a revocation to its end. Another one may find a gate abandoned, although the memory that its process may
+    /// still access has not been moved yet.
+    revocation: Mutex<()>,
 }
 
 struct ExportedRegion {
@@ -53,7 +56,7 @@ impl Exports {
     pub(crate) fn new(clock: ReadClock) -> io::Result<Arc<Self>> {
         let (words, table) = Backing::create_shared(c"rdma-verbs-grants", TABLE_BYTES)?;
         let grants = Grants::new(Pages::new(Memory::new(words)), clock);
-        Ok(Arc::new(Self { grants, table, regions: Mutex::new(HashMap::new()) }))
+        Ok(Arc::new(Self { grants, table, regions: Mutex::new(HashMap::new()), revocation: Mutex::new(()) }))
     }
 
     /// Returns a descriptor of the table of the grants.
@@ -94,12 +97,17 @@ impl Exports {
     /// Ends all direct accesses to a region. Returns its memory if other processes may keep mappings of it.
     pub(super) fn remove(&self, region: &Region) -> Option<Memory> {
         let exported = lock(&self.regions).remove(&region.rkey().0)?;
-        let ended = self.grants.revoke(exported.grant?);
-        if ended == Ended::Unknown {
-            // It may be an access to any of the regions.
-            self.retreat();
-        }
+        self.revoke(exported.grant?);
         Some(exported.memory)
+    }
+
+    /// Takes a grant back. Afterwards no access by it continues where this process uses memory.
+    fn revoke(&self, grant: Grant) {
+        let _revocation = lock(&self.revocation);
+        if self.grants.revoke(grant) == Ended::Unknown {
+            // It may be an access to any of the regions.
+            self.move_all();
+        }
     }
 
     /// Offers access to a region through a queue pair. `None`: it cannot be accessed directly.
@@ -134,7 +142,12 @@ impl Exports {
 
     /// Moves everything that was granted to private pages and revokes it, because an access may continue that nothing
     /// permits any more.
-    pub(crate) fn retreat(&self) {
+    fn retreat(&self) {
+        let _revocation = lock(&self.revocation);
+        self.move_all();
+    }
+
+    fn move_all(&self) {
         tracing::warn!(
             target: "rdma_verbs::memory",
             "a process of this user was interrupted while it accessed memory of this one; the present regions are not \
@@ -168,9 +181,7 @@ pub(crate) struct QueuePairGrant {
 
 impl Drop for QueuePairGrant {
     fn drop(&mut self) {
-        if self.exports.grants.revoke(self.grant) == Ended::Unknown {
-            self.exports.retreat();
-        }
+        self.exports.revoke(self.grant);
     }
 }
 
@@ -226,3 +237,6 @@ impl RegionTable {
         exports.offer(region, queue_pair, access)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

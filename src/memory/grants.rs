@@ -210,4 +210,4 @@ impl<B: SharedBytes> PeerGrants<B> {
 #[cfg(loom)]
 mod loom_tests;
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(super) mod tests;

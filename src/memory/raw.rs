@@ -394,6 +394,12 @@ impl Memory {
         Ok(())
     }
 
+    /// A fence with sequentially consistent ordering, between accesses to any memory.
+    #[inline]
+    pub(super) fn fence() {
+        direct::full_fence();
+    }
+
     /// Makes earlier writes globally visible and, if `persist`, durable in the file.
     pub(super) fn flush(&self, offset: usize, length: usize, persist: bool) -> Result<(), AccessError> {
         let start = self.at(offset, length)?;

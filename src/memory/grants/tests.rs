@@ -4,7 +4,7 @@ use super::*;
 use crate::memory::Backing;
 use crate::memory::raw::Memory;
 
-fn clock() -> Time {
+pub(in crate::memory) fn clock() -> Time {
     static BEGUN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
     Time::ZERO + BEGUN.get_or_init(std::time::Instant::now).elapsed()
 }

@@ -11,6 +11,12 @@ use super::{body_length, store_size};
 
 const WORD: usize = size_of::<u64>();
 
+/// A fence with sequentially consistent ordering.
+#[inline]
+pub(super) fn full_fence() {
+    fence(Ordering::SeqCst);
+}
+
 /// Copies `out.len()` bytes out of registered memory, in any order.
 ///
 /// # Safety

@@ -96,7 +96,11 @@ impl Exported {
         // SAFETY: the range is that of `map`, which stays mapped throughout: the call replaces the shared mapping of
         // the file by a private one of the same bytes, in one step. All accesses to it are those of `Memory`, which no
         // value that they read can confuse.
-        unsafe { map_privately(start, length, self.file.as_fd()) }?;
+        if let Err(error) = unsafe { map_privately(start, length, self.file.as_fd()) } {
+            self.at_fork.set(start, length, self.file.as_fd());
+            self.state.store(PASSED_ON, Ordering::Relaxed);
+            return Err(error);
+        }
         let mut offset = 0;
         while offset < length {
             let part = COPIED_AT_A_TIME.min(length - offset);

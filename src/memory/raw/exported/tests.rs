@@ -103,28 +103,61 @@ fn no_access_is_lost_while_the_contents_move() {
     }
 }
 
+/// Runs code in a forked child, and returns the exit status that it returns; `None` if the child ends otherwise.
+fn in_child(code: impl FnOnce() -> i32) -> Option<i32> {
+    // SAFETY: the child takes no lock of the program, allocates at most from the C library, which supports this, and
+    // ends without returning.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let status = code();
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child, and writes its status to a live local variable.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status))
+}
+
 /// A child has the contents, and writes a copy.
 #[test]
 fn a_child_does_not_write_into_its_parent() {
     let own = exported(true);
     let peer = peer_of(&own);
     own.write(0, b"parent").unwrap();
-    // SAFETY: the child uses no lock, makes no allocation, and ends without returning.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
+    let status = in_child(|| {
         let mut seen = [0; 6];
         let was_read = own.read(0, &mut seen).is_ok() && &seen == b"parent";
         let was_written = own.write(0, b"child!").is_ok() && own.read(0, &mut seen).is_ok() && &seen == b"child!";
-        // SAFETY: ends the child at once.
-        unsafe { libc::_exit(i32::from(!(was_read && was_written))) };
-    }
-    let mut status = 0;
-    // SAFETY: waits for the child, and writes its status to a live local variable.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0);
+        i32::from(!(was_read && was_written))
+    });
+    assert_eq!(status, Some(0));
     assert!(bytes(&own).starts_with(b"parent") && bytes(&peer).starts_with(b"parent"));
     own.write(0, b"later").unwrap();
     assert!(bytes(&peer).starts_with(b"later"), "the parent's memory is still shared");
+}
+
+/// Without room for private pages, nothing changes, and the next attempt is a full one.
+#[test]
+fn contents_that_cannot_move_are_still_shared() {
+    let status = in_child(|| {
+        let own = exported(true);
+        let peer = peer_of(&own);
+        let range = own.backing().as_exported().unwrap();
+        let set_limit = |bytes| {
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: the kernel reads one structure.
+            (unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) }) == 0
+        };
+        let failed = set_limit(4_096) && range.make_private().is_err() && set_limit(libc::RLIM_INFINITY);
+        let mut seen = [0; 4];
+        let is_shared = peer.write(0, b"peer").is_ok() && own.read(0, &mut seen).is_ok() && &seen == b"peer";
+        let moved = range.make_private().is_ok();
+        let is_private = peer.write(0, b"late").is_ok() && own.read(0, &mut seen).is_ok() && &seen == b"peer";
+        let steps = [failed, is_shared, moved, is_private];
+        steps.iter().take_while(|step| **step).count() as i32
+    });
+    assert_eq!(status, Some(4), "steps that were as expected");
 }
 
 /// A peer that keeps its mapping does not keep the pages.
