@@ -107,6 +107,8 @@ struct State {
     armed_for: ArmedFor,
     /// Notifications in a row that were queued before they were polled for.
     prompt: u32,
+    /// A thread was given the descriptor to sleep on since the last poll.
+    has_slept: bool,
 }
 
 impl Channel {
@@ -126,7 +128,7 @@ impl Channel {
         let is_direct = take_places(&shards);
         let armed_for = if is_exact || !is_direct { ArmedFor::Descriptor } else { ArmedFor::Sleeper };
         let waiting = VecDeque::new();
-        let state = State { waiting, signalled: false, inside: 0, armed: 0, armed_for, prompt: 0 };
+        let state = State { waiting, signalled: false, inside: 0, armed: 0, armed_for, prompt: 0, has_slept: false };
         let channel = Self { set, event, state: Mutex::new(state), shards, is_exact, is_direct };
         for shard in channel.shards.iter().filter(|_| is_direct) {
             channel.set.add(shard.sockets.as_fd(), Interest::Readable)?;
@@ -137,10 +139,14 @@ impl Channel {
     /// Notes that a completion queue is about to be armed.
     pub(crate) fn arm(&self, queue: &CqNotifier) {
         let mut state = self.state();
-        if !queue.armed.swap(true, Ordering::Relaxed) {
-            state.armed += 1;
-            self.shards.iter().for_each(|shard| shard.channel_armed(state.armed_for, 1));
+        if queue.armed.swap(true, Ordering::Relaxed) {
+            return;
         }
+        state.armed += 1;
+        self.shards.iter().for_each(|shard| shard.channel_armed(state.armed_for, 1));
+        drop(state);
+        // After the unlock: a pass may notify.
+        self.shards.iter().for_each(|shard| shard.end_silence());
     }
 
     fn disarm(&self, state: &mut State, queue: &CqNotifier) {
@@ -192,6 +198,8 @@ impl Channel {
 
     /// Takes the next notification, after driving the shards if there is none.
     pub(crate) fn poll(&self) -> Option<u64> {
+        // The channel does not know of threads that sleep on the set by themselves.
+        let mut was_woken = !self.is_exact;
         {
             let mut state = self.state();
             if let Some(queue) = state.waiting.pop_front() {
@@ -201,11 +209,12 @@ impl Channel {
             }
             self.update_event(&mut state);
             state.inside += 1;
+            was_woken |= std::mem::take(&mut state.has_slept);
         }
         let leaving = Leaving(self);
         let mut has_more = true;
         for _ in 0..ROUNDS {
-            has_more = self.shards.iter().fold(false, |more, shard| shard.serve_channel() | more);
+            has_more = self.shards.iter().fold(false, |more, shard| shard.serve_channel(was_woken) | more);
             if !has_more || self.has_events() {
                 break;
             }
@@ -243,6 +252,7 @@ impl Channel {
     pub(crate) fn waiting_fd(&self) -> BorrowedFd<'_> {
         let mut state = self.state();
         state.prompt = 0;
+        state.has_slept = true;
         self.set_armed_for(&mut state, ArmedFor::Sleeper);
         self.set.as_fd()
     }
@@ -406,7 +416,7 @@ mod tests {
         let shards = [Arc::new(shard()), Arc::new(shard())];
         let of_one: Vec<_> = (0..DIRECT).map(|_| Channel::exact(vec![Arc::clone(&shards[0])]).unwrap()).collect();
         assert!(of_one.iter().all(|channel| channel.is_direct));
-        let further: Vec<_> = (0..1000).map(|_| Channel::new(shards.to_vec()).unwrap()).collect();
+        let further: Vec<_> = (0..100).map(|_| Channel::new(shards.to_vec()).unwrap()).collect();
         assert!(further.iter().all(|channel| !channel.is_direct));
         further[0].arm(&CqNotifier::new(1));
         further[0].waiting_fd();

@@ -38,6 +38,10 @@ pub(super) const MEMORY_LOOKS: u32 = 8;
 /// A yield that took this long was used by another thread.
 pub(super) const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
 
+/// Passes of a poller after a queue was armed for a descriptor, after which the poller counts as one that stays.
+/// Programs look at their queue a few times between arming it and sleeping.
+pub(super) const PASSES_OF_A_LASTING_POLLER: u32 = 64;
+
 // ---- Naps and spins beside threads that compute (the scheduler) ----
 
 /// A yield that took this long went through other threads' time slices.

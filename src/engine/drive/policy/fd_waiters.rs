@@ -6,11 +6,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use super::constants::PASSES_OF_A_LASTING_POLLER;
+
 /// The waiters on descriptors, which need the shard's thread to watch the sockets.
 #[derive(Default)]
 pub(super) struct FdWaiters {
     /// Completion queues armed for threads that sleep on a descriptor.
     queues: AtomicU32,
+    /// Passes of pollers since a queue was last armed, up to a limit.
+    passes: AtomicU32,
     /// The thread sleeps without watching the sockets.
     is_away: AtomicBool,
 }
@@ -21,6 +25,7 @@ impl FdWaiters {
         // Before the thread's state is read. The thread writes its state before it reads the count, so at least one of
         // the two sees the other's write.
         self.queues.fetch_add(queues, Ordering::SeqCst);
+        self.passes.store(0, Ordering::SeqCst);
         self.call()
     }
 
@@ -34,16 +39,29 @@ impl FdWaiters {
         self.queues.fetch_sub(queues, Ordering::Relaxed);
     }
 
+    /// Notes a pass of a poller.
+    #[inline]
+    pub(super) fn note_pass(&self) {
+        if self.queues.load(Ordering::Relaxed) > 0 && self.passes.load(Ordering::Relaxed) < PASSES_OF_A_LASTING_POLLER {
+            self.passes.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
     /// Returns the number of armed queues.
     pub(super) fn queues(&self) -> u32 {
         self.queues.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether the thread must watch the sockets although a thread polls.
+    pub(super) fn need_thread(&self) -> bool {
+        self.queues.load(Ordering::SeqCst) > 0 && self.passes.load(Ordering::SeqCst) < PASSES_OF_A_LASTING_POLLER
     }
 
     /// Called by the thread before it sleeps without watching the sockets; a waiter that needs the thread wakes it.
     /// Returns false if a waiter needs it already.
     pub(super) fn leave(&self) -> bool {
         self.is_away.store(true, Ordering::SeqCst);
-        let leaves = self.queues() == 0;
+        let leaves = !self.need_thread();
         if !leaves {
             self.come_back();
         }
@@ -73,5 +91,17 @@ mod tests {
         assert!(fd_waiters.leave());
         fd_waiters.come_back();
         assert!(!fd_waiters.add(1));
+    }
+
+    #[test]
+    fn poller_that_stays_frees_the_thread_until_a_queue_is_armed_again() {
+        let fd_waiters = FdWaiters::default();
+        assert!(!fd_waiters.add(1) && fd_waiters.need_thread());
+        (1..PASSES_OF_A_LASTING_POLLER).for_each(|_| fd_waiters.note_pass());
+        assert!(fd_waiters.need_thread() && !fd_waiters.leave());
+        fd_waiters.note_pass();
+        assert!(!fd_waiters.need_thread() && fd_waiters.leave());
+        assert!(fd_waiters.add(1), "it is away");
+        assert!(fd_waiters.need_thread());
     }
 }

@@ -41,13 +41,23 @@ impl MemoryWatch {
     }
 
     /// Notes whether only pollers look at the shared memory.
+    #[inline]
     pub(super) fn note_silent_memory(&self, is_silent: bool) {
-        self.is_silent.store(is_silent, Ordering::Relaxed);
+        if self.is_silent.load(Ordering::Relaxed) != is_silent {
+            self.is_silent.store(is_silent, Ordering::SeqCst);
+        }
     }
 
-    /// Returns whether the thread must be called because a packet in the shared memory does not call it.
-    pub(super) fn takes_silent_memory(&self) -> bool {
-        self.is_silent.swap(false, Ordering::Relaxed)
+    /// Returns whether only pollers look at the shared memory.
+    #[inline]
+    pub(super) fn is_memory_silent(&self) -> bool {
+        self.is_silent.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether the thread must be called because a packet in the shared memory does not call it. Not if it was
+    /// called already: then it will see that the program watches.
+    pub(super) fn needs_thread(&self) -> bool {
+        self.is_memory_silent() && !self.was_called.load(Ordering::SeqCst)
     }
 
     /// Notes a post: it responds to the WRITEs so far.
@@ -100,7 +110,7 @@ impl MemoryWatch {
     /// Called by the thread when it is awake. If it was called unnecessarily, because the program came back
     /// meanwhile, more polls are tolerated.
     pub(super) fn note_thread_awake(&self) {
-        let was_called = self.was_called.load(Ordering::Relaxed) && self.was_called.swap(false, Ordering::Relaxed);
+        let was_called = self.was_called.load(Ordering::Relaxed) && self.was_called.swap(false, Ordering::SeqCst);
         if was_called && !self.is_watching() {
             let tolerance = self.tolerance.load(Ordering::Relaxed).saturating_mul(2).saturating_add(1);
             self.tolerance.store(tolerance, Ordering::Relaxed);

@@ -108,9 +108,27 @@ impl DrivingPolicy {
         self.memory_watch.note_write();
     }
 
-    /// Notes whether pollers alone look at the shared memory, where a packet calls no thread.
-    pub(super) fn note_silent_memory(&self, is_silent: bool) {
+    /// Chooses whether only pollers look at the shared memory from now on, so that a packet there need wake no thread.
+    /// Called with the shard held. A thread that sleeps on packets needs the packet's call, and so does one that naps.
+    pub(super) fn silences_memory(&self, now: Time) -> bool {
+        let polls = self.expects_poller(now) && !self.poll_backoff.is_crowded(now);
+        let sleeps = || self.sleepers.load(Ordering::SeqCst) > 0 || self.fd_waiters.need_thread();
+        let is_silent = polls && !sleeps();
         self.memory_watch.note_silent_memory(is_silent);
+        // Counted again after that is published. A thread that is about to sleep counts itself before it reads it, so
+        // at least one of the two sees the other's write.
+        if is_silent && sleeps() {
+            self.memory_watch.note_silent_memory(false);
+            return false;
+        }
+        is_silent
+    }
+
+    /// Returns whether only pollers look at the shared memory. Then a thread that is about to sleep, and has armed a
+    /// queue, must change that.
+    #[inline]
+    pub(super) fn is_memory_silent(&self) -> bool {
+        self.memory_watch.is_memory_silent()
     }
 
     /// Returns the time by which the shard's thread must handle work that is due at this time: the end of the lease if
@@ -138,7 +156,7 @@ impl DrivingPolicy {
 
     #[cold]
     fn calls_thread(&self) -> bool {
-        let is_deaf = self.fd_waiters.call() | self.memory_watch.takes_silent_memory();
+        let is_deaf = self.fd_waiters.call() | self.memory_watch.needs_thread();
         if is_deaf {
             self.memory_watch.note_thread_called();
         }
@@ -162,6 +180,7 @@ impl DrivingPolicy {
     #[inline]
     pub(super) fn note_pass(&self, now: Time) -> bool {
         self.poll_backoff.note_visit(now.saturating_since(self.lease.last_visit()));
+        self.fd_waiters.note_pass();
         self.lease.visit(now)
     }
 
@@ -222,7 +241,7 @@ impl DrivingPolicy {
     pub(super) fn note_armed(&self, armed_for: ArmedFor, queues: u32) -> bool {
         match armed_for {
             ArmedFor::Sleeper => {
-                self.sleepers.fetch_add(queues, Ordering::Relaxed);
+                self.sleepers.fetch_add(queues, Ordering::SeqCst);
                 false
             }
             ArmedFor::Descriptor => queues > 0 && self.fd_waiters.add(queues),
@@ -256,7 +275,7 @@ impl DrivingPolicy {
     /// Returns what the thread does now.
     pub(super) fn duty(&self, now: Time) -> Duty {
         self.memory_watch.note_thread_awake();
-        match self.expects_poller(now) && self.fd_waiters.queues() == 0 {
+        match self.expects_poller(now) && !self.fd_waiters.need_thread() {
             true => Duty::StandBack { until: self.lease.end() },
             false => Duty::Serve,
         }

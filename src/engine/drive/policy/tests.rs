@@ -303,15 +303,61 @@ fn acknowledgements_wait_for_the_response_of_a_leased_poller_that_watches() {
     assert!(!world.policy.expects_watcher(world.now) && world.policy.expects_poller(world.now));
 }
 
+/// Returns a policy whose poller has a lease at the returned time.
+fn leased() -> (DrivingPolicy, Time) {
+    let mut world = World::new(milliseconds(1_000));
+    world.poll_for(milliseconds(1), 2 * MICROSECOND);
+    (world.policy, world.now)
+}
+
 #[test]
 fn poller_calls_the_thread_for_shared_memory_that_calls_no_thread() {
-    let policy = DrivingPolicy::default();
+    let (policy, now) = leased();
     policy.note_write();
     policy.note_post(POLLER);
-    assert!(!policy.note_poll_ends(), "a packet calls the thread");
-    policy.note_silent_memory(true);
+    assert!(policy.silences_memory(now) && policy.is_memory_silent());
     assert!(policy.note_poll_ends());
     assert!(!policy.note_poll_ends(), "it was called");
+    assert_eq!(policy.duty(now), Duty::Serve);
+    assert!(policy.note_poll_ends(), "it was there, but has not looked");
+    assert!(!policy.silences_memory(now), "the program watches");
+    policy.duty(now);
+    assert!(!policy.note_poll_ends(), "a packet calls the thread");
+}
+
+/// As UCX does: a queue is armed, rarely has completions, and others are polled all the time.
+#[test]
+fn thread_leaves_the_packets_to_a_poller_that_stays_beside_an_armed_queue() {
+    let (policy, mut now) = leased();
+    policy.note_armed(ArmedFor::Descriptor, 1);
+    assert_eq!(policy.duty(now), Duty::Serve);
+    let passes = std::iter::repeat_with(|| {
+        now = now + MICROSECOND;
+        policy.note_pass(now);
+        policy.duty(now)
+    });
+    let served = passes.take_while(|duty| *duty == Duty::Serve).take(1_000).count();
+    assert!((8..200).contains(&served), "{served} passes");
+    assert!(policy.silences_memory(now));
+    policy.note_armed(ArmedFor::Descriptor, 1);
+    assert!(policy.duty(now) == Duty::Serve && !policy.silences_memory(now), "a thread may sleep now");
+}
+
+#[test]
+fn shared_memory_calls_threads_that_sleep_or_nap_although_one_polls() {
+    for armed_for in [ArmedFor::Sleeper, ArmedFor::Descriptor] {
+        let (policy, now) = leased();
+        assert!(policy.silences_memory(now));
+        policy.note_armed(armed_for, 1);
+        assert!(policy.is_memory_silent(), "the thread that armed the queue sees it");
+        assert!(!policy.silences_memory(now) && !policy.is_memory_silent(), "{armed_for:?}");
+        policy.note_disarmed(armed_for, 1);
+        assert!(policy.silences_memory(now));
+    }
+    let (policy, now) = leased();
+    (0..2).for_each(|_| policy.note_yield(now, milliseconds(1), true));
+    assert!(!policy.silences_memory(now), "it naps");
+    assert!(!DrivingPolicy::default().silences_memory(now), "no thread polls");
 }
 
 #[test]
