@@ -251,6 +251,18 @@ fn log_output_is_readable_text() {
     assert!(output.status.success() && text.lines().filter(|line| line.contains("INFO")).count() >= 100, "{text}");
 }
 
+#[test]
+fn log_has_the_levels_of_targets() {
+    let output = role("logs").env("RDMA_VERBS_LOG", "off,rdma_verbs::queue_pair=debug").output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let is_expected = |line: &str| line.trim_start().starts_with("DEBUG rdma_verbs::queue_pair: ");
+    assert!(output.status.success() && text.lines().all(is_expected), "{text}");
+    assert!(text.contains(r#"from="RTR" to="RTS" cause="modify""#), "{text}");
+    let output = role("logs").env("RDMA_VERBS_LOG", "loud").output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains(r#"WARN rdma_verbs::settings: RDMA_VERBS_LOG is "loud", which is ignored"#), "{text}");
+}
+
 /// Runs `work` in a forked child and returns its status.
 fn in_child(work: impl FnOnce()) -> c_int {
     // SAFETY: the child uses this library, which is under test, and the allocator, which supports forks.

@@ -14,6 +14,12 @@ pub(crate) struct Payloads<'a> {
 }
 
 impl Payloads<'_> {
+    /// Returns the number of bytes that are left.
+    #[inline]
+    pub(crate) fn left(&self) -> usize {
+        self.end - self.next
+    }
+
     /// Fills `out` with the next bytes, and sums them if that is nearly free.
     ///
     /// # Errors

@@ -112,7 +112,7 @@ impl SharedBytes for Pages {
 
     #[inline]
     fn fence(&self) {
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        Memory::fence();
     }
 }
 
@@ -142,10 +142,15 @@ impl Layout {
         self.capacity - (position & (self.capacity - 1))
     }
 
-    /// Returns the maximum number of bytes of a record. Any record fits into an empty ring, whatever the reader has not
-    /// published yet, and whatever is skipped.
+    /// Returns the maximum number of bytes that are begun at a time. They fit into an empty ring, whatever the reader
+    /// has not published yet, and whatever is skipped.
+    fn most_begun_bytes(self) -> usize {
+        self.capacity as usize / 4 - WORD
+    }
+
+    /// Returns the maximum number of bytes of a record.
     fn most_record_bytes(self) -> usize {
-        MOST_RECORD_BYTES.min(self.capacity as usize / 4 - WORD)
+        MOST_RECORD_BYTES.min(self.most_begun_bytes())
     }
 }
 
@@ -225,8 +230,8 @@ impl<B: SharedBytes> RingWriter<B> {
     /// [`Broken`]; then the ring must not be used any more.
     #[inline]
     pub(crate) fn begin(&mut self, least: usize, most: usize) -> Result<Option<usize>, Broken> {
-        let most = most.min(self.layout.most_record_bytes());
-        if least == 0 || least > most {
+        let most = most.min(self.layout.most_begun_bytes());
+        if least == 0 || least > most.min(self.layout.most_record_bytes()) {
             debug_assert!(false, "a record of {least} bytes");
             return Ok(None);
         }
@@ -261,7 +266,7 @@ impl<B: SharedBytes> RingWriter<B> {
     #[inline]
     pub(crate) fn end(&mut self, tag: u64, length: usize) {
         let Begun { at, room } = std::mem::take(&mut self.begun);
-        if length == 0 || length > room {
+        if length == 0 || length > room.min(self.layout.most_record_bytes()) {
             debug_assert!(false, "{length} bytes of {room}");
             return;
         }
@@ -272,6 +277,21 @@ impl<B: SharedBytes> RingWriter<B> {
             self.bytes.store(self.layout.offset(self.position), SKIP);
         }
         self.position = end;
+    }
+
+    /// Returns the number of bytes that a record of this length takes.
+    #[inline]
+    pub(crate) fn whole_bytes(&self, length: usize) -> usize {
+        whole_bytes(length) as usize
+    }
+
+    /// As [`RingWriter::end`]; then begins the next record in the rest of the room, and returns that rest.
+    #[inline]
+    pub(crate) fn end_and_begin(&mut self, tag: u64, length: usize) -> usize {
+        let room = self.begun.room.saturating_sub(whole_bytes(length) as usize);
+        self.end(tag, length);
+        self.begun = Begun { at: self.position, room };
+        room
     }
 
     #[inline]
@@ -432,10 +452,14 @@ impl<B: SharedBytes> RingReader<B> {
 
     /// Withdraws the request, unless the writer has taken it.
     #[inline]
-    pub(crate) fn withdraw_bell(&self) {
-        if self.bytes.load(BELL_REQUEST) != 0 {
-            self.bytes.store(BELL_REQUEST, 0);
-        }
+    pub(crate) fn is_bell_requested(&self) -> bool {
+        self.bytes.load(BELL_REQUEST) != 0
+    }
+
+    /// Withdraws the request. Returns false if the writer has taken it.
+    #[inline]
+    pub(crate) fn withdraw_bell(&self) -> bool {
+        self.bytes.exchange(BELL_REQUEST, 1, 0)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::PoisonError;
 
 #[cfg(not(loom))]
 mod primitive {
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
@@ -36,7 +36,7 @@ mod primitive {
 
 #[cfg(loom)]
 mod primitive {
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use loom::thread::yield_now;
     pub(crate) use loom::thread_local;

@@ -58,16 +58,15 @@ pub(crate) fn ring(socket: BorrowedFd<'_>) {
     unsafe { libc::send(socket.as_raw_fd(), [0u8].as_ptr().cast(), 1, flags) };
 }
 
-/// Takes at most `most` messages of the other end, without their contents.
-pub(crate) fn discard_messages(socket: BorrowedFd<'_>, most: usize) {
+/// Takes at most `most` messages of the other end, without their contents. Returns their number.
+pub(crate) fn discard_messages(socket: BorrowedFd<'_>, most: usize) -> usize {
     let mut byte = 0u8;
-    for _ in 0..most {
+    let mut take = || {
         // SAFETY: the kernel writes at most one byte into a live local variable.
         let taken = unsafe { libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
-        if taken <= 0 {
-            return;
-        }
-    }
+        taken > 0
+    };
+    (0..most).take_while(|_| take()).count()
 }
 
 /// Returns whether the other end of a connection has closed it.

@@ -90,7 +90,13 @@ pub trait PayloadSource {
     /// If the memory cannot be read.
     fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError>;
 
-    /// Places the next payload in memory that is shared with the peer.
+    /// Returns how many of the next bytes may be placed at once, as the payloads of several packets.
+    #[inline]
+    fn joined_bytes(&self) -> usize {
+        0
+    }
+
+    /// Places the next payload in memory that is shared with the peer, or the payloads of several packets.
     ///
     /// # Errors
     /// If the memory cannot be read.
@@ -116,6 +122,11 @@ impl PayloadSource for Payloads<'_> {
     #[inline]
     fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
         Payloads::read_next(self, out)
+    }
+
+    #[inline]
+    fn joined_bytes(&self) -> usize {
+        self.left()
     }
 
     #[inline]
@@ -166,8 +177,8 @@ pub trait BurstSink {
     where
         Self: 'a;
 
-    /// Begins a send of one queue pair.
-    fn open<'a>(&'a mut self, envelope: &'a Envelope) -> Self::Writer<'a>;
+    /// Begins a send of one queue pair. `None`: the medium to its destination has no room, and the queue pair waits.
+    fn open<'a>(&'a mut self, envelope: &'a Envelope) -> Option<Self::Writer<'a>>;
 }
 
 /// A send in progress. If it is dropped without [`BurstWriter::finish`] because its queue pair panicked, nothing is

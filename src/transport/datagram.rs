@@ -31,6 +31,29 @@ pub struct Datagram<'a> {
     pub medium: Medium,
 }
 
+/// Consecutive packets that differ in PSN, payload and acknowledgement request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Similar {
+    /// Their number, at most 32.
+    pub(crate) count: u32,
+    /// Those that request an acknowledgement: bit 0 is the first packet.
+    pub(crate) ack_requests: u32,
+}
+
+impl Similar {
+    /// Whether the packet at this index requests an acknowledgement.
+    #[inline]
+    pub(crate) fn requests_ack(self, index: u32) -> bool {
+        self.ack_requests >> index & 1 != 0
+    }
+
+    /// Returns those from the packet at this index on.
+    #[inline]
+    pub(crate) fn from(self, index: u32) -> Self {
+        Self { count: self.count - index, ack_requests: self.ack_requests >> index }
+    }
+}
+
 /// The medium that a datagram came through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Medium {

@@ -50,7 +50,8 @@ pub(super) struct History {
     heard: [Option<HeardPacket>; 2],
     last_successes: LastSuccesses,
     error_origin: Option<ErrorOrigin>,
-    gave_up_at: Option<Time>,
+    /// Zero: the retries of no request are exhausted.
+    gave_up_at: Time,
     late_responses: u32,
     wrong_source: Option<IpAddr>,
     wrong_pkey: Option<u16>,
@@ -135,7 +136,7 @@ impl History {
         [report.last_response, report.last_request] = self.heard.map(|heard| heard.map(|packet| packet.report(now)));
         report.error_origin = self.error_origin;
         report.last_successes = self.last_successes;
-        report.gave_up = self.gave_up_at.map(|at| now.saturating_since(at));
+        report.gave_up = (self.gave_up_at != Time::ZERO).then(|| now.saturating_since(self.gave_up_at));
         report.late_responses = self.late_responses;
         report.wrong_source = self.wrong_source;
         report.wrong_pkey = self.wrong_pkey;
@@ -144,7 +145,9 @@ impl History {
 
     /// Records that the retries of a request are exhausted.
     pub(super) fn note_gave_up(&mut self, now: Time) {
-        self.gave_up_at.get_or_insert(now);
+        if self.gave_up_at == Time::ZERO {
+            self.gave_up_at = now;
+        }
     }
 
     /// Records that a request of the peer is refused.

@@ -48,6 +48,7 @@ pub use congestion::{Acked, CongestionEvent, CongestionKind, CubicFactory, Sent}
 pub use congestion::{Capped, CongestionControl, CongestionFactory, ConstantWindow, Cubic, PathFacts};
 #[cfg(feature = "sim")]
 pub use datagram::Repeats;
+pub(crate) use datagram::Similar;
 pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, Medium, SourceAddress, Transmit};
 #[cfg(feature = "sim")]
 pub use endpoint::Deadlines;

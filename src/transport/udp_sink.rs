@@ -35,10 +35,10 @@ impl BurstSink for UdpSink<'_> {
         Self: 'b;
 
     #[inline]
-    fn open<'b>(&'b mut self, envelope: &'b Envelope) -> UdpWriter<'b> {
+    fn open<'b>(&'b mut self, envelope: &'b Envelope) -> Option<UdpWriter<'b>> {
         let room = self.buffer.len().min(LARGEST_SEND_BYTES);
         let most = if envelope.segmentation_offload { self.max_segments } else { 1 };
-        UdpWriter {
+        Some(UdpWriter {
             buffer: &mut self.buffer[..room],
             sent: self.sent,
             envelope,
@@ -48,7 +48,7 @@ impl BurstSink for UdpSink<'_> {
             segment: 0,
             repeats: Repeats::default(),
             last: None,
-        }
+        })
     }
 }
 

@@ -16,9 +16,9 @@ use std::str::FromStr;
 #[non_exhaustive]
 pub enum SharedMemory {
     /// Wherever it is possible and the peer's device has it, too. Other packets go through sockets, without an error.
+    #[default]
     Auto,
     /// Never: all packets go through sockets.
-    #[default]
     Off,
     /// Always: a connection for which it is not possible is refused when its queue pair becomes ready to receive.
     Require,

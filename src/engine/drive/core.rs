@@ -14,12 +14,6 @@ use crate::types::{Qpn, QueuePairReport, Time};
 
 /// Delay before retrying after the kernel's send buffer was full.
 const SEND_RETRY: Duration = Duration::from_micros(100);
-/// The same after a ring was full, which a reader drains in less than 100 µs.
-const RING_RETRY: Duration = Duration::from_micros(5);
-/// Longest time that a full ring holds all packets of the shard back: more than the longest lease of a poller that
-/// watches its memory, during which no thread of its process reads the ring, and than the usual wait for a processor.
-/// An unreliable connection would lose the rest of a message that is larger than the ring.
-const LONGEST_RING_WAIT: Duration = Duration::from_millis(30);
 const LONG_PASS_SENDS: usize = 4;
 
 /// Result of a pass.
@@ -55,8 +49,8 @@ pub(crate) struct Core {
     pub(super) buffer: Box<[u8]>,
     /// A packet or burst in the buffer that the kernel had no room for, and the time of the retry.
     pub(super) unsent: Option<(Transmit, Time)>,
-    /// Since when there was no room for it.
-    pub(super) full_since: Option<Time>,
+    /// When queue pairs that wait for room in rings try again.
+    pub(super) ring_retry: Option<Time>,
     /// The last packet was a management datagram.
     pub(super) was_management: bool,
 }
@@ -64,6 +58,24 @@ pub(crate) struct Core {
 impl Core {
     /// Sends until nothing is left, the bound is reached, or the kernel accepts no more.
     pub(super) fn transmit(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        max_calls: usize,
+        release: AckRelease,
+        progress: &mut Progress,
+    ) {
+        if self.ring_retry.is_some_and(|retry_at| retry_at <= now) {
+            self.ring_retry = None;
+            self.endpoint.resume_stalled();
+        }
+        self.transmit_ready(now, memory, max_calls, release, progress);
+        if self.ring_retry.is_none() && self.endpoint.has_stalled() {
+            self.ring_retry = Some(now + self.link.memory_links().until_retry(now));
+        }
+    }
+
+    fn transmit_ready(
         &mut self,
         now: Time,
         memory: &MemoryView<'_>,
@@ -94,25 +106,10 @@ impl Core {
                     self.unsent = Some((transmit, now + SEND_RETRY));
                     return;
                 }
-                Sent::RingFull => return self.wait_for_ring(now, transmit),
-                Sent::Accepted | Sent::Refused => {
-                    self.full_since = None;
-                    progress.worked = true;
-                }
+                Sent::Accepted | Sent::Refused => progress.worked = true,
             }
         }
         progress.has_more = true;
-    }
-
-    /// Keeps a send for which a ring has no room, but not for long: it holds all others of the shard back.
-    #[cold]
-    fn wait_for_ring(&mut self, now: Time, transmit: Transmit) {
-        let since = *self.full_since.get_or_insert(now);
-        if now.saturating_since(since) >= LONGEST_RING_WAIT {
-            self.full_since = None;
-            self.link.stop_waiting(&transmit, &self.buffer[..transmit.length]);
-        }
-        self.unsent = Some((transmit, now + RING_RETRY));
     }
 
     /// Writes the next packet or burst into the buffer, or into shared memory. Management datagrams alternate with the
@@ -140,7 +137,8 @@ impl Core {
         };
         let mut written = None;
         let buffer = UdpSink::new(&mut self.buffer, self.endpoint.max_segments(), &mut written);
-        let has_sent = self.endpoint.poll_transmit_into(now, memory, &mut memory_links.with_buffer(buffer), release);
+        let has_sent =
+            self.endpoint.poll_transmit_into(now, memory, &mut memory_links.with_buffer(now, buffer), release);
         match written {
             Some(transmit) => Next::Written(transmit),
             None if has_sent => Next::Left,
@@ -229,6 +227,7 @@ impl Core {
 
     pub(super) fn next_deadline(&self) -> Option<Time> {
         let retry = self.unsent.as_ref().map(|(_, retry_at)| *retry_at);
-        self.endpoint.next_timeout().into_iter().chain(self.connections.next_deadline()).chain(retry).min()
+        let deadlines = self.endpoint.next_timeout().into_iter().chain(self.connections.next_deadline());
+        deadlines.chain(retry).chain(self.ring_retry).min()
     }
 }

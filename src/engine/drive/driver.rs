@@ -20,7 +20,7 @@ use super::core::{Core, Progress};
 use super::doorbell::Doorbell;
 use super::held_acks;
 use super::policy::Rest;
-use super::shard::{Plan, Shard};
+use super::shard::{Plan, Shard, Unfinished};
 use super::shard_lock::{DriveOutcome, Pass};
 use crate::cm::Orphan;
 use crate::engine::net::leaves_host;
@@ -37,9 +37,18 @@ const LONGEST_FINAL_ACK_FLUSH: Duration = Duration::from_millis(10);
 /// Most further passes that a driver makes for threads that rang, before it hands over.
 const MORE_PASSES: usize = 16;
 /// A posting thread sends its requests and returns.
-const POSTING: Plan = Plan { posted: None, receives: 0, send_calls: 16, deadlines: false, stops_for_completion: false };
+const POSTING: Plan = Plan {
+    posted: None,
+    receives: 0,
+    send_calls: 16,
+    deadlines: false,
+    stops_for_completion: false,
+    follows_sleep: false,
+};
 /// A datagram, or merged ones, are 64 KiB at most, so a batch is at most 2 MiB.
-const SERVING: Plan = Plan { posted: None, receives: 32, send_calls: 32, deadlines: true, stops_for_completion: false };
+pub(super) const SERVING: Plan = Plan { receives: 32, send_calls: 32, deadlines: true, ..POSTING };
+/// For a thread that a packet has woken.
+const WOKEN: Plan = Plan { follows_sleep: true, ..SERVING };
 /// For a thread that comes back soon: it gets the completion that it waits for without delay.
 const POLLING: Plan = Plan { stops_for_completion: true, ..SERVING };
 
@@ -58,6 +67,9 @@ impl Shard {
         self.policy.note_post(thread_token());
         let outcome = self.lock.try_drive(MORE_PASSES, |core, pass| {
             let posted = (pass == Pass::First).then_some(doorbell.qpn());
+            if posted.is_some_and(|posted| self.execute_posted(core, posted)) {
+                return;
+            }
             self.send_posted(core, Plan { posted, ..POSTING });
         });
         if outcome != DriveOutcome::Held {
@@ -66,6 +78,19 @@ impl Shard {
         self.ring_doorbell(doorbell);
         let outcome = self.lock.ring(MORE_PASSES, |core, _| self.send_posted(core, POSTING));
         self.finish(outcome);
+    }
+
+    /// Executes the posted requests if they access the peer's memory, and nothing else is due. This needs no pass,
+    /// which would take longer, and no time. It is no visit of the shard either: nothing was received.
+    #[inline]
+    fn execute_posted(&self, core: &mut Core, qpn: Qpn) -> bool {
+        if self.has_failed() || core.has_unsent() {
+            return false;
+        }
+        let unfinished = Unfinished(self);
+        let is_done = core.endpoint.execute_posted(|| self.clock.now(), &self.memory, qpn);
+        std::mem::forget(unfinished);
+        is_done
     }
 
     fn send_posted(&self, core: &mut Core, plan: Plan) {
@@ -155,11 +180,12 @@ impl Shard {
     ///
     /// No acknowledgement waits for the application's response: a program with one channel for all queues takes events
     /// in their order, and expects, as from adapters, that its send completes before the peer's response to it arrives.
-    pub(crate) fn serve_channel(&self) -> bool {
+    pub(super) fn serve_channel(&self, was_woken: bool) -> bool {
+        let plan = if was_woken { WOKEN } else { SERVING };
         self.policy.note_event_visit(self.clock.now());
         let mut has_more = false;
         let outcome = self.lock.drive(MORE_PASSES, |core, _| {
-            let progress = self.pass(core, SERVING, self.clock.now(), |_, _| false);
+            let progress = self.pass(core, plan, self.clock.now(), |_, _| false);
             has_more = progress.has_more;
             self.leave(&progress);
         });
@@ -212,14 +238,14 @@ impl Shard {
         self.finish(outcome);
     }
 
-    /// Makes a pass for the shard's thread. Afterwards `rest` gets the time and whether there was work, and chooses
-    /// whether the thread sleeps. If it sleeps, this is published while the shard is held, so that no other thread
-    /// relies on it being awake.
-    pub(super) fn serve(&self, mut rest: impl FnMut(Time, bool) -> Rest) -> Served {
+    /// Makes a pass for the shard's thread, which a packet has woken or not. Afterwards `rest` gets the time and
+    /// whether there was work, and chooses whether the thread sleeps. If it sleeps, this is published while the shard
+    /// is held, so that no other thread relies on it being awake.
+    pub(super) fn serve(&self, was_woken: bool, mut rest: impl FnMut(Time, bool) -> Rest) -> Served {
         let mut served = Served { worked: false, sleeps_until: None };
         let outcome = self.lock.drive(MORE_PASSES, |core, _| {
-            let now = self.clock.now();
-            let progress = self.pass(core, SERVING, now, |now, _| self.policy.expects_watcher(now));
+            let (now, plan) = (self.clock.now(), if was_woken { WOKEN } else { SERVING });
+            let progress = self.pass(core, plan, now, |now, _| self.policy.expects_watcher(now));
             served.worked |= progress.worked;
             if progress.wrote {
                 self.policy.note_write_by_thread();
@@ -245,14 +271,14 @@ impl Shard {
 
     /// Wakes the shard's thread if it would be late for the remaining work; called before the lock is released. During
     /// a lease, the end of the lease is early enough, because the poller comes back before.
-    fn leave(&self, progress: &Progress) {
+    pub(super) fn leave(&self, progress: &Progress) {
         let due = if progress.has_more { Some(Time::ZERO) } else { progress.next_deadline };
         if let Some(due) = due {
             self.wake.call_if_needed_by(self.policy.thread_is_due(due));
         }
     }
 
-    fn finish(&self, outcome: DriveOutcome) {
+    pub(super) fn finish(&self, outcome: DriveOutcome) {
         self.event_queues.wake_tasks();
         if outcome == DriveOutcome::HandOver {
             self.wake.call();
@@ -357,7 +383,7 @@ mod tests {
     #[test]
     fn thread_that_was_rung_sleeps_by_its_last_pass() {
         let (shard, passes) = (shard(), Cell::new(0));
-        let served = shard.serve(|_, _| {
+        let served = shard.serve(false, |_, _| {
             passes.set(passes.get() + 1);
             if passes.get() == 1 {
                 assert_eq!(shard.lock.ring(MORE_PASSES, |_, _| unreachable!("it is held")), DriveOutcome::Held);

@@ -4,6 +4,7 @@
 //! pollers that find nothing, and `policy` for the rules that both follow.
 #![forbid(unsafe_code)]
 
+mod bells;
 mod channel;
 mod connection_log;
 mod connections;
@@ -13,6 +14,7 @@ mod doorbell;
 mod driver;
 mod emission;
 mod event_queue;
+mod groups;
 mod held_acks;
 mod idle;
 mod memory_path;

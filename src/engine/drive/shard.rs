@@ -22,14 +22,13 @@ use super::shard_lock::ShardLock;
 use super::wake::Wake;
 use crate::engine::capture::Capture;
 use crate::engine::net::{
-    Checksums, Deliver, Group, GroupSocket, Link, MAX_SEND_BYTES, ReceiveSocket, SendSocket, SocketSizes,
-    congestion_of, leaves_host,
+    Checksums, Deliver, Link, MAX_SEND_BYTES, ReceiveSocket, SendSocket, SocketSizes, congestion_of, leaves_host,
 };
-use crate::engine::share::{JoinRequest, QpnBlocks, search_orphans};
+use crate::engine::share::{JoinRequest, QpnBlocks, Recipient, search_orphans};
 use crate::memory::{MemoryView, RegionTable, SharedPart};
 use crate::queue::{AsyncEventQueue, CompletionQueue, Journal};
 use crate::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
-use crate::transport::{AckRelease, Datagram, DatagramOutcome, Endpoint, EndpointConfig, ReorderBudget};
+use crate::transport::{AckRelease, Datagram, DatagramOutcome, Endpoint, EndpointConfig, ReorderBudget, Similar};
 use crate::types::{
     AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, SharedMemory, Time,
     UnmatchedPackets,
@@ -90,6 +89,8 @@ pub(super) struct Plan {
     /// Stop receiving as soon as the application has something to respond to: a call that finds no more datagrams would
     /// only delay the response.
     pub(super) stops_for_completion: bool,
+    /// The thread may have slept on packets until now: if none has arrived, a bell has rung without a request.
+    pub(super) follows_sleep: bool,
 }
 
 /// A completion queue whose notification waits for more completions.
@@ -125,7 +126,7 @@ pub(crate) struct Shard {
     pub(super) blocks: QpnBlocks,
     capabilities: PeerCapabilities,
     pub(super) shared_memory: SharedMemory,
-    sizes: SocketSizes,
+    pub(super) sizes: SocketSizes,
     opened: Mutex<Opened>,
 }
 
@@ -157,7 +158,7 @@ impl Shard {
         let log = ConnectionLog::new(&journal);
         let connections = Connections::new(config.guid, config.blocks.first(), random, &event_queues, log);
         let link = Link::new(clock, &journal);
-        let core = Core { endpoint, connections, link, buffer, unsent: None, full_since: None, was_management: false };
+        let core = Core { endpoint, connections, link, buffer, unsent: None, ring_retry: None, was_management: false };
         Ok(Self {
             lock: ShardLock::new(core),
             doorbells: DoorbellQueue::new(config.max_queue_pairs as usize),
@@ -257,9 +258,9 @@ impl Shard {
             return Ok(());
         }
         let blocks = self.blocks.blocks();
-        let request = JoinRequest { address, blocks, capabilities: self.capabilities };
+        let recipient: Weak<dyn Recipient> = Arc::downgrade(self) as _;
+        let request = JoinRequest { address, blocks, capabilities: self.capabilities, recipient: Some(&recipient) };
         let socket = ReceiveSocket::open(request, &self.sizes)?;
-        socket.membership.add_recipient(self);
         let watched = self.sockets.add(socket.membership.descriptor(), Interest::Readable);
         watched.map_err(cannot_watch)?;
         self.command(|core, _| {
@@ -324,37 +325,6 @@ impl Shard {
     /// Returns whether packets between these addresses leave this host. Queries all addresses from the kernel.
     pub(crate) fn leaves_host(own: IpAddr, peer: IpAddr) -> bool {
         leaves_host(own, peer)
-    }
-
-    /// Lets the sending socket on this port send to multicast groups.
-    pub(crate) fn allow_multicast(&self, address: IpAddr, port: u16, interface: u32) -> io::Result<()> {
-        let mut allowed = Ok(());
-        self.command(|core, _| allowed = core.link.allow_multicast(address, port, interface));
-        allowed
-    }
-
-    /// Attaches the queue pair to the group, and joins the group if necessary. Calls for one group must not overlap.
-    pub(crate) fn attach_multicast(&self, qpn: Qpn, group: &Group) -> Result<(), OpenError> {
-        let mut has_joined = false;
-        self.command(|core, _| has_joined = core.link.has_group(group.address));
-        if !has_joined {
-            let socket = GroupSocket::open(group, &self.sizes)?;
-            self.sockets.add(socket.descriptor(), Interest::Readable).map_err(cannot_watch)?;
-            let mut added = Ok(());
-            self.command(|core, _| added = core.link.add_group(socket));
-            added.map_err(cannot_watch)?;
-        }
-        self.command(|core, _| core.endpoint.attach_multicast(qpn, group.address));
-        Ok(())
-    }
-
-    /// Detaches the queue pair from the group, and leaves the group with its last member.
-    pub(crate) fn detach_multicast(&self, qpn: Qpn, group: IpAddr) {
-        self.command(|core, _| {
-            if !core.endpoint.detach_multicast(qpn, group) {
-                core.link.remove_group(group);
-            }
-        });
     }
 
     /// Starts to record packets in a capture.
@@ -493,26 +463,17 @@ impl Shard {
             let has_readers = core.link.memory_links().has_readers();
             self.policy.note_looks_at_memory(has_readers);
             if has_readers {
-                self.request_bells(core, now, &mut progress);
+                if plan.follows_sleep && !progress.worked {
+                    core.link.memory_links().silence_bells(&self.sockets);
+                }
+                self.set_bells(core, now, &mut progress);
             }
         }
         std::mem::forget(unfinished);
         progress
     }
 
-    /// Has the writers of shared memory wake the threads that sleep on packets, unless a thread polls. Then the shard's
-    /// thread comes at the end of the lease, and has them do so if that thread is gone.
-    fn request_bells(&self, core: &mut Core, now: Time, progress: &mut Progress) {
-        let has_poller = self.policy.expects_poller(now);
-        self.policy.note_silent_memory(has_poller);
-        progress.has_more |= core.link.memory_links().request_bells(!has_poller);
-        if has_poller {
-            let lease_end = self.policy.thread_is_due(now);
-            progress.next_deadline = Some(progress.next_deadline.map_or(lease_end, |due| due.min(lease_end)));
-        }
-    }
-
-    /// Marks the shard as failed after a panic of a pass or a change.
+    /// Marks the shard as failed after a panic of a pass or a change. The caller holds the shard.
     #[cold]
     fn fail(&self) {
         if !self.has_failed() {
@@ -569,11 +530,16 @@ impl Deliver for Arriving<'_> {
     fn in_place(&mut self, datagram: &Datagram<'_>, rest: SharedPart<'_>) -> Option<DatagramOutcome> {
         self.endpoint.take_in_place(self.now, self.memory, datagram, rest)
     }
+
+    #[inline]
+    fn similar(&mut self, first: &Datagram<'_>, packets: Similar, payloads: SharedPart<'_>) -> bool {
+        self.endpoint.take_similar(self.now, self.memory, first, packets, payloads)
+    }
 }
 
 /// A pass or a change in progress. It is only dropped by a panic, which leaves state that must not be used: the shard
 /// fails.
-struct Unfinished<'a>(&'a Shard);
+pub(super) struct Unfinished<'a>(pub(super) &'a Shard);
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
@@ -581,7 +547,7 @@ impl Drop for Unfinished<'_> {
     }
 }
 
-fn cannot_watch(source: io::Error) -> OpenError {
+pub(super) fn cannot_watch(source: io::Error) -> OpenError {
     OpenError { message: "cannot watch the receive socket".to_owned(), source }
 }
 

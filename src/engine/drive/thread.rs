@@ -37,7 +37,7 @@ fn run(shard: &Shard, mut alarm: Alarm) {
     if let Err(error) = ask_for_short_slices() {
         tracing::debug!(target: "rdma_verbs::device", %error, "the engine's thread keeps the usual time slices");
     }
-    let mut rest = ThreadRest::default();
+    let (mut rest, mut was_woken) = (ThreadRest::default(), false);
     loop {
         shard.emit_events();
         if shard.stop.load(Ordering::Acquire) || shard.has_failed() {
@@ -46,14 +46,16 @@ fn run(shard: &Shard, mut alarm: Alarm) {
         let now = shard.clock.now();
         match shard.policy.duty(now) {
             Duty::StandBack { until } => stand_back(shard, &mut alarm, now, until),
-            Duty::Serve => serve(shard, &mut alarm, &mut rest),
+            Duty::Serve => was_woken = serve(shard, &mut alarm, &mut rest, was_woken),
         }
     }
 }
 
-/// Makes one pass, and rests as the policy says.
-fn serve(shard: &Shard, alarm: &mut Alarm, rest: &mut ThreadRest) {
-    let served = shard.serve(|now, worked| rest.after_pass(if worked { shard.clock.now() } else { now }, worked));
+/// Makes one pass, and rests as the policy says. Returns whether a packet ended the rest; `was_woken` is that of the
+/// rest before.
+fn serve(shard: &Shard, alarm: &mut Alarm, rest: &mut ThreadRest, was_woken: bool) -> bool {
+    let after_pass = |now, worked| rest.after_pass(if worked { shard.clock.now() } else { now }, worked);
+    let served = shard.serve(was_woken, after_pass);
     match served.sleeps_until {
         None if served.worked => {}
         None => {
@@ -65,8 +67,10 @@ fn serve(shard: &Shard, alarm: &mut Alarm, rest: &mut ThreadRest) {
             if by_packet && let Some(theirs) = shard.policy.packet_is_for_others(|| shard.clock.now()) {
                 sleep(shard, alarm, until.min(theirs), Watch::Event);
             }
+            return by_packet;
         }
     }
+    false
 }
 
 /// Leaves the sockets to the poller until its lease ends.
@@ -77,7 +81,7 @@ fn stand_back(shard: &Shard, alarm: &mut Alarm, now: Time, lease_ends: Time) {
     if shard.policy.stand_back() {
         sleep(shard, alarm, lease_ends.min(moderation_ends), Watch::Event);
         let readable = || wait_readable([shard.sockets.as_fd()], Some(Duration::ZERO));
-        let packets_wait = || readable().is_ok_and(|[packets_wait]| packets_wait);
+        let packets_wait = || readable().is_ok_and(|[packets_wait]| packets_wait) || shard.has_records();
         shard.policy.end_stand_back(shard.clock.now(), lease_ends, packets_wait);
     }
 }

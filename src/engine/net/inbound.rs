@@ -10,7 +10,7 @@ use crate::engine::capture::{Arrival, CaptureSink};
 use crate::engine::share::Route;
 use crate::memory::SharedPart;
 use crate::sys::{Received, SEVERAL, receive, receive_several};
-use crate::transport::{CheckField, Datagram, DatagramOutcome, Medium};
+use crate::transport::{CheckField, Datagram, DatagramOutcome, Medium, Similar};
 use crate::types::{Counter, Counters};
 
 /// The outcome of a packet for another socket. Its connection may have a key that this process does not have, so no
@@ -70,6 +70,14 @@ impl<'a, D: Deliver> Delivery<'a, D> {
     pub(super) fn take_in_place(&mut self, datagram: &Datagram<'_>, rest: SharedPart<'_>) -> bool {
         self.sink.is_idle() && self.deliver.in_place(datagram, rest).is_some()
     }
+
+    /// Delivers datagrams that differ in PSN, payload and acknowledgement request. `first` is the base transport header
+    /// of the first one; the payloads, of equal length, are still in shared memory. Returns false if the first one must
+    /// be delivered as a whole; then none was delivered.
+    #[inline]
+    pub(super) fn take_similar(&mut self, first: &Datagram<'_>, packets: Similar, payloads: SharedPart<'_>) -> bool {
+        self.sink.is_idle() && self.deliver.similar(first, packets, payloads)
+    }
 }
 
 /// A recipient of datagrams.
@@ -82,6 +90,13 @@ pub(crate) trait Deliver {
     #[inline]
     fn in_place(&mut self, _: &Datagram<'_>, _: SharedPart<'_>) -> Option<DatagramOutcome> {
         None
+    }
+
+    /// Takes several datagrams whose payloads are shared memory; the first has a private copy of its base transport
+    /// header. Returns false if it needs the first as a whole; then it has taken none.
+    #[inline]
+    fn similar(&mut self, _: &Datagram<'_>, _: Similar, _: SharedPart<'_>) -> bool {
+        false
     }
 }
 

@@ -34,8 +34,6 @@ pub(crate) enum Sent {
     Accepted,
     /// The socket's send buffer is full: try again soon.
     Full,
-    /// The ring is full: try again soon.
-    RingFull,
     /// The kernel refused it. The transport retransmits it if necessary.
     Refused,
 }
@@ -67,7 +65,7 @@ impl Link {
             reports_marks: false,
             senders: Vec::new(),
             last_sender: 0,
-            memory: MemoryLinks::default(),
+            memory: MemoryLinks::new(journal),
             looks_without_sockets: 0,
             most_looks_without_sockets: *LOOKS_WITHOUT_SOCKETS.start(),
             counters: Counters::default(),
@@ -265,8 +263,7 @@ impl Link {
     /// whole.
     #[inline]
     pub(crate) fn memory_sinks(&mut self) -> Option<Rings<'_>> {
-        let are_used = self.memory.has_writers() && self.sink.is_idle();
-        are_used.then(|| Rings::new(&mut self.memory, &mut self.counters))
+        self.memory.has_writers().then(|| Rings::new(&mut self.memory, &mut self.counters, !self.sink.is_idle()))
     }
 
     /// Sends a packet or burst of the endpoint.
@@ -280,7 +277,6 @@ impl Link {
             self.sink.sent(time, transmit, bytes, has_checksum, departure);
         }
         match departure {
-            None if self.memory.is_full() => Sent::RingFull,
             None => Sent::Full,
             Some(Departure::Refused) => Sent::Refused,
             // A drop here is like any loss in the network.
@@ -297,7 +293,6 @@ impl Link {
                 self.counters.add(Counter::SharedMemorySends, 1);
                 return Some(Departure::Whole);
             }
-            Some(Placed::Full) => return None,
             // The peer is stopped, or very late.
             Some(Placed::Lost) => {
                 self.counters.add(Counter::SendQueueDrops, 1);
@@ -353,11 +348,6 @@ impl Link {
             }
         }
         None
-    }
-
-    /// Stops waiting for room for a send: [`Link::send`] then drops it if there is still none.
-    pub(crate) fn stop_waiting(&mut self, transmit: &Transmit, bytes: &[u8]) {
-        self.memory.stop_waiting(transmit, bytes);
     }
 
     fn refused(&mut self, transmit: &Transmit, error: &io::Error) -> Departure {
@@ -446,8 +436,9 @@ mod tests {
     /// Returns a link on an address with a sending socket of each kind, and their ports.
     fn link(address: &str) -> (Link, LocalAddress, u16, u16) {
         let address = LocalAddress { ip: address.parse().unwrap(), scope: 0 };
-        let request = JoinRequest { address, blocks: &[0, 7], capabilities: PeerCapabilities::STANDARD };
-        let mut link = Link::new(Clock::new());
+        let request =
+            JoinRequest { address, blocks: &[0, 7], capabilities: PeerCapabilities::STANDARD, recipient: None };
+        let mut link = Link::new(Clock::new(), &Arc::default());
         link.add_receiver(ReceiveSocket::open(request, &SIZES).unwrap());
         let plain = SendSocket::open(address, Checksums::Off, &SIZES).unwrap();
         let segmenting = SendSocket::open(address, Checksums::On, &SIZES).unwrap();

@@ -5,24 +5,40 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::bell::Bell;
 use super::inbound::{Deliver, Delivery};
+use super::link_block::Block;
+use super::link_log;
+use super::link_tag::Tag;
 use crate::engine::share::{AccessRequest, DeclinedLink, IncomingLink, LinkId, OutgoingLink, destination_block};
 use crate::memory::record_ring::{Broken, MOST_RECORD_BYTES, Record};
 use crate::memory::{GateWatch, PeerMemory};
-use crate::sys::{DEFAULT_HOP_LIMIT, Epoll, Interest, discard_messages, ring};
+use crate::queue::Journal;
+use crate::sys::{Epoll, Interest, has_ended, ring};
 use crate::transport::{Datagram, Medium, Transmit, WantedKey};
-use crate::types::NoSharedMemory;
+use crate::types::{NoSharedMemory, Time};
 use crate::wire::BTH_BYTES;
 
 /// Records taken from one link before the next has its turn.
 const RECORDS_IN_TURN: usize = 8;
-/// Links whose bells are silenced at a time, and messages that are taken of each. The others follow.
+/// Links whose bells are silenced at a time. The others follow.
 const BELLS: usize = 16;
 /// Declined links whose causes are kept: the latest.
 const MOST_DECLINED: usize = 64;
+
+/// Longest time that queue pairs wait for room in a ring: more than the longest lease of a poller that watches its
+/// memory, during which no thread of its process reads the ring, and than the usual wait for a processor. An unreliable
+/// connection would lose the rest of a message that is larger than the ring.
+const LONGEST_WAIT: Duration = Duration::from_millis(30);
+/// Shortest time between two looks at a full ring, which a reader drains in less than 100 µs, and the part of the time
+/// so far that later looks wait.
+const SHORTEST_RETRY: Duration = Duration::from_micros(5);
+const RETRY_PART: u32 = 8;
 
 /// Least size of datagrams that are delivered one by one. Shorter ones are copied together.
 const LEAST_IN_PLACE: usize = 1_024;
@@ -30,29 +46,37 @@ const LEAST_IN_PLACE: usize = 1_024;
 /// A link that this shard reads.
 struct Reader {
     link: IncomingLink,
+    bell: Bell,
     progress: Begin,
     /// The other end is closed: the link ends with its last record. The number of records that may still be in the
     /// ring: a process that keeps its mapping can go on writing forever.
     rest: Option<usize>,
     /// Its contents are impossible: it ends at once.
     is_broken: bool,
+    journal: Arc<Journal>,
 }
 
 /// A link that this shard writes.
 struct Writer {
     link: OutgoingLink,
-    /// The ring was full at the last send. The next one waits until a part of it is free.
-    is_full: bool,
-    /// It stayed full for so long that sends are lost until there is room.
-    is_stuck: bool,
+    /// Since when the ring is full, until a part of it is free.
+    full_since: Option<Time>,
+}
+
+/// Room for a send.
+pub(super) enum Room<'a> {
+    /// In this ring, for a record that was begun, with this number of bytes at most.
+    Here(&'a mut OutgoingLink, usize),
+    /// The ring is full. There will be room soon, or the send is lost.
+    NotNow,
+    /// There is no ring, or it has been full for so long that sends are lost.
+    Elsewhere,
 }
 
 /// The result of a send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Placed {
     Whole,
-    /// There is no room yet.
-    Full,
     /// There was no room for long.
     Lost,
 }
@@ -91,8 +115,6 @@ pub(crate) struct LinkState {
 pub(crate) struct MemoryLinks {
     writers: Vec<Writer>,
     readers: Vec<Reader>,
-    /// The last send waits for room.
-    is_full: bool,
     /// Index of the writer that was used last.
     last_writer: usize,
     /// Index of the reader that has the first turn.
@@ -103,9 +125,14 @@ pub(crate) struct MemoryLinks {
     /// and the number of paths through them.
     bells: Option<Epoll>,
     declined: Vec<DeclinedLink>,
+    journal: Arc<Journal>,
 }
 
 impl MemoryLinks {
+    pub(super) fn new(journal: &Arc<Journal>) -> Self {
+        Self { journal: Arc::clone(journal), ..Self::default() }
+    }
+
     /// Whether there are links to read.
     #[inline]
     pub(crate) fn has_readers(&self) -> bool {
@@ -117,11 +144,13 @@ impl MemoryLinks {
         let is_same =
             |old: &OutgoingLink| (old.own, old.peer, &old.peer_blocks) == (link.own, link.peer, &link.peer_blocks);
         self.writers.retain(|old| !is_same(&old.link));
-        self.writers.push(Writer { link, is_full: false, is_stuck: false });
+        link_log::begins(&self.journal, &link);
+        self.writers.push(Writer { link, full_since: None });
     }
 
     /// Notes that a requested link will not come.
     pub(crate) fn note_declined(&mut self, link: DeclinedLink) {
+        link_log::declined(&self.journal, &link);
         if self.declined.len() >= MOST_DECLINED {
             self.declined.remove(0);
         }
@@ -164,8 +193,10 @@ impl MemoryLinks {
         if let Some(bells) = &self.bells {
             bells.add_numbered(link.bell.as_fd(), link.id)?;
         }
-        link.ring.request_bell();
-        self.readers.push(Reader { link, progress: Begin::Waits, rest: None, is_broken: false });
+        let mut bell = Bell::default();
+        bell.request(&link.ring, link.bell.as_fd());
+        let journal = Arc::clone(&self.journal);
+        self.readers.push(Reader { link, bell, progress: Begin::Waits, rest: None, is_broken: false, journal });
         Ok(())
     }
 
@@ -186,13 +217,12 @@ impl MemoryLinks {
 
     /// Ends a link whose other end is closed: a writer at once, a reader after its last record.
     pub(crate) fn end(&mut self, id: LinkId, sockets: &Epoll) {
+        let ended = self.writers.iter().filter(|writer| writer.link.id == id);
+        ended.for_each(|writer| link_log::ends(&self.journal, &writer.link));
         self.writers.retain(|writer| writer.link.id != id);
         for reader in self.readers.iter_mut().filter(|reader| reader.link.id == id) {
             reader.rest = Some(reader.link.ring.most_records());
-            // It stays readable until it is closed.
-            for set in self.bells.iter().chain([sockets]) {
-                let _ = set.remove(reader.link.bell.as_fd());
-            }
+            reader.silence(self.bells.iter().chain([sockets]));
         }
     }
 
@@ -202,67 +232,52 @@ impl MemoryLinks {
         !self.writers.is_empty()
     }
 
-    /// Begins a record of `least` to `most` bytes for packets to a queue pair with a number of this block. Returns the
-    /// link and the room, or `None` if there is no link or no room.
+    /// Begins a record with room for this many bytes, for packets from an address to another one and to a queue pair
+    /// with a number of this block.
     #[inline]
     pub(super) fn begin(
         &mut self,
-        own: IpAddr,
-        peer: IpAddr,
-        block: u16,
-        least: usize,
-        most: usize,
-    ) -> Option<(&mut OutgoingLink, usize)> {
-        let index = self.find_writer(own, peer, block)?;
-        match self.writers[index].link.ring.begin(least, most) {
-            Ok(room) => Some((&mut self.writers[index].link, room?)),
+        now: Time,
+        (own, peer, block): (IpAddr, IpAddr, u16),
+        bytes: RangeInclusive<usize>,
+    ) -> Room<'_> {
+        let Some(index) = self.find_writer(own, peer, block) else { return Room::Elsewhere };
+        match self.writers[index].begin(bytes) {
+            Ok(Some(room)) => Room::Here(&mut self.writers[index].link, room),
+            Ok(None) => self.writers[index].note_full(now),
             Err(error) => {
                 self.give_up(index, error);
-                None
+                Room::Elsewhere
             }
         }
     }
 
+    /// Returns how long queue pairs wait before they look for room again.
+    #[cold]
+    pub(crate) fn until_retry(&self, now: Time) -> Duration {
+        let full = self.writers.iter().filter_map(|writer| Some(now.saturating_since(writer.full_since?)));
+        let waits = full.filter(|since| *since < LONGEST_WAIT).map(|since| since / RETRY_PART);
+        waits.min().map_or(SHORTEST_RETRY, |wait| wait.max(SHORTEST_RETRY))
+    }
+
     #[cold]
     fn give_up(&mut self, index: usize, error: Broken) {
-        let OutgoingLink { peer, .. } = self.writers.swap_remove(index).link;
-        tracing::warn!(%peer, %error, "packets to this peer leave through sockets from now on");
+        link_log::breaks(&self.journal, &self.writers.swap_remove(index).link, error);
     }
 
     /// Writes a send into the ring to its destination. Returns `None` if there is no such ring.
     #[inline]
     pub(super) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Placed> {
-        self.is_full = false;
         if self.writers.is_empty() {
             return None;
         }
         let index = self.find_writer(transmit.source, transmit.destination, destination_block(bytes)?)?;
         match self.writers[index].push(transmit, bytes) {
-            Ok(placed) => {
-                self.is_full = placed == Placed::Full;
-                Some(placed)
-            }
+            Ok(placed) => Some(placed),
             Err(error) => {
                 self.give_up(index, error);
                 None
             }
-        }
-    }
-
-    /// Whether the last send waits for room in its ring.
-    #[inline]
-    pub(super) fn is_full(&self) -> bool {
-        self.is_full
-    }
-
-    /// Stops waiting for room in the ring to the destination of a send, which is lost, like those that follow until
-    /// there is room: others must not wait for a peer that is stopped.
-    #[cold]
-    pub(super) fn stop_waiting(&mut self, transmit: &Transmit, bytes: &[u8]) {
-        if let Some(block) = destination_block(bytes)
-            && let Some(index) = self.find_writer(transmit.source, transmit.destination, block)
-        {
-            self.writers[index].is_stuck = true;
         }
     }
 
@@ -278,7 +293,7 @@ impl MemoryLinks {
 
     /// Whether no record waits.
     #[inline]
-    pub(super) fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         self.readers.iter().all(|reader| reader.link.ring.is_empty())
     }
 
@@ -338,51 +353,94 @@ impl MemoryLinks {
                 }
             }
         }
-        self.readers.retain(|reader| !reader.is_over());
+        if self.readers.iter().any(Reader::is_over) {
+            self.readers.retain(|reader| !reader.is_over());
+        }
         taken
     }
 
-    /// Silences the bells that rang, and requests them for the next records, or not: a thread that polls needs none.
-    /// Returns whether a record waits already.
-    pub(crate) fn request_bells(&self, wanted: bool) -> bool {
-        if !wanted {
-            self.readers.iter().for_each(|reader| reader.link.ring.withdraw_bell());
-            return false;
-        }
-        if let Some(bells) = &self.bells {
-            for id in bells.ready::<BELLS>() {
-                let rung = self.readers.iter().find(|reader| reader.link.id == id);
-                rung.iter().for_each(|reader| discard_messages(reader.link.bell.as_fd(), BELLS));
+    /// Has the writers ring for their next records, for threads that sleep on packets. Returns whether a record waits
+    /// already.
+    pub(crate) fn request_bells(&mut self) -> bool {
+        self.readers
+            .iter_mut()
+            .fold(false, |waits, Reader { link, bell, .. }| bell.request(&link.ring, link.bell.as_fd()) | waits)
+    }
+
+    /// Withdraws the requests: a thread polls.
+    #[inline]
+    pub(crate) fn withdraw_bells(&mut self) {
+        self.readers.iter_mut().for_each(|Reader { link, bell, .. }| bell.withdraw(&link.ring, link.bell.as_fd()));
+    }
+
+    /// Silences the bells that rang without a request, which ended a thread's sleep. The bell of a link whose other end
+    /// is closed leaves `sockets`: it would wake threads that find no work.
+    pub(crate) fn silence_bells(&mut self, sockets: &Epoll) {
+        let Some(bells) = &self.bells else { return };
+        for id in bells.ready::<BELLS>() {
+            for reader in self.readers.iter_mut().filter(|reader| reader.link.id == id) {
+                reader.bell.silence(&reader.link.ring, reader.link.bell.as_fd());
+                if has_ended(reader.link.bell.as_fd()) {
+                    reader.silence([bells, sockets]);
+                }
             }
         }
-        let mut waits = false;
-        for reader in &self.readers {
-            waits |= reader.link.ring.request_bell();
-        }
-        waits
     }
 }
 
 impl Writer {
+    /// Begins a record with room for this many bytes. A ring that was full has no room until a part of it is free.
+    #[inline]
+    fn begin(&mut self, bytes: RangeInclusive<usize>) -> Result<Option<usize>, Broken> {
+        let records = &mut self.link.ring;
+        if self.full_since.is_some() && !records.has_drained()? {
+            return Ok(None);
+        }
+        let room = records.begin(*bytes.start(), *bytes.end())?;
+        if room.is_some() {
+            self.full_since = None;
+        }
+        Ok(room)
+    }
+
+    /// Notes that there is no room. Others of the shard must not wait for a peer that is stopped.
+    #[cold]
+    fn note_full(&mut self, now: Time) -> Room<'static> {
+        let since = *self.full_since.get_or_insert(now);
+        if now.saturating_since(since) < LONGEST_WAIT { Room::NotNow } else { Room::Elsewhere }
+    }
+
     #[inline]
     fn push(&mut self, transmit: &Transmit, bytes: &[u8]) -> Result<Placed, Broken> {
         let records = &mut self.link.ring;
-        let has_room = !self.is_full || records.has_drained()?;
-        if has_room && records.push(Tag::of(transmit).pack(), bytes)? {
-            (self.is_full, self.is_stuck) = (false, false);
-            if records.takes_bell() {
-                ring(self.link.bell.as_fd());
-            }
-            return Ok(Placed::Whole);
+        if self.full_since.is_some() || !records.push(Tag::of(transmit).pack(), bytes)? {
+            return Ok(Placed::Lost);
         }
-        self.is_full = true;
-        Ok(if self.is_stuck { Placed::Lost } else { Placed::Full })
+        if records.takes_bell() {
+            ring(self.link.bell.as_fd());
+        }
+        Ok(Placed::Whole)
     }
 }
 
 impl Reader {
+    /// Removes its bell from these sets, if they have it: it stays readable until it is closed.
+    fn silence<'a>(&self, sets: impl IntoIterator<Item = &'a Epoll>) {
+        for set in sets {
+            let _ = set.remove(self.link.bell.as_fd());
+        }
+    }
+
     fn is_over(&self) -> bool {
         self.is_broken || self.rest.is_some_and(|rest| rest == 0 || self.link.ring.is_empty())
+    }
+
+    #[cold]
+    fn give_up(&mut self, error: Broken) {
+        link_log::incoming_breaks(&self.journal, &self.link, error);
+        self.is_broken = true;
+        // The writer does not know that its link ends.
+        self.link.watch.take().into_iter().for_each(GateWatch::disown);
     }
 
     /// Takes the next record, and delivers its datagrams; returns their number, 0 if there is none.
@@ -397,11 +455,7 @@ impl Reader {
             Ok(Some(record)) => record,
             Ok(None) => return 0,
             Err(error) => {
-                let source = self.link.source;
-                tracing::warn!(%source, %error, "packets of this peer are received through sockets only");
-                self.is_broken = true;
-                // The writer does not know that its link ends.
-                self.link.watch.take().into_iter().for_each(GateWatch::disown);
+                self.give_up(error);
                 return 0;
             }
         };
@@ -418,6 +472,13 @@ impl Reader {
             medium: Medium::SharedMemory { is_keyed: tag.is_keyed },
         };
         let count = match size < LEAST_IN_PLACE {
+            _ if tag.is_block => match Block::read(&self.link.ring, &record, size) {
+                Some(block) => block.deliver(&self.link.ring, &mut datagram, buffer, delivery),
+                None => {
+                    self.give_up(Broken);
+                    return 0;
+                }
+            },
             true => {
                 let bytes = &mut buffer[..record.length];
                 self.link.ring.read(0, bytes);
@@ -477,63 +538,4 @@ fn deliver_each(
         count += 1;
     }
     count
-}
-
-/// The tag of a record: what the datagrams have in common.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Tag {
-    /// Bytes of each datagram but the last, at most 8,191; 0: there is one.
-    pub(super) segment: u16,
-    pub(super) port: u16,
-    pub(super) class: u8,
-    pub(super) hop_limit: u8,
-    /// The sender uses the key of the connection, wherever packets have check fields.
-    pub(super) is_keyed: bool,
-}
-
-impl Tag {
-    fn of(transmit: &Transmit) -> Self {
-        Self {
-            segment: transmit.segment_size.map_or(0, |size| size as u16),
-            port: transmit.source_port,
-            class: transmit.traffic_class,
-            hop_limit: if transmit.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { transmit.hop_limit },
-            is_keyed: transmit.is_keyed,
-        }
-    }
-
-    #[inline]
-    pub(super) fn pack(self) -> u64 {
-        let low = u64::from(self.port) | u64::from(self.class) << 16 | u64::from(self.hop_limit) << 24;
-        low | u64::from(self.segment) << 32 | u64::from(self.is_keyed) << 45
-    }
-
-    #[inline]
-    fn unpack(tag: u64) -> Self {
-        Self {
-            segment: (tag >> 32) as u16 & 0x1fff,
-            port: tag as u16,
-            class: (tag >> 16) as u8,
-            hop_limit: (tag >> 24) as u8,
-            is_keyed: tag >> 45 & 1 != 0,
-        }
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use crate::memory::record_ring::TAG_BITS;
-
-    #[test]
-    fn tags_are_read_as_written() {
-        for tag in [
-            Tag { segment: 0, port: 0, class: 0, hop_limit: 1, is_keyed: true },
-            Tag { segment: 4_112, port: 65_535, class: 0xb9, hop_limit: 255, is_keyed: false },
-            Tag { segment: 8_191, port: 1, class: 255, hop_limit: 0, is_keyed: true },
-        ] {
-            assert_eq!(Tag::unpack(tag.pack()), tag);
-            assert!(tag.pack() < 1 << TAG_BITS);
-        }
-    }
 }

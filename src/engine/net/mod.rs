@@ -1,10 +1,14 @@
 //! The network side of a shard: its sockets, and the link through which every packet passes.
 #![forbid(unsafe_code)]
 
+mod bell;
 mod inbound;
 mod link;
+mod link_block;
 mod link_listener;
+mod link_log;
 mod link_sink;
+mod link_tag;
 mod memory_links;
 mod multicast;
 mod path_errors;

@@ -331,7 +331,7 @@ mod tests {
     }
 
     fn request(address: LocalAddress, blocks: &[u32]) -> JoinRequest<'_> {
-        JoinRequest { address, blocks, capabilities: PeerCapabilities::STANDARD }
+        JoinRequest { address, blocks, capabilities: PeerCapabilities::STANDARD, recipient: None }
     }
 
     #[test]

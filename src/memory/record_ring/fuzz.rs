@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use super::{BELL_REQUEST, READER_POSITION, RECORDS, RingReader, RingWriter, SKIP, SharedBytes, WORD};
+use super::{BELL_REQUEST, Broken, READER_POSITION, RECORDS, RingReader, RingWriter, SKIP, SharedBytes, WORD};
 
 const CAPACITY: usize = 1_024;
 /// Most accesses of a call to an end of the ring: none is repeated until the other process allows it to end.
@@ -108,6 +108,22 @@ impl SharedBytes for Rc<Adversary<'_>> {
     fn fence(&self) {}
 }
 
+/// Begins two records at once, and writes the second one if the rest of the room suffices.
+fn write_two<'a>(writer: &mut RingWriter<Rc<Adversary<'a>>>, adversary: &Adversary<'a>) -> Result<(), Broken> {
+    let lengths = [0; 2].map(|_| 1 + adversary.number::<1>() as usize % (CAPACITY / 8));
+    let Some(room) = writer.begin(lengths[0], CAPACITY)? else { return Ok(()) };
+    writer.write(0, &vec![4; lengths[0]]);
+    adversary.accesses.set(0);
+    let rest = writer.end_and_begin(4, lengths[0]);
+    assert!(rest + lengths[0] <= room, "{rest} of {room} bytes are left");
+    adversary.accesses.set(0);
+    if lengths[1] <= rest {
+        writer.write(0, &vec![5; lengths[1]]);
+        writer.end(5, lengths[1]);
+    }
+    Ok(())
+}
+
 /// Reads and writes a ring while another process changes the memory. Whatever it contains, the accesses stay within it,
 /// every call ends, records have a possible length, and a ring that is broken stays so for its user.
 pub fn shared_ring(bytes: &[u8]) {
@@ -131,10 +147,11 @@ pub fn shared_ring(bytes: &[u8]) {
                 Ok(None) => {}
                 Err(_) => is_readable = false,
             },
-            3 | 4 if is_writable => {
+            3 if is_writable => {
                 let length = 1 + adversary.number::<1>() as usize % (CAPACITY / 4 - WORD);
                 is_writable = writer.push(u64::from(command), &vec![command; length]).is_ok();
             }
+            4 if is_writable => is_writable = write_two(&mut writer, &adversary).is_ok(),
             5 => {
                 let _ = (reader.request_bell(), writer.takes_bell());
             }

@@ -45,6 +45,33 @@ proptest! {
         prop_assert!(reader.is_empty());
     }
 
+    /// Records that were begun together arrive like others, whatever their lengths.
+    #[test]
+    fn records_of_one_room_arrive_in_order(
+        sends in prop::collection::vec(prop::collection::vec(1_usize..600, 1..6), 1..60),
+    ) {
+        let (mut writer, mut reader, _) = ring(CAPACITY);
+        let mut number = 0;
+        for lengths in sends {
+            let mut expected = Vec::new();
+            let mut room = writer.begin(lengths[0], CAPACITY).unwrap().expect("the ring is empty");
+            prop_assert!(room <= CAPACITY / 4);
+            for length in lengths {
+                if length > room {
+                    break;
+                }
+                number += 1;
+                let bytes: Vec<u8> = (0..length).map(|at| (at + number) as u8).collect();
+                writer.write(0, &bytes);
+                room = writer.end_and_begin(number as u64, length);
+                expected.push(Some((number as u64, bytes)));
+            }
+            let taken: Vec<_> = expected.iter().map(|_| take(&mut reader)).collect();
+            prop_assert_eq!(taken, expected);
+            prop_assert!(reader.is_empty());
+        }
+    }
+
     /// Impossible contents break the ring, and nothing worse. No loop is endless, and no access leaves the memory.
     #[test]
     fn any_contents_are_safe(
@@ -140,6 +167,7 @@ fn a_bell_is_taken_once_for_each_request() {
     assert!(writer.push(0, b"two").unwrap() && !writer.takes_bell());
     assert!(reader.request_bell(), "a record waits");
     while take(&mut reader).is_some() {}
-    reader.withdraw_bell();
+    assert!(reader.is_bell_requested() && reader.withdraw_bell() && !reader.is_bell_requested());
     assert!(writer.push(0, b"three").unwrap() && !writer.takes_bell());
+    assert!(reader.request_bell() && writer.takes_bell() && !reader.withdraw_bell(), "it was taken");
 }

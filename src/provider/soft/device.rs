@@ -113,8 +113,7 @@ impl Device {
             .map_err(|error| fail(&format!("{} cannot be used: is it an address of this machine?", first.ip), error))?;
         let memory = Arc::new(region_table(options));
         let events = Arc::new(Events::new().map_err(|error| fail("the system has no descriptors left", error))?);
-        let mut shards = Vec::new();
-        let reorder_budget = Arc::default();
+        let (mut shards, reorder_budget) = (Vec::new(), Arc::default());
         let (congestion, max_bytes_per_second) = (options.congestion_algorithm(), options.path_rate());
         let (discovers, shared_memory) = (options.discovers_peers(), options.shares_memory());
         for _ in 0..options.shards {

@@ -3,12 +3,12 @@
 use super::Endpoint;
 use crate::memory::{MemoryView, SharedPart};
 use crate::transport::common::Pass;
-use crate::transport::datagram::{CheckField, Datagram, DatagramOutcome};
+use crate::transport::datagram::{CheckField, Datagram, DatagramOutcome, Similar};
 use crate::transport::management::{MANAGEMENT_QPN, ManagementQueuePair};
 use crate::transport::queue_pair::{HeaderTemplate, QueuePair};
 use crate::transport::segments::Bytes;
 use crate::types::{Counter, DropReason, Qpn, Time};
-use crate::wire::{BTH_BYTES, Packet};
+use crate::wire::{BTH_BYTES, ICRC_BYTES, Packet};
 
 /// The destination of the last datagram, and the template of those that the fast path takes.
 pub(super) struct Arrivals {
@@ -100,6 +100,55 @@ impl Endpoint {
         }
     }
 
+    /// Takes several datagrams that differ in PSN, payload and acknowledgement request: the first has a private copy of
+    /// its base transport header, and the payloads, of equal length, are shared memory. Returns false if the first must
+    /// be copied as a whole, because only the fast path takes several; then none was taken.
+    #[inline]
+    pub(crate) fn take_similar(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        first: &Datagram<'_>,
+        packets: Similar,
+        payloads: SharedPart<'_>,
+    ) -> bool {
+        let taken =
+            self.guard(now, |endpoint| endpoint.take_similar_by_template(now, memory, first, packets, payloads));
+        match taken {
+            Some(is_taken) => is_taken.is_some(),
+            None => {
+                self.drop_after_panic();
+                true
+            }
+        }
+    }
+
+    #[inline]
+    fn take_similar_by_template(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        first: &Datagram<'_>,
+        packets: Similar,
+        payloads: SharedPart<'_>,
+    ) -> Option<()> {
+        // Marks are noted packet by packet.
+        if first.is_marked() {
+            return None;
+        }
+        let payload = payloads.len() / packets.count as usize;
+        let (slot, template) = self.template_for(first, BTH_BYTES + payload + ICRC_BYTES)?;
+        let pass = self.pass(now, memory);
+        self.enter(slot)?.take_similar_by_template(&pass, &template, first, packets, payloads)
+    }
+
+    /// Returns the slot and the template of the last datagram's queue pair, if a packet of this length fits.
+    #[inline]
+    fn template_for(&self, datagram: &Datagram<'_>, length: usize) -> Option<(u32, HeaderTemplate)> {
+        let Some(Arrivals { slot, template: Some(template), .. }) = &self.arrivals else { return None };
+        template.fits(datagram, length).then_some((*slot, *template))
+    }
+
     #[inline]
     fn take_by_template(
         &mut self,
@@ -108,11 +157,8 @@ impl Endpoint {
         datagram: &Datagram<'_>,
         rest: impl Bytes,
     ) -> Option<DatagramOutcome> {
-        let Some(Arrivals { slot, template: Some(template), .. }) = &self.arrivals else { return None };
-        if !template.fits(datagram, BTH_BYTES + rest.count()) {
-            return None;
-        }
-        let (slot, template, pass) = (*slot, *template, self.pass(now, memory));
+        let (slot, template) = self.template_for(datagram, BTH_BYTES + rest.count())?;
+        let pass = self.pass(now, memory);
         let queue_pair = self.enter(slot)?;
         let outcome = queue_pair.take_by_template(&pass, &template, datagram, rest)?;
         if datagram.is_marked() && outcome.dropped.is_none() {

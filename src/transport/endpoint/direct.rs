@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Endpoint;
-use crate::memory::{Admission, Exports, QueuePairGrant};
-use crate::types::{AccessFlags, Accessor, Qpn, QueuePairState, QueuePairType, Rkey};
+use crate::memory::{Admission, Exports, QueuePairGrant, RegionTable};
+use crate::types::{AccessFlags, Accessor, Qpn, QueuePairState, QueuePairType, Rkey, Time};
 
 /// Most keys that wait to be asked for. A queue pair asks again later.
 const MOST_WANTED: usize = 64;
@@ -52,6 +52,22 @@ impl Endpoint {
         if !is_allowed {
             self.queue_pairs.iter_mut().flatten().for_each(|queue_pair| queue_pair.responder.end_direct_access());
         }
+    }
+
+    /// Executes the requests that a thread has just posted, if all of them access the peer's memory, and nothing else
+    /// waits to be sent. Returns whether nothing is left to do for them; otherwise [`Endpoint::handle_doorbell`] must
+    /// follow. No deadline begins or ends, so the time matters only if the queue pair panics.
+    #[inline]
+    pub(crate) fn execute_posted(&mut self, now: impl FnOnce() -> Time, memory: &RegionTable, qpn: Qpn) -> bool {
+        if self.direct.is_forbidden || !self.has_nothing_to_send() {
+            return false;
+        }
+        let Some(slot) = self.slot_of(qpn) else { return false };
+        let is_done = self.guard_at(now, |endpoint| {
+            let queue_pair = endpoint.enter(slot)?;
+            Some(queue_pair.requester.execute_posted(&mut queue_pair.common, memory))
+        });
+        is_done.flatten().unwrap_or(false)
     }
 
     /// Notes the key that a queue pair wants, if it wants one.

@@ -137,6 +137,8 @@ pub struct Endpoint {
     ready: VecDeque<u32>,
     /// Queue pairs whose only packet to send is an acknowledgement that waits for the application's reply.
     held: Vec<u32>,
+    /// Queue pairs that wait for room in the medium to their destinations.
+    stalled: Vec<u32>,
     timers: Timers,
     pub(super) paths: Paths,
     /// The queue pair whose code runs, or ran last, under the guard; `None` outside.
@@ -167,6 +169,7 @@ impl Endpoint {
             quarantine: Quarantine::default(),
             ready: VecDeque::new(),
             held: Vec::new(),
+            stalled: Vec::new(),
             timers: Timers::default(),
             paths: Paths::default(),
             running: None,
@@ -206,6 +209,7 @@ impl Endpoint {
         // Each is listed at most once, so listing never allocates.
         self.ready.reserve(self.by_number.len().saturating_sub(self.ready.len()));
         self.held.reserve(self.by_number.len().saturating_sub(self.held.len()));
+        self.stalled.reserve(self.by_number.len().saturating_sub(self.stalled.len()));
         note_later!(self.config.journal, target: "rdma_verbs::queue_pair", DEBUG, %qpn, service, "created");
         Ok(qpn)
     }
@@ -314,6 +318,7 @@ impl Endpoint {
         self.groups.forget(qpn);
         self.ready.retain(|ready| *ready != slot);
         self.held.retain(|held| *held != slot);
+        self.stalled.retain(|stalled| *stalled != slot);
         self.free.push(slot);
         if let Some(key) = queue_pair.common.path_key() {
             self.paths.remove(&key, slot);

@@ -17,10 +17,16 @@ impl Endpoint {
     /// panic ends the shard.
     #[inline]
     pub(super) fn guard<R>(&mut self, now: Time, code: impl FnOnce(&mut Self) -> R) -> Option<R> {
+        self.guard_at(|| now, code)
+    }
+
+    /// As [`Endpoint::guard`], for code that needs no time: it is read after a panic.
+    #[inline]
+    pub(super) fn guard_at<R>(&mut self, now: impl FnOnce() -> Time, code: impl FnOnce(&mut Self) -> R) -> Option<R> {
         let result = match catch_unwind(AssertUnwindSafe(|| code(self))) {
             Ok(result) => Some(result),
             Err(panic) => {
-                self.end_running(now, panic);
+                self.end_running(now(), panic);
                 None
             }
         };

@@ -25,7 +25,18 @@ impl Endpoint {
     /// Whether nothing waits to be sent, held acknowledgements included. Only a datagram, a command, a doorbell or a
     /// deadline changes that.
     pub fn has_nothing_to_send(&self) -> bool {
-        self.ready.is_empty() && self.held.is_empty()
+        self.ready.is_empty() && self.held.is_empty() && self.stalled.is_empty()
+    }
+
+    /// Whether queue pairs wait for room in the medium to their destinations: each of them once, until
+    /// [`Endpoint::resume_stalled`].
+    pub(crate) fn has_stalled(&self) -> bool {
+        !self.stalled.is_empty()
+    }
+
+    /// Lets the queue pairs that wait for room try again.
+    pub(crate) fn resume_stalled(&mut self) {
+        self.ready.extend(self.stalled.drain(..));
     }
 
     /// Whether [`Endpoint::poll_transmit`] returned `None` although it may find more: it had executed many local
@@ -110,7 +121,9 @@ impl Endpoint {
             *has_sent = filled.has_sent;
             self.note_wanted_key(slot);
             self.update_deadlines(now, slot);
-            if !filled.is_exhausted {
+            if filled.is_stalled {
+                self.stall(slot);
+            } else if !filled.is_exhausted {
                 self.list_sender(now, slot);
             }
             self.serve_fair_queue(now, slot);
@@ -122,6 +135,15 @@ impl Endpoint {
             if local_left == 0 {
                 return;
             }
+        }
+    }
+
+    /// Sets a queue pair aside that finds no room. It counts as listed meanwhile.
+    #[cold]
+    fn stall(&mut self, slot: u32) {
+        if let Some(queue_pair) = self.at(slot).filter(|queue_pair| !queue_pair.listed) {
+            queue_pair.listed = true;
+            self.stalled.push(slot);
         }
     }
 

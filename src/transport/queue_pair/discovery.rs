@@ -115,7 +115,7 @@ impl QueuePair {
     pub(super) fn fill_discovery<S: BurstSink>(&mut self, now: Time, sink: &mut S, mut envelope: Envelope) -> Filled {
         let (own, peer) = (self.common.qpn, self.common.destination());
         let polled = self.discovery.as_mut().and_then(|discovery| discovery.poll(now, own, peer));
-        let Some((message, number)) = polled else { return Filled { has_sent: false, is_exhausted: false } };
+        let Some((message, number)) = polled else { return Filled::new(false, false) };
         envelope.traffic_class = without_ecn(envelope.traffic_class);
         (envelope.segmentation_offload, envelope.check) = (false, Departing::Icrc);
         envelope.destination = MANAGEMENT_QPN;
@@ -127,13 +127,13 @@ impl QueuePair {
         let deth = Deth { qkey: MANAGEMENT_QKEY, source: MANAGEMENT_QPN };
         let mut headers = Headers { bth, deth: Some(deth), ..Headers::default() };
         let payload = MessageBytes(message.to_mad().write());
-        let mut writer = sink.open(&envelope);
+        let Some(mut writer) = sink.open(&envelope) else { return Filled::STALLED };
         let mut burst = Burst::single(&mut headers, MAD_BYTES as u32, payload, Sending::First);
         if writer.add(&mut burst).is_ok() {
             let is_question = message.content == DiscoveryContent::Question;
             self.common.counters.add(Counter::DiscoveryQuestions, is_question.into());
         }
-        Filled { has_sent: self.finish(writer), is_exhausted: false }
+        Filled::new(self.finish(writer), false)
     }
 }
 

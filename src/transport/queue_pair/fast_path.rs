@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::QueuePair;
 use crate::transport::common::Pass;
-use crate::transport::datagram::{Datagram, DatagramOutcome};
+use crate::transport::datagram::{Datagram, DatagramOutcome, Similar};
 use crate::transport::segments::Bytes;
 use crate::types::{Counter, DropReason, Psn};
 use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
@@ -89,6 +89,35 @@ impl QueuePair {
             check_field,
             ..DatagramOutcome::default()
         })
+    }
+
+    /// Takes several packets, the first of which fits the template and has this header; the payloads are those of all.
+    /// Returns `None` if the first is not the expected one, or if they cannot be executed here; then nothing has
+    /// changed, and each is handled alone.
+    pub(in crate::transport) fn take_similar_by_template(
+        &mut self,
+        pass: &Pass<'_>,
+        template: &HeaderTemplate,
+        first: &Datagram<'_>,
+        packets: Similar,
+        payloads: impl Bytes,
+    ) -> Option<()> {
+        let header = first.payload.first_chunk::<BTH_BYTES>()?;
+        let psn = Psn::new(u32::from_be_bytes([0, header[9], header[10], header[11]]));
+        if !self.responder.may_execute_middle(psn) || !self.common.takes_requests() {
+            return None;
+        }
+        let evidence = self.check_icrc(first).ok()?;
+        let bytes = payloads.count() + packets.count as usize * (BTH_BYTES + ICRC_BYTES);
+        self.responder.execute_middle(&mut self.common, pass, template.opcode(), payloads)?;
+        self.learn(evidence);
+        self.common.counters.add(Counter::ReceivedPackets, packets.count.into());
+        self.common.counters.add(Counter::ReceivedBytes, bytes as u64);
+        self.common.history.note_heard_again(pass.now);
+        for index in 0..packets.count {
+            self.responder.note_middle(&self.common, pass, psn.plus(index), packets.requests_ack(index));
+        }
+        Some(())
     }
 
     /// Drops a packet with a wrong check field. The general path must not check it again: each check of a standard

@@ -67,7 +67,7 @@ impl QueuePair {
     #[cold]
     pub(super) fn fill_notification<S: BurstSink>(&mut self, sink: &mut S, mut envelope: Envelope) -> Filled {
         envelope.traffic_class = NOTIFICATION_CLASS;
-        let mut writer = sink.open(&envelope);
+        let Some(mut writer) = sink.open(&envelope) else { return Filled::STALLED };
         self.common.arrived_marks.take();
         let bth = Bth {
             // As adapters send it.
@@ -82,7 +82,7 @@ impl QueuePair {
         if writer.add(&mut burst).is_ok() {
             self.common.count(Counter::CnpSent);
         }
-        Filled { has_sent: self.finish(writer), is_exhausted: false }
+        Filled::new(self.finish(writer), false)
     }
 }
 

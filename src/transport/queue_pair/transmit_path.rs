@@ -16,10 +16,17 @@ pub(in crate::transport) struct Filled {
     pub(in crate::transport) has_sent: bool,
     /// Whether there is nothing more to send.
     pub(in crate::transport) is_exhausted: bool,
+    /// Whether the medium had no room.
+    pub(in crate::transport) is_stalled: bool,
 }
 
 impl Filled {
-    const NOTHING: Self = Self { has_sent: false, is_exhausted: true };
+    const NOTHING: Self = Self { has_sent: false, is_exhausted: true, is_stalled: false };
+    pub(super) const STALLED: Self = Self { is_stalled: true, ..Self::NOTHING };
+
+    pub(super) fn new(has_sent: bool, is_exhausted: bool) -> Self {
+        Self { has_sent, is_exhausted, is_stalled: false }
+    }
 }
 
 /// The next packet to send.
@@ -69,7 +76,7 @@ impl QueuePair {
         if self.common.is_markable() && !self.begins_with_data(pass, accesses_directly) {
             envelope.traffic_class = without_ecn(envelope.traffic_class);
         }
-        let mut writer = sink.open(&envelope);
+        let Some(mut writer) = sink.open(&envelope) else { return Filled::STALLED };
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
         // Each round adds a packet, unless its memory is gone. That happens once for a request and once for its probe,
         // which then end, and for READs, which are refused in the next round.
@@ -99,7 +106,7 @@ impl QueuePair {
         self.requester.end_grant(has_sent_requests, is_exhausted);
         self.responder.pay(&self.common, pass.now);
         self.requester.end_send(&self.common, pass.now);
-        Filled { has_sent: self.finish(writer), is_exhausted }
+        Filled::new(self.finish(writer), is_exhausted)
     }
 
     /// Whether the next packet is more than an acknowledgement. Queues must not mark acknowledgements sent alone, since
@@ -177,14 +184,14 @@ impl QueuePair {
             return Filled::NOTHING;
         }
         let envelope = request.envelope(self.common.qpn);
-        let mut writer = sink.open(&envelope);
+        let Some(mut writer) = sink.open(&envelope) else { return Filled::STALLED };
         match self.requester.emit_datagram(&mut self.common, pass, &request, &mut writer) {
             Ok(()) => {
                 if let Some(path) = path {
                     path.with_control(|control| control.charge(pass.now, writer.bytes() as u64));
                 }
                 let has_sent = self.finish(writer);
-                Filled { has_sent, is_exhausted: !self.requester.may_send_datagram(&self.common) }
+                Filled::new(has_sent, !self.requester.may_send_datagram(&self.common))
             }
             Err(failure) => {
                 // The datagram fails, those after it are flushed, and receives continue.

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::{Common, Pass, RequestFailure, Requester};
-use crate::memory::{AccessError, Admission, DirectAccess};
+use crate::memory::{AccessError, Admission, DirectAccess, MemoryView, RegionTable};
 use crate::transport::segments::{for_each_segment, scatter};
 use crate::types::{AccessFlags, Cause, CompletionStatus, Counter, Operation, QueuePairState, Rkey, Time};
 
@@ -18,6 +18,8 @@ const BYTES_AT_A_TIME: u32 = 256 << 10;
 const BYTES_IN_TURN: u32 = 1 << 20;
 /// Most requests that a queue pair executes before others have their turn.
 const REQUESTS_IN_TURN: usize = 16;
+/// Most requests that a posting thread executes without a pass: a batch takes some microseconds.
+const MOST_POSTED: usize = 64;
 /// Most keys of a queue pair.
 const MOST_KEYS: usize = 16;
 /// A queue pair asks its peer again for a key that was not admitted: perhaps the link was not there yet. The wait
@@ -33,8 +35,9 @@ pub(super) struct DirectKeys {
     last: usize,
     /// A key to ask the peer for.
     wanted: Option<Rkey>,
-    /// Bytes of the next request that are copied.
-    copied: u32,
+    /// Index of the request of which a part was copied last, and the bytes of it that are copied. If direct accesses
+    /// are forbidden before the rest is copied, the whole request goes to the peer in packets.
+    copied: (u32, u32),
 }
 
 enum Admitted {
@@ -52,11 +55,15 @@ struct DirectRequest {
     /// Offset in the region.
     offset: usize,
     length: u32,
+    /// Its bytes are in the send queue.
+    is_inline: bool,
 }
 
 /// How a part of a request ended.
 enum Part {
     Done,
+    /// The rest has to wait for the next turn.
+    Partly,
     /// The peer has ended the region or the queue pair, or has given the access up.
     Ended,
 }
@@ -68,6 +75,12 @@ impl DirectKeys {
             Some((key, _)) if *key == rkey => Some(self.last),
             _ => self.keys.iter().position(|(key, _)| *key == rkey),
         }
+    }
+
+    /// Returns the number of bytes of a request that are copied.
+    #[inline]
+    fn copied_of(&self, index: u32) -> u32 {
+        if self.copied.0 == index { self.copied.1 } else { 0 }
     }
 
     /// Notes that the peer is to be asked for a key, unless it was asked recently.
@@ -146,7 +159,7 @@ impl Requester {
         if header.operation.is_atomic() && !offset.is_multiple_of(8) {
             return None;
         }
-        Some(DirectRequest { index, operation: header.operation, key, offset, length })
+        Some(DirectRequest { index, operation: header.operation, key, offset, length, is_inline: header.inline })
     }
 
     #[inline]
@@ -166,21 +179,19 @@ impl Requester {
     ) -> Result<(), RequestFailure> {
         let mut bytes_left = BYTES_IN_TURN;
         for _ in 0..REQUESTS_IN_TURN {
+            if bytes_left == 0 {
+                return Ok(());
+            }
             let Some(request) = self.next_direct(common) else {
                 self.want_next_key(common, pass.now);
                 return Ok(());
             };
-            match self.execute(common, pass, &request, &mut bytes_left)? {
-                Part::Done if bytes_left == 0 && self.is_partly_copied(&request) => return Ok(()),
-                Part::Done => {
-                    self.direct.iter_mut().for_each(|direct| direct.copied = 0);
-                    self.skip();
-                    common.count(Counter::DirectRequests);
-                    self.complete(common, request.index, CompletionStatus::Success, Cause::None);
-                }
+            match self.execute(common, Some(pass.memory), &request, &mut bytes_left)? {
+                Part::Partly => return Ok(()),
+                Part::Done => self.finish_direct(common, &request),
                 Part::Ended => {
                     if let Some(direct) = &mut self.direct {
-                        direct.copied = 0;
+                        direct.copied = (request.index, 0);
                         direct.keys[request.key].1 = Admitted::Asked(pass.now, FIRST_WAIT);
                     }
                     return Ok(());
@@ -190,8 +201,37 @@ impl Requester {
         Ok(())
     }
 
-    fn is_partly_copied(&self, request: &DirectRequest) -> bool {
-        self.direct.as_ref().is_some_and(|direct| direct.copied < request.length)
+    /// Executes the WRITEs and READs that a thread has just posted, if nothing else is due. Returns whether none is
+    /// left; otherwise the next ones, also those that fail, are executed or sent by a pass. Deadlines stay as they are.
+    #[inline]
+    pub(in crate::transport) fn execute_posted(&mut self, common: &mut Common, memory: &RegionTable) -> bool {
+        if self.direct.is_none() || common.state != QueuePairState::ReadyToSend {
+            return false;
+        }
+        let mut bytes_left = BYTES_IN_TURN;
+        for _ in 0..MOST_POSTED {
+            if self.next == self.send.published() {
+                break;
+            }
+            // An atomic that fails after its execution must not be executed again.
+            let next = self.next_direct(common).filter(|request| bytes_left > 0 && !request.operation.is_atomic());
+            let Some(request) = next else { return false };
+            // Before the gate is entered: a thread that changes the table may wait for gates.
+            let view = (!request.is_inline).then(|| memory.read());
+            match self.execute(common, view.as_ref(), &request, &mut bytes_left) {
+                Ok(Part::Done) => self.finish_direct(common, &request),
+                _ => return false,
+            }
+        }
+        self.next == self.send.published() && !common.has_overflowed()
+    }
+
+    #[inline]
+    fn finish_direct(&mut self, common: &mut Common, request: &DirectRequest) {
+        self.direct.iter_mut().for_each(|direct| direct.copied = (request.index, 0));
+        self.skip();
+        common.count(Counter::DirectRequests);
+        self.complete(common, request.index, CompletionStatus::Success, Cause::None);
     }
 
     /// Notes the key of the next request, if it is only the key that is missing.
@@ -205,23 +245,25 @@ impl Requester {
         }
     }
 
+    /// Executes a request, or a part of it. `memory` may be missing for inline requests.
+    #[inline]
     fn execute(
         &mut self,
         common: &Common,
-        pass: &Pass<'_>,
+        memory: Option<&MemoryView<'_>>,
         request: &DirectRequest,
         bytes_left: &mut u32,
     ) -> Result<Part, RequestFailure> {
         let Some(direct) = &self.direct else { return Ok(Part::Ended) };
         let Admitted::Yes(admission) = &direct.keys[request.key].1 else { return Ok(Part::Ended) };
         if request.operation.is_atomic() {
-            return self.execute_atomic(common, pass, request, admission);
+            return self.execute_atomic(common, memory, request, admission);
         }
-        let mut copied = direct.copied;
+        let mut copied = direct.copied_of(request.index);
         loop {
             let Some(access) = admission.enter() else { return Ok(Part::Ended) };
             let part = (request.length - copied).min(BYTES_AT_A_TIME).min(*bytes_left);
-            let result = self.copy(common, pass, request, &access, copied, part);
+            let result = self.copy(common, memory, request, &access, copied, part);
             if !access.leave() {
                 return Ok(Part::Ended);
             }
@@ -232,26 +274,28 @@ impl Requester {
                 break;
             }
         }
-        self.direct.iter_mut().for_each(|direct| (direct.copied, direct.last) = (copied, request.key));
-        Ok(Part::Done)
+        let noted = (request.index, copied);
+        self.direct.iter_mut().for_each(|direct| (direct.copied, direct.last) = (noted, request.key));
+        Ok(if copied == request.length { Part::Done } else { Part::Partly })
     }
 
     /// Copies a part of a WRITE or READ.
+    #[inline]
     fn copy(
         &self,
         common: &Common,
-        pass: &Pass<'_>,
+        memory: Option<&MemoryView<'_>>,
         request: &DirectRequest,
         access: &DirectAccess<'_>,
         from: u32,
         length: u32,
     ) -> Result<(), AccessError> {
         let (first, length) = (request.offset + from as usize, length as usize);
-        if self.send.header(request.index).inline {
+        if request.is_inline {
             let data = self.send.inline_data(request.index);
             return access.write(first, &data[from as usize..from as usize + length]);
         }
-        let (view, domain) = (pass.memory, common.domain);
+        let (view, domain) = (memory.ok_or(AccessError::NoPermission)?, common.domain);
         let is_read = matches!(request.operation, Operation::Read { .. });
         for_each_segment(self.send.sges(request.index), u64::from(from), length, |sge, addr, range| {
             let offset = first + range.start;
@@ -265,10 +309,11 @@ impl Requester {
     fn execute_atomic(
         &self,
         common: &Common,
-        pass: &Pass<'_>,
+        memory: Option<&MemoryView<'_>>,
         request: &DirectRequest,
         admission: &Admission,
     ) -> Result<Part, RequestFailure> {
+        let view = memory.ok_or(AccessError::NoPermission)?;
         let Some(access) = admission.enter() else { return Ok(Part::Ended) };
         let original = match request.operation {
             Operation::CompareAndSwap { compare, swap, .. } => {
@@ -282,7 +327,7 @@ impl Requester {
             return Err(RequestFailure::new(CompletionStatus::RemoteAccessError, Cause::RefusedAccess));
         }
         let original = original?;
-        scatter(pass.memory, self.send.sges(request.index), common.domain, 0, &original.to_ne_bytes()[..])?;
+        scatter(view, self.send.sges(request.index), common.domain, 0, &original.to_ne_bytes()[..])?;
         Ok(Part::Done)
     }
 }
@@ -297,5 +342,16 @@ fn target_of(operation: &Operation) -> Option<(u64, Rkey, AccessFlags)> {
             Some((remote_addr, rkey, AccessFlags::REMOTE_ATOMIC))
         }
         _ => None,
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copied_bytes_count_for_their_request_only() {
+        let direct = DirectKeys { copied: (7, BYTES_IN_TURN), ..DirectKeys::default() };
+        assert_eq!([6, 7, 8].map(|index| direct.copied_of(index)), [0, BYTES_IN_TURN, 0]);
     }
 }

@@ -12,6 +12,8 @@ use crate::wire::{Bth, Flow, Headers, Opcode, Packet, packet_bytes};
 struct PlainSink {
     packets: Vec<(Headers, Vec<u8>)>,
     sends: usize,
+    /// There is no room for sends of this queue pair.
+    full: Option<Qpn>,
 }
 
 struct PlainWriter<'a> {
@@ -24,9 +26,13 @@ struct PlainWriter<'a> {
 impl BurstSink for PlainSink {
     type Writer<'a> = PlainWriter<'a>;
 
-    fn open<'a>(&'a mut self, envelope: &'a Envelope) -> PlainWriter<'a> {
+    fn open<'a>(&'a mut self, envelope: &'a Envelope) -> Option<PlainWriter<'a>> {
+        if self.full == Some(envelope.qpn) {
+            return None;
+        }
         let begun_at = self.packets.len();
-        PlainWriter { sink: self, capacity: if envelope.segmentation_offload { 7 } else { 1 }, begun_at, bytes: 0 }
+        let capacity = if envelope.segmentation_offload { 7 } else { 1 };
+        Some(PlainWriter { sink: self, capacity, begun_at, bytes: 0 })
     }
 }
 
@@ -155,8 +161,39 @@ fn begin(sink: &mut impl BurstSink) {
         check: Departing::Icrc,
     };
     let mut headers = Headers { bth: Bth::with_payload(Opcode::RC_SEND_ONLY, 0), ..Headers::default() };
-    let mut writer = sink.open(&envelope);
+    let mut writer = sink.open(&envelope).unwrap();
     assert_eq!(writer.add(&mut Burst::single(&mut headers, 0, NoPayload, Sending::First)), Ok(1));
+}
+
+#[test]
+fn a_queue_pair_without_room_waits_and_then_sends_everything() {
+    let expected = datagrams(&mut posted());
+    let mut pair = posted();
+    let end = &mut pair.ends[0];
+    let mut sink = PlainSink { full: Some(end.qpn), ..PlainSink::default() };
+    let view = end.table.read();
+    for _ in 0..3 {
+        assert!(!end.endpoint.poll_transmit_into(pair.now, &view, &mut sink, AckRelease::Now));
+        assert!(end.endpoint.has_stalled() && !end.endpoint.has_nothing_to_send());
+        assert!(!end.endpoint.has_more_to_send(), "the driver would not rest");
+    }
+    sink.full = None;
+    assert!(!end.endpoint.poll_transmit_into(pair.now, &view, &mut sink, AckRelease::Now));
+    end.endpoint.resume_stalled();
+    while end.endpoint.poll_transmit_into(pair.now, &view, &mut sink, AckRelease::Now) {}
+    assert!(!end.endpoint.has_stalled());
+    assert!(sink.packets == expected);
+}
+
+#[test]
+fn a_destroyed_queue_pair_no_longer_waits_for_room() {
+    let mut pair = posted();
+    let end = &mut pair.ends[0];
+    let mut sink = PlainSink { full: Some(end.qpn), ..PlainSink::default() };
+    let view = end.table.read();
+    assert!(!end.endpoint.poll_transmit_into(pair.now, &view, &mut sink, AckRelease::Now));
+    assert!(end.endpoint.destroy_queue_pair(end.qpn));
+    assert!(!end.endpoint.has_stalled() && end.endpoint.has_nothing_to_send());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::keyed::{agreed, connect};
 use super::*;
 use crate::memory::SharedMemory;
+use crate::transport::Similar;
 use crate::wire::{BTH_BYTES, ICRC_BYTES};
 
 const RELIABLE: QueuePairType = QueuePairType::ReliableConnection;
@@ -81,18 +82,25 @@ fn ends_switch_to_a_discovered_key_in_shared_memory() {
     assert_eq!(pair.drop_reason(&third, UNKEYED), Some(DropReason::Unkeyed), "it never switches back");
 }
 
-#[test]
-fn payloads_are_placed_from_shared_memory() {
-    const PACKETS: usize = 4;
+/// Returns a pair whose second end has a receive for a SEND of full packets, its bytes, and the packets.
+fn message_of(packets: usize) -> (Pair, Vec<u8>, Vec<Vec<u8>>) {
     let mut pair = pair_with([None, None]);
-    let bytes = PACKETS * Mtu::Mtu1024.bytes() as usize;
+    let bytes = packets * Mtu::Mtu1024.bytes() as usize;
     let data = pattern(bytes);
     pair.ends[0].region.write_at(0, &data).unwrap();
     let (now, local, into) = (pair.now, pair.ends[0].sge(0, bytes as u32), pair.ends[1].sge(0, bytes as u32));
     pair.ends[1].post_receive(&[into]);
     pair.ends[0].post(now, Operation::Send, &[local]);
-    let packets = pair.ends[0].transmit(now);
-    assert_eq!(packets.len(), PACKETS);
+    let sent = pair.ends[0].transmit(now);
+    assert_eq!(sent.len(), packets);
+    (pair, data, sent)
+}
+
+#[test]
+fn payloads_are_placed_from_shared_memory() {
+    const PACKETS: usize = 4;
+    let (mut pair, data, packets) = message_of(PACKETS);
+    let now = pair.now;
     let mut placed = Vec::new();
     for packet in &packets {
         let shared = SharedMemory::new(packet);
@@ -108,5 +116,42 @@ fn payloads_are_placed_from_shared_memory() {
     pair.ends[1].endpoint.settle_arrivals(now);
     assert_eq!(placed, [false, false, true, false], "the first one in the middle is the template");
     assert_eq!(pair.ends[1].poll().len(), 1);
-    assert_eq!(contents(&pair.ends[1].region, 0, bytes), data);
+    assert_eq!(contents(&pair.ends[1].region, 0, data.len()), data);
+}
+
+#[test]
+fn payloads_of_several_packets_are_placed_at_once() {
+    const PACKETS: usize = 7;
+    let (mut pair, data, packets) = message_of(PACKETS);
+    let now = pair.now;
+    let payload_of = |packet: &Vec<u8>| packet[BTH_BYTES..packet.len() - ICRC_BYTES].to_vec();
+    let take_similar = |pair: &mut Pair, range: std::ops::Range<usize>| {
+        let similar = &packets[range];
+        let shared = SharedMemory::new(&similar.iter().flat_map(payload_of).collect::<Vec<_>>());
+        let asks = |packet: &Vec<u8>| u32::from(packet[8] >> 7);
+        let ack_requests = similar.iter().rev().fold(0, |bits, packet| bits << 1 | asks(packet));
+        let head = pair.datagram(&similar[0][..BTH_BYTES], UNKEYED);
+        let placed = shared.part(0..similar.len() * Mtu::Mtu1024.bytes() as usize);
+        let End { endpoint, table, .. } = &mut pair.ends[1];
+        let count = similar.len() as u32;
+        endpoint.take_similar(now, &table.read(), &head, Similar { count, ack_requests }, placed)
+    };
+    let take = |pair: &mut Pair, index: usize| {
+        let datagram = pair.datagram(&packets[index], UNKEYED);
+        let End { endpoint, table, .. } = &mut pair.ends[1];
+        assert_eq!(endpoint.handle_arrival(now, &table.read(), &datagram).dropped, None);
+    };
+    take(&mut pair, 0);
+    assert!(!take_similar(&mut pair, 1..4), "there is no template");
+    take(&mut pair, 1);
+    assert!(!take_similar(&mut pair, 3..5), "they are not expected yet");
+    assert!(take_similar(&mut pair, 2..4));
+    assert!(!take_similar(&mut pair, 2..4), "they are duplicates");
+    assert!(take_similar(&mut pair, 4..6));
+    take(&mut pair, 6);
+    pair.ends[1].endpoint.settle_arrivals(now);
+    assert_eq!(pair.ends[1].poll().len(), 1);
+    assert_eq!(contents(&pair.ends[1].region, 0, data.len()), data);
+    let received = pair.ends[1].endpoint.counters().get(Counter::ReceivedPackets);
+    assert_eq!(received, PACKETS as u64);
 }

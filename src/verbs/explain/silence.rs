@@ -338,7 +338,8 @@ fn never_heard(peer: IpAddr, report: &QueuePairReport) -> Diagnosis {
         return Diagnosis::new(no_queue_pair + &heard, advice);
     }
     if peer.is_loopback() {
-        return Diagnosis::new(no_queue_pair + "; its UDP port 4791 is open, since no packet was refused", advice);
+        let open = "; no packet was refused, so its UDP port 4791 is open, unless a firewall drops packets";
+        return Diagnosis::new(no_queue_pair + open, advice);
     }
     Diagnosis::new(
         format!(

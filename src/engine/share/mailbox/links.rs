@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
@@ -34,9 +35,11 @@ const DESCRIPTORS_PER_LINK: u64 = 4;
 /// Most connections that have not offered a link yet. The offer is the first message, so it has usually arrived when
 /// the connection is accepted.
 const MOST_GUESTS: usize = 64;
+/// Pause of the listener when the process has no descriptor for a connection, or the system no memory.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Most requests for direct access that are not answered.
 const MOST_ASKED: usize = 64;
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// Second byte of the message with which a device declines that has shared memory switched off.
 const SWITCHED_OFF: u8 = 1;
 const HELLO_BYTES: usize = 96;
@@ -155,6 +158,18 @@ pub(crate) struct IncomingLink {
     pub(crate) watch: Option<GateWatch>,
 }
 
+#[cfg(all(test, not(loom)))]
+impl IncomingLink {
+    /// Creates a link whose other end is the returned one.
+    pub(crate) fn with_writer(source: IpAddr, destination: IpAddr) -> (Self, RingWriter, Arc<Connection>) {
+        let (writer, file) = RingWriter::create(RING_BYTES).unwrap();
+        let ring = RingReader::open(file.as_fd(), RING_BYTES).unwrap();
+        let ends = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let (bell, other) = (Connection::new(ends.0), Connection::new(ends.1));
+        (Self { id: 1, source, destination, source_blocks: vec![1], ring, bell, watch: None }, writer, other)
+    }
+}
+
 /// A link that this process has requested.
 struct Outgoing {
     id: LinkId,
@@ -177,8 +192,8 @@ struct Incoming {
 pub(super) struct Links {
     folder: PathBuf,
     listener: Socket,
-    /// Whether the mailbox's set has the listener.
-    is_watched: bool,
+    /// When the mailbox's set gets the listener back, which is not in it meanwhile.
+    accepts_at: Option<Instant>,
     find: FindMember,
     last_id: LinkId,
     outgoing: Vec<Outgoing>,
@@ -201,7 +216,7 @@ impl Links {
         set.add(listener.as_fd(), Interest::Readable)?;
         let (outgoing, incoming, asked) = (Vec::new(), Vec::new(), Vec::new());
         let folder = folder.to_owned();
-        Ok(Self { folder, listener, is_watched: true, find, last_id: 0, outgoing, incoming, asked })
+        Ok(Self { folder, listener, accepts_at: None, find, last_id: 0, outgoing, incoming, asked })
     }
 
     /// Handles everything that has arrived: offers, answers, and the ends of links.
@@ -224,11 +239,22 @@ impl Links {
         });
     }
 
+    /// Watches the listener again if its pause is over. Returns the rest of the pause.
+    pub(super) fn resume_listening(&mut self, set: &Epoll) -> Option<Duration> {
+        let rest = self.accepts_at?.saturating_duration_since(Instant::now());
+        if rest > Duration::ZERO {
+            return Some(rest);
+        }
+        if set.add(self.listener.as_fd(), Interest::Readable).is_err() {
+            self.accepts_at = Some(Instant::now() + ACCEPT_RETRY);
+            return Some(ACCEPT_RETRY);
+        }
+        self.accepts_at = None;
+        None
+    }
+
     /// Handles the requests of this process's shards.
     pub(super) fn take_requests(&mut self, postbox: &Postbox, set: &Epoll) {
-        if !self.is_watched {
-            self.is_watched = set.add(self.listener.as_fd(), Interest::Readable).is_ok();
-        }
         for request in std::mem::take(&mut *lock(&postbox.links)) {
             if let Err(error) = self.request(request.clone(), postbox, set) {
                 request.decline(postbox, problem_of(&error));
@@ -308,12 +334,17 @@ impl Links {
                 Ok((socket, _)) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {
-                    self.is_watched = set.remove(self.listener.as_fd()).is_err();
+                    // Otherwise it is watched already.
+                    if set.remove(self.listener.as_fd()).is_ok() {
+                        self.accepts_at = Some(Instant::now() + ACCEPT_RETRY);
+                    }
                     return;
                 }
             };
             let is_own = peer_user(socket.as_fd()).is_ok_and(|user| user == own_user());
-            if !is_own || self.incoming.len() >= most || socket.set_nonblocking(true).is_err() {
+            // After a pause, many may have been closed meanwhile: they must not take the place of the others.
+            let is_over = !is_own || has_ended(socket.as_fd());
+            if is_over || self.incoming.len() >= most || socket.set_nonblocking(true).is_err() {
                 continue;
             }
             let connection = Connection::new(socket);
@@ -523,7 +554,7 @@ mod tests {
         let answer = parse_hello(&offer).unwrap();
         assert_eq!((answer.own, answer.peer, answer.name), (request.peer, request.own, [2; 16]));
         assert_eq!((answer.own_blocks, answer.peer_blocks), (vec![3], vec![7, 4_095, 9]));
-        for (place, value) in [(0, 1), (1, 0), (1, 17), (4, 1), (95, 1)] {
+        for (place, value) in [(0, 2), (1, 0), (1, 17), (4, 1), (95, 1)] {
             let mut changed = offer;
             changed[place] = value;
             assert!(parse_hello(&changed).is_none(), "byte {place} is {value}");

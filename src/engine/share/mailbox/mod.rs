@@ -275,13 +275,12 @@ impl Postbox {
     }
 
     /// Sets the recipient of packets to this address and these blocks that other processes forward.
-    pub(super) fn add_recipient(&self, address: IpAddr, blocks: &[u16], recipient: &Arc<impl Recipient + 'static>) {
+    pub(super) fn add_recipient(&self, address: IpAddr, blocks: &[u16], recipient: &Weak<dyn Recipient>) {
         let mut recipients = lock(&self.recipients);
         // Removes those of closed devices. Until the next call, at most as many stay as there are sockets and blocks
         // for each.
         recipients.retain(|_, recipient| recipient.strong_count() > 0);
-        let recipient: Weak<dyn Recipient> = Arc::downgrade(recipient) as _;
-        recipients.extend(blocks.iter().map(|block| ((address, *block), Weak::clone(&recipient))));
+        recipients.extend(blocks.iter().map(|block| ((address, *block), Weak::clone(recipient))));
     }
 
     /// Requests that other processes check the group of an address.
@@ -445,6 +444,7 @@ fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, groups: 
                 checks.entry(address).or_insert(false);
             });
         }
+        pause = pause.into_iter().chain(links.resume_listening(&neighbours.set)).min();
     }
 }
 
@@ -518,16 +518,17 @@ mod tests {
             }
             fn take_offer(&self, _: &AccessRequest, _: &Offer) {}
         }
-        let recipient = Arc::new(Nothing);
+        let recipient: Arc<dyn Recipient> = Arc::new(Nothing);
         let address: IpAddr = "127.77.9.3".parse().unwrap();
-        mailbox.postbox.add_recipient(address, &[5], &recipient);
+        mailbox.postbox.add_recipient(address, &[5], &Arc::downgrade(&recipient));
         let find = |address: &str, block| {
             lock(&mailbox.postbox.recipients).get(&(address.parse().unwrap(), block)).and_then(Weak::upgrade).is_some()
         };
         assert!(find("127.77.9.3", 5));
         assert!(!find("127.77.9.3", 6) && !find("127.77.9.4", 5));
+        let ended = Arc::downgrade(&recipient);
         drop(recipient);
-        mailbox.postbox.add_recipient(address, &[], &Arc::new(Nothing));
+        mailbox.postbox.add_recipient(address, &[], &ended);
         assert!(lock(&mailbox.postbox.recipients).is_empty());
     }
 }

@@ -19,7 +19,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 
 use socket2::Socket;
 
@@ -68,6 +68,15 @@ impl GroupRef {
     fn lock(&self) -> MutexGuard<'_, Group> {
         lock(self.group.as_ref().expect("present until dropped"))
     }
+
+    /// Returns the group unless it changes or is checked, which takes seconds if processes on the address are stopped.
+    fn try_lock(&self) -> Option<MutexGuard<'_, Group>> {
+        match self.group.as_ref()?.try_lock() {
+            Ok(group) => Some(group),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
 }
 
 impl Drop for GroupRef {
@@ -89,6 +98,9 @@ pub(crate) struct JoinRequest<'a> {
     /// QPN blocks whose packets it receives.
     pub(crate) blocks: &'a [u32],
     pub(crate) capabilities: PeerCapabilities,
+    /// Takes what other processes send to it through this one's mailbox: the packets that they receive in its place,
+    /// and offers of shared memory. They may come as soon as the registry has the socket.
+    pub(crate) recipient: Option<&'a Weak<dyn Recipient>>,
 }
 
 impl JoinRequest<'_> {
@@ -156,6 +168,9 @@ impl Membership {
             return Err(io::Error::other("too many generations of forks").into());
         };
         let postbox = mailbox.as_ref().map(|mailbox| mailbox.postbox());
+        if let (Some(postbox), Some(recipient)) = (&postbox, request.recipient) {
+            postbox.add_recipient(request.address.ip, &request.blocks(), recipient);
+        }
         let mut membership = group.lock().join(request, postbox, bind, check)?;
         membership._mailbox = mailbox;
         Ok(membership)
@@ -165,13 +180,6 @@ impl Membership {
     #[inline]
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.socket.as_ref().expect("present until dropped").as_fd()
-    }
-
-    /// Sets the recipient of packets for this socket that other processes receive and forward.
-    pub(crate) fn add_recipient(&self, recipient: &Arc<impl Recipient + 'static>) {
-        if let Some(postbox) = &self.routes.postbox {
-            postbox.add_recipient(self.address, &self.blocks, recipient);
-        }
     }
 
     /// Answers a probe of the group, which the nonce identifies. Returns whether the packet is one.
@@ -254,12 +262,13 @@ fn registered_member(address: IpAddr, qpn: u32) -> Option<Member> {
 
 /// Returns the member that has this block of queue pair numbers on an address of this machine.
 fn member_with_block(address: IpAddr, block: u16) -> Option<Member> {
-    if let Some(group) = GroupRef::find(address) {
-        let group = group.lock();
-        if !group.members.is_empty() {
-            return group.file.as_ref()?.member_with_block(&group.slots(), block);
-        }
+    if let Some(group) = GroupRef::find(address)
+        && let Some(group) = group.try_lock()
+        && !group.members.is_empty()
+    {
+        return group.file.as_ref()?.member_with_block(&group.slots(), block);
     }
+    // In an open file of its own, the locks of this process's members are those of others.
     Registry::of_process()?.find_address(address)?.member_with_block(&[], block)
 }
 

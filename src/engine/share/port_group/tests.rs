@@ -22,7 +22,7 @@ fn bind(address: IpAddr) -> io::Result<Socket> {
 
 fn join(address: IpAddr, blocks: &[u32]) -> Membership {
     let address = LocalAddress { ip: address, scope: 0 };
-    let request = JoinRequest { address, blocks, capabilities: PeerCapabilities::STANDARD };
+    let request = JoinRequest { address, blocks, capabilities: PeerCapabilities::STANDARD, recipient: None };
     Membership::join(request, || bind(address.ip), |_, _| Ok::<_, io::Error>(())).unwrap()
 }
 
@@ -64,7 +64,7 @@ fn members_get_their_blocks_after_another_has_left() {
 #[test]
 fn failed_binding_leaves_no_trace() {
     let address = LocalAddress { ip: "127.77.0.3".parse().unwrap(), scope: 0 };
-    let request = JoinRequest { address, blocks: &[1], capabilities: PeerCapabilities::STANDARD };
+    let request = JoinRequest { address, blocks: &[1], capabilities: PeerCapabilities::STANDARD, recipient: None };
     let taken = || Err::<Socket, io::Error>(io::ErrorKind::AddrInUse.into());
     let failed = Membership::join(request, taken, |_, _| unreachable!("there is no socket"));
     assert_eq!(failed.err().map(|error| error.kind()), Some(io::ErrorKind::AddrInUse));
@@ -76,7 +76,7 @@ fn socket_is_known_to_others_while_it_is_checked_and_forgotten_if_it_fails() {
     let address = LocalAddress { ip: "127.77.0.11".parse().unwrap(), scope: 0 };
     let first = join(address.ip, &[0x400]);
     let file = first.file.clone().unwrap();
-    let request = JoinRequest { address, blocks: &[0x401], capabilities: PeerCapabilities::STANDARD };
+    let request = JoinRequest { address, blocks: &[0x401], capabilities: PeerCapabilities::STANDARD, recipient: None };
     let refuse = |socket: &Socket, known: &dyn Fn() -> Vec<u64>| {
         let own = inode(socket.as_fd()).unwrap();
         assert!(known().contains(&own) && known().len() == 2, "its entry is there before the check");
@@ -112,6 +112,26 @@ fn a_group_that_waits_for_another_process_delays_no_other_group() {
         assert!(Instant::now() < end, "a group without members is not removed");
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn a_group_that_is_checked_delays_no_search_for_its_members() {
+    let address: IpAddr = "127.77.0.14".parse().unwrap();
+    let joined = join(address, &[0x700]);
+    let group = GroupRef::find(address).unwrap();
+    // As while other processes on the address are stopped and do not answer.
+    let checked = group.lock();
+    let (sender, found) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let capabilities = |block: u32| registered_peer(address, block << 12).map(|peer| peer.capabilities);
+            sender.send([0x700, 0x701].map(capabilities)).unwrap();
+        });
+        let found = found.recv_timeout(Duration::from_secs(10));
+        drop(checked);
+        assert_eq!(found, Ok([Some(PeerCapabilities::STANDARD), None]));
+    });
+    drop(joined);
 }
 
 #[test]

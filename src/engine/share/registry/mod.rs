@@ -51,7 +51,7 @@ use crate::sys::{PerGeneration, own_user};
 /// Suffix of the file name for the blocks of a namespace.
 const BLOCKS: &str = "blocks";
 /// Most folder entries that a starting process examines. The folder is the user's own; this bounds the time.
-const MAX_SWEPT: usize = 8_192;
+pub(super) const MAX_SWEPT: usize = 8_192;
 
 /// The registry of this process, opened when it is first used.
 static REGISTRY: PerGeneration<Opened> = PerGeneration::new();
