@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use super::Random;
 use super::network::Flight;
+use crate::transport::Medium;
 use crate::types::Qpn;
 use crate::wire::{BTH_BYTES, Flow, Opcode, Packet, icrc, packet_bytes};
 
@@ -16,7 +17,7 @@ const PKEY_BYTES: std::ops::Range<usize> = 2..4;
 pub(super) fn forge(real: &Flight, destination: IpAddr, pins_ports: bool, random: &mut Random) -> Option<Flight> {
     let packet = Packet::parse(&real.bytes).ok()?;
     let bth = packet.headers.bth;
-    let mut forged = Flight { segment_index: 0, is_forged: true, ..real.clone() };
+    let mut forged = Flight { segment_index: 0, medium: Medium::Network, is_forged: true, ..real.clone() };
     let header_bytes = packet.headers.length();
     let later = bth.psn.plus(random.below(3) as u32);
     forged.bytes[PSN_BYTES].copy_from_slice(&later.value().to_be_bytes()[1..]);

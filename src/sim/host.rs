@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::Random;
-use crate::memory::RegionTable;
+use crate::memory::{Exports, RegionTable};
 use crate::queue::{AsyncEventQueue, CompletionQueue, Notify, QueueError, ReceiveQueue, SendQueue, SharedReceiveQueue};
 use crate::transport::{
     CongestionFactory, Endpoint, EndpointConfig, ModifyLimits, QueuePairInit, ReceiveSource, SourceAddress,
@@ -25,6 +25,8 @@ pub struct Host {
     pub endpoint: Endpoint,
     /// Its registered memory.
     pub memory: RegionTable,
+    /// The memory that other hosts may access directly.
+    pub(super) exports: Option<Arc<Exports>>,
 }
 
 /// A queue pair of a host, as an application holds it.
@@ -128,11 +130,23 @@ impl Host {
         Self::with_config(address, seed, EndpointConfig { capabilities, ..EndpointConfig::default() })
     }
 
+    /// Creates a host whose memory others may access directly, once they are linked
+    /// ([`Network::share_memory`](super::Network::share_memory)).
+    ///
+    /// # Panics
+    /// If the system has no memory or descriptor for the table of grants.
+    pub fn sharing_memory(address: IpAddr, seed: u64) -> Self {
+        // Never read: no access is in progress while another host acts.
+        let exports = Exports::new(|| Time::ZERO).expect("memory for a table");
+        let host = Self::new(address, seed);
+        Self { memory: host.memory.exporting(Arc::clone(&exports)), exports: Some(exports), ..host }
+    }
+
     fn with_config(address: IpAddr, seed: u64, config: EndpointConfig) -> Self {
         let mut random = Random::new(seed);
         let numbers = Box::new(move || random.number() as u32);
         let config = EndpointConfig { random: numbers, qpn_blocks: vec![0x123], ..config };
-        Self { address, endpoint: Endpoint::new(config), memory: RegionTable::new(1_024) }
+        Self { address, endpoint: Endpoint::new(config), memory: RegionTable::new(1_024), exports: None }
     }
 
     /// Creates a reliable connection's queue pair in protection domain 1.
@@ -231,6 +245,9 @@ impl Host {
                 ..QueuePairAttributes::default()
             },
         );
+        if self.exports.is_some() {
+            self.endpoint.access_directly(qpn);
+        }
     }
 
     /// Moves a datagram queue pair from RESET to RTS.

@@ -91,6 +91,7 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
+    use crate::transport::Medium;
 
     #[test]
     fn coarse_timers_go_off_late_and_nothing_is_sent_in_between() {
@@ -118,6 +119,7 @@ mod tests {
             segment_index: 0,
             traffic_class: 0,
             bytes: vec![0; 20],
+            medium: Medium::Network,
             is_corrupt: false,
             is_forged: false,
         };

@@ -13,6 +13,7 @@ mod link;
 mod machine;
 mod network;
 mod random;
+mod shared_memory;
 mod streams;
 mod tcp;
 

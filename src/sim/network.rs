@@ -10,11 +10,12 @@ use super::bottleneck::{Passage, frame_bytes};
 use super::forger::{forge, shorten_answer};
 use super::link::{Fate, corrupt};
 use super::machine::{Machine, Socket};
+use super::shared_memory::SharedMemory;
 use super::streams::Streams;
 use super::{Bottleneck, Faults, Host, Random};
 use crate::transport::{AckRelease, Datagram, Medium, Transmit};
 use crate::types::{Psn, Time};
-use crate::wire::{GapRun, GapRuns, Headers, Opcode, Packet};
+use crate::wire::{GapRun, GapRuns, Headers, ICRC_BYTES, Opcode, Packet};
 
 /// Bound of the packets that one host sends at one moment; more are an endless loop.
 const MOST_PACKETS_AT_ONCE: u64 = 100_000;
@@ -32,6 +33,7 @@ pub(super) struct Flight {
     pub(super) segment_index: u16,
     pub(super) traffic_class: u8,
     pub(super) bytes: Vec<u8>,
+    pub(super) medium: Medium,
     pub(super) is_corrupt: bool,
     pub(super) is_forged: bool,
 }
@@ -109,6 +111,7 @@ pub struct Network {
     pub shortened: u64,
     pub(super) random: Random,
     pub(super) streams: Streams,
+    pub(super) shared: SharedMemory,
     machines: Vec<Machine>,
     pub(super) in_burst: Vec<bool>,
     /// Packets lost, damaged or held up, by sender and receiver.
@@ -144,6 +147,7 @@ impl Network {
             shortened: 0,
             random: Random::new(seed),
             streams: Streams::default(),
+            shared: SharedMemory::default(),
             machines: std::iter::repeat_with(Machine::default).take(count).collect(),
             in_burst: vec![false; count],
             harmed: vec![0; count * count],
@@ -288,6 +292,7 @@ impl Network {
                 self.late[from * self.hosts.len() + to] += u64::from(is_late);
                 let (source, source_port) = (transmit.source, transmit.source_port);
                 let segment_index = if is_merged { index as u16 } else { 0 };
+                let medium = self.medium(from, to, transmit.is_keyed);
                 let mut flight = Flight {
                     from,
                     to,
@@ -296,17 +301,20 @@ impl Network {
                     segment_index,
                     traffic_class: transmit.traffic_class | mark,
                     bytes: bytes.to_vec(),
+                    medium,
                     is_corrupt,
                     is_forged: false,
                 };
-                if self.random.chance(self.faults[from].short_answers)
+                if medium != Medium::Network {
+                    clear_check_field(&mut flight);
+                } else if self.random.chance(self.faults[from].short_answers)
                     && shorten_answer(&mut flight, transmit.destination)
                 {
                     // A keyed peer drops it.
                     self.shortened += 1;
                     self.note_harm(from, to);
                 }
-                if is_corrupt {
+                if flight.is_corrupt {
                     flight.is_corrupt = corrupt(&mut flight.bytes, &mut self.random);
                 }
                 self.launch(at + passage.wait, flight);
@@ -382,6 +390,7 @@ impl Network {
             }
         }
         self.transmit();
+        self.exchange_keys();
         let panics: u64 = self.hosts.iter().map(|host| host.endpoint.panics()).sum();
         assert_eq!(panics, 0, "queue pairs panicked");
     }
@@ -430,7 +439,7 @@ impl Network {
             hop_limit: None,
             traffic_class: Some(flight.traffic_class),
             payload: &flight.bytes,
-            medium: Medium::Network,
+            medium: flight.medium,
         };
         // As in an engine, the follow-up work is done after all current arrivals are taken.
         host.endpoint.handle_arrival(now, &host.memory.read(), &datagram);
@@ -446,5 +455,13 @@ impl Network {
                 self.launch(self.now, forged);
             }
         }
+    }
+}
+
+/// A packet in memory is not damaged, and its check field has no contents.
+fn clear_check_field(flight: &mut Flight) {
+    flight.is_corrupt = false;
+    if let Some(field) = flight.bytes.last_chunk_mut::<ICRC_BYTES>() {
+        *field = [0; ICRC_BYTES];
     }
 }

@@ -22,7 +22,7 @@ const SOME_SEEDS: u64 = 300;
 /// Number of seeds of the smaller worlds: unreliable connections, shared receive queues.
 const SMALL_SEEDS: u64 = 600;
 /// Kinds of events of the main world, all of which occur in the smaller number of seeds.
-const KINDS_OF_EVENTS: usize = 33;
+const KINDS_OF_EVENTS: usize = 34;
 const MINIMUM_PACKETS: u64 = 10_000_000;
 const MINIMUM_OF_EACH_EVENT: u64 = 100;
 /// Disturbances that last long, and so are rarer than the protocol's reactions to them.

@@ -90,7 +90,7 @@ impl Store {
         let gone = register(1, all, false);
         let revocable = register(1, all, true);
         assert!(host.memory.deregister(&gone));
-        let backing = zeros(layout.region_bytes() as usize);
+        let backing = Backing::anonymous(layout.region_bytes() as usize).expect("memory for a region");
         let main = host.memory.register(DomainId(1), backing, Some(REGION_BASE), all).expect("room for a region");
         Self { layout, main, forbidden: [no_access, foreign, gone, revocable], consumed: [None; SLOTS as usize] }
     }

@@ -57,6 +57,8 @@ pub(crate) struct Terms {
     pub(crate) jumps: bool,
     /// Whether hosts stop for a while.
     pub(crate) stops: bool,
+    /// Whether the hosts stand for processes of one machine, which share memory.
+    pub(crate) shares_memory: bool,
     /// The server's socket, if it is small.
     pub(crate) socket: Option<Socket>,
 }
@@ -112,6 +114,8 @@ impl Terms {
             release: random.choose(&[0, 500, 1_000]),
             jumps,
             stops,
+            // Derived, too.
+            shares_memory: !is_standard && retry_cnt.is_multiple_of(2),
             socket,
         }
     }

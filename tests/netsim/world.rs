@@ -97,13 +97,17 @@ impl World {
     fn new(seed: u64, verbose: bool) -> Self {
         let mut random = Random::new(seed);
         let terms = Terms::random(&mut random);
-        let hosts = terms.addresses.iter().map(|address| Host::new(*address, random.number())).collect();
+        let create = if terms.shares_memory { Host::sharing_memory } else { Host::new };
+        let hosts = terms.addresses.iter().map(|address| create(*address, random.number())).collect();
         let mut network = Network::new(hosts, terms.faults.clone(), random.number());
         network.observer = verbose.then_some(|line: &str| eprintln!("{line}"));
         network.sightings = Some(Vec::new());
         network.release = terms.release;
         if let Some(socket) = terms.socket {
             network.set_socket(0, socket);
+        }
+        if terms.shares_memory {
+            (1..terms.addresses.len()).for_each(|client| network.share_memory(0, client));
         }
         let layout = Layout::new(terms.largest);
         let mut pairs = Vec::new();
@@ -287,6 +291,7 @@ impl World {
             Counter::RetryExceeded,
             Counter::RnrRetryExceeded,
             Counter::Flushed,
+            Counter::DirectRequests,
         ];
         for host in &network.hosts {
             let counters = host.endpoint.counters();
@@ -304,9 +309,23 @@ fn disturb(network: &mut Network, terms: &Terms, random: &mut Random, outcome: &
         outcome.count("clock jump", 1);
         network.jump(at, Duration::from_millis(random.choose(&[1, 100, 10_000, 3_600_000])));
     }
+    if terms.shares_memory && random.chance(10) {
+        disturb_memory(network, at, random);
+    }
     if terms.stops && random.chance(2) && !network.is_stopped(at) {
         outcome.count("host stopped", 1);
         network.stop(at, Duration::from_millis(random.choose(&[1, 100, 3_000])));
+    }
+}
+
+/// Begins and ends links through memory between this host and the server, and direct accesses.
+fn disturb_memory(network: &mut Network, at: usize, random: &mut Random) {
+    match random.below(5) {
+        0 if at != 0 => network.end_shared_memory(0, at),
+        1 => network.hosts[at].allow_direct_access(false),
+        2 => network.hosts[at].allow_direct_access(true),
+        _ if at != 0 => network.share_memory(0, at),
+        _ => {}
     }
 }
 
