@@ -1,13 +1,15 @@
-//! The mailbox of a process whose kernel refuses it resources.
+//! A process whose kernel refuses it resources: its mailbox, and its packets.
 
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
-use support::entries;
+use rdma_verbs::types::{NoSharedMemory, PacketPath};
+use rdma_verbs::verbs::{self, ConnectOptions, QueuePairOptions, SendRequest, SharedMemory, SoftOptions};
 use support::node::{PeerKind, pair};
 use support::process::{alone, unix_sockets};
+use support::{End, entries};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -101,5 +103,34 @@ fn mailbox_that_cannot_wait_leaves_the_processor_to_others() {
         let (elapsed, used) = (start.elapsed(), processor_time() - used);
         set_descriptor_limit(limit);
         assert!(used < elapsed / 4, "{used:?} of {elapsed:?}");
+    });
+}
+
+/// As in a container that forbids the call.
+#[test]
+fn packets_go_through_sockets_without_the_call_that_creates_shared_memory() {
+    alone(|| {
+        refuse(libc::SYS_memfd_create, libc::EPERM);
+        let options = SoftOptions::new().shared_memory(SharedMemory::Auto);
+        let [one, other] = ["soft:127.78.7.15", "soft:127.78.7.16"]
+            .map(|device| End::on(verbs::open_soft(device, &options).unwrap(), &QueuePairOptions::default()));
+        one.connect(&other, &ConnectOptions::default());
+        let (source, target) = (one.region(64), other.region(64));
+        source.write_at(0, &[7; 64]).unwrap();
+        let remote = target.remote();
+        let start = Instant::now();
+        for number in 0.. {
+            one.post(SendRequest::write(source.slice(..).unwrap(), remote).wr_id(number));
+            one.succeeds(number);
+            // The one that connects last offers a link.
+            match other.qp.report().unwrap().packet_path {
+                Some(PacketPath::Sockets(NoSharedMemory::System(reason))) => {
+                    assert!(reason.contains("not permitted"), "{reason}");
+                    break;
+                }
+                path => assert!(start.elapsed() < PATIENCE, "{path:?}"),
+            }
+        }
+        assert_eq!(target.to_vec(..).unwrap(), [7; 64]);
     });
 }

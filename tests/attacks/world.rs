@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdma_verbs::types::{Psn, Qpn};
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionQueue, ConnectOptions, ConnectionInfo, Context, Counters, MemoryRegion,
-    Mtu, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, SoftOptions,
+    Mtu, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, SharedMemory, SoftOptions,
 };
 
 use super::forge::Aim;
@@ -27,6 +27,13 @@ pub(crate) fn new_address() -> Ipv4Addr {
     Ipv4Addr::new(127, 9, (number >> 8) as u8, number as u8)
 }
 
+/// Options of a device whose packets come over the network, as those of attackers do, unless the environment says how
+/// memory is shared.
+pub(crate) fn device_options() -> SoftOptions {
+    let is_chosen = std::env::var_os("RDMA_VERBS_SHARED_MEMORY").is_some();
+    if is_chosen { SoftOptions::new() } else { SoftOptions::new().shared_memory(SharedMemory::Off) }
+}
+
 /// A device with a queue pair.
 pub(crate) struct End {
     pub(crate) address: Ipv4Addr,
@@ -43,8 +50,7 @@ impl End {
 
     /// Opens an end on a device that may exist already.
     pub(crate) fn on(address: Ipv4Addr) -> Self {
-        let options = SoftOptions::new();
-        let context = verbs::open_soft(&format!("soft:{address}"), &options).expect("a device");
+        let context = verbs::open_soft(&format!("soft:{address}"), &device_options()).expect("a device");
         let pd = context.alloc_pd().expect("a protection domain");
         let cq = context.create_cq(4 * DEPTH).expect("a completion queue");
         let qp = pd

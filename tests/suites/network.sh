@@ -53,17 +53,17 @@ bytes() {
 }
 
 # What must carry the data: memory, which is not counted, the counter engine, or streams for comparisons with TCP.
-carrier=engine
+carrier=memory
 
-# through PATH: from here on the library's packets go through memory; through memory from the first one on (required), for
-# cases with so little data that they might be over before both ends share it; or through the network (engine), as they do
-# by default.
+# through PATH: from here on the library's packets go through memory, as they do by default; through memory from the first
+# one on (required), for cases with so little data that they might be over before both ends share it; or through the
+# network (engine), because memory is switched off.
 through() {
   unset RDMA_VERBS_SHARED_MEMORY
   case $1 in
-  memory) carrier=memory && export RDMA_VERBS_SHARED_MEMORY=auto ;;
+  memory) carrier=memory ;;
   required) carrier=memory && export RDMA_VERBS_SHARED_MEMORY=require ;;
-  engine) carrier=engine ;;
+  engine) carrier=engine && export RDMA_VERBS_SHARED_MEMORY=off ;;
   esac
 }
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rdma_verbs::provider::soft::SoftOptions;
 use rdma_verbs::verbs::{
     self, AccessFlags, CompletionQueue, CompletionStatus, ConnectOptions, Context, Counter, MemoryRegion, Payload,
-    ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairOptions, QueuePairState, RemoteMemory, SendRequest,
-    SharedMemory,
+    ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairOptions, QueuePairState, ReceiveRequest, RemoteMemory,
+    SendRequest, SharedMemory,
 };
 use support::process::{ignored_test, signal};
 use support::{PATIENCE, complete_one, poll_one};
@@ -74,19 +74,28 @@ fn process() {
             match order[0] {
                 b'c' => stream.write_all(&region.to_vec(..).unwrap()).unwrap(),
                 b'd' => region = registered_again(&end.pd, region),
+                b'p' => end.qp.post_recv(&[ReceiveRequest::new(region.slice(..).unwrap())]).unwrap(),
+                b'r' => {
+                    let read_only = QueuePairAttributes::default().qp_access_flags(AccessFlags::REMOTE_READ);
+                    end.qp.modify(&read_only).unwrap();
+                }
                 b'e' => {
                     let error = QueuePairAttributes::default().qp_state(QueuePairState::Error);
                     end.qp.modify(&error).unwrap();
                 }
-                b'w' => write_until_refused(&end, receive_target(&stream)),
+                b'w' => {
+                    let last = write_until_refused(&end, receive_target(&stream));
+                    stream.write_all(&[last]).unwrap();
+                }
                 other => panic!("order {other}"),
             }
         }
     }
 }
 
-/// Writes to a region of the other process until it is refused.
-fn write_until_refused(end: &End, target: RemoteMemory) {
+/// Fills a region of the other process with one value after another until it is refused. Returns the last value that
+/// was written.
+fn write_until_refused(end: &End, target: RemoteMemory) -> u8 {
     let memory = end.pd.alloc_mr(target.len() as usize, AccessFlags::LOCAL_WRITE).unwrap();
     for value in (0..=u8::MAX).cycle() {
         memory.write_at(0, &vec![value; target.len() as usize]).unwrap();
@@ -97,9 +106,10 @@ fn write_until_refused(end: &End, target: RemoteMemory) {
             }
         };
         if completion.result().is_err() {
-            return;
+            return value.wrapping_sub(1);
         }
     }
+    unreachable!("the values are repeated");
 }
 
 /// Deregisters the region, checks that its bytes do not change any more, and registers them again.
@@ -174,12 +184,20 @@ impl Connected {
         self.end.qp.counters().get(Counter::DirectRequests)
     }
 
+    fn read(&self) -> SendRequest<'_> {
+        SendRequest::read(self.memory.slice(..).unwrap(), self.target)
+    }
+
     /// Writes until a request is executed directly.
     fn await_direct(&self) {
+        self.repeat_until_direct(self.write());
+    }
+
+    fn repeat_until_direct(&self, request: SendRequest<'_>) {
         let (before, end) = (self.directly(), Instant::now() + PATIENCE);
         while self.directly() == before {
             assert!(Instant::now() < end, "nothing is executed directly");
-            self.run(self.write());
+            self.run(request);
         }
     }
 
@@ -225,7 +243,7 @@ fn requests_complete_while_the_peer_sleeps() {
     (expected[0], expected[BYTES - 1]) = (77, 99);
     expected[8..16].copy_from_slice(&1234u64.to_ne_bytes());
     connected.fill(9);
-    connected.run(SendRequest::read(connected.memory.slice(..).unwrap(), connected.target));
+    connected.run(connected.read());
     assert!(connected.memory.to_vec(..).unwrap() == expected, "READ returned other bytes");
     assert_eq!(connected.directly() - before, 7);
     signal(other.child.id(), "-CONT");
@@ -262,6 +280,119 @@ fn a_queue_pair_in_error_is_out_of_reach() {
     assert!(connected.order(b'c', BYTES) == expected, "a queue pair in error has written");
 }
 
+/// Connects a queue pair of one device to one of another, or of the same.
+fn connect_own(contexts: &[Context; 2]) -> [End; 2] {
+    let ends = contexts.each_ref().map(End::new);
+    let infos = ends.each_ref().map(|end| end.qp.connection_info().unwrap());
+    ends[0].qp.connect(&infos[1]).unwrap();
+    ends[1].qp.connect(&infos[0]).unwrap();
+    ends
+}
+
+/// Writes these bytes, and checks that they are there. Returns whether the request was executed directly.
+fn write_own(end: &End, memory: &MemoryRegion, target: &MemoryRegion, value: u8) -> bool {
+    let (bytes, before) = (vec![value; memory.len()], end.qp.counters().get(Counter::DirectRequests));
+    memory.write_at(0, &bytes).unwrap();
+    let payload = Payload::from(memory.slice(..).unwrap());
+    end.qp.post_send(&[SendRequest::write(payload, target.remote())]).unwrap();
+    complete_one(&end.cq, &end.qp);
+    assert!(target.to_vec(..).unwrap() == bytes, "a part of the memory is not {value}");
+    end.qp.counters().get(Counter::DirectRequests) > before
+}
+
+/// Two devices of one process, and two queue pairs of one device.
+#[test]
+fn a_process_accesses_its_own_memory_directly() {
+    for addresses in [[1, 2], [3, 3]] {
+        let contexts = addresses.map(|number| open(&format!("soft:127.62.39.{number}")));
+        let ends = connect_own(&contexts);
+        let target = ends[1].pd.alloc_mr(BYTES, REMOTE).unwrap();
+        let memory = ends[0].pd.alloc_mr(BYTES, AccessFlags::LOCAL_WRITE).unwrap();
+        let (mut value, end) = (0u8, Instant::now() + PATIENCE);
+        while !write_own(&ends[0], &memory, &target, value) {
+            value = value.wrapping_add(1);
+            assert!(Instant::now() < end, "{addresses:?}: nothing is executed directly");
+        }
+    }
+}
+
+/// The peer's queue pair permits less from now on.
+#[test]
+fn changed_access_flags_hold() {
+    let (context, other) = (open("soft:127.62.36.1"), start("soft:127.62.36.2"));
+    let mut connected = connect(&other, &context);
+    connected.await_direct();
+    let expected = connected.fill(1);
+    connected.run(connected.write());
+    connected.order(b'r', 0);
+    connected.repeat_until_direct(connected.read());
+    connected.fill(2);
+    assert_eq!(connected.status(connected.write()), CompletionStatus::RemoteInvalidRequestError);
+    assert!(connected.order(b'c', BYTES) == expected, "a queue pair that permits READs has been written through");
+}
+
+/// A SEND goes in packets. The WRITE behind it waits for it, although it could be executed at once.
+#[test]
+fn no_request_overtakes_another_one() {
+    let (context, other) = (open("soft:127.62.37.1"), start("soft:127.62.37.2"));
+    let mut connected = connect(&other, &context);
+    let last = connected.end.pd.alloc_mr(BYTES, AccessFlags::LOCAL_WRITE).unwrap();
+    for round in 0..5 {
+        connected.await_direct();
+        let expected = connected.fill(2 * round + 1);
+        last.write_at(0, &expected).unwrap();
+        connected.fill(2 * round + 2);
+        // It arrives in the region that is written.
+        connected.order(b'p', 0);
+        let send = SendRequest::send(Payload::from(connected.memory.slice(..).unwrap()));
+        let write = SendRequest::write(Payload::from(last.slice(..).unwrap()), connected.target);
+        connected.end.qp.post_send(&[send, write]).unwrap();
+        (0..2).for_each(|_| complete_one(&connected.end.cq, &connected.end.qp));
+        assert!(connected.order(b'c', BYTES) == expected, "round {round}: the SEND came last");
+    }
+}
+
+/// Its memory is still mapped, but its queue pair has ended.
+#[test]
+fn a_dead_process_is_out_of_reach() {
+    let (context, other) = (open("soft:127.62.38.1"), start("soft:127.62.38.2"));
+    let connected = connect(&other, &context);
+    connected.await_direct();
+    signal(other.child.id(), "-KILL");
+    let end = Instant::now() + PATIENCE;
+    let status = loop {
+        match connected.status(connected.write()) {
+            CompletionStatus::Success => assert!(Instant::now() < end, "the dead process is written to"),
+            status => break status,
+        }
+    };
+    assert_eq!(status, CompletionStatus::RetryExceededError);
+}
+
+/// A WRITE that takes the whole turn of its queue pair, and the atomic behind it. An atomic is first, so that all are
+/// executed in one turn.
+#[test]
+fn an_atomic_after_a_long_write_is_executed_once() {
+    const TURN: usize = 1 << 20;
+    let (context, other) = (open("soft:127.62.34.1"), start("soft:127.62.34.2"));
+    let mut connected = connect(&other, &context);
+    connected.await_direct();
+    connected.fill(1);
+    connected.run(connected.write());
+    let word = |bytes: &[u8]| u64::from_ne_bytes(bytes[TURN..TURN + 8].try_into().unwrap());
+    let (before, direct) = (word(&connected.order(b'c', BYTES)), connected.directly());
+    let long = connected.memory.slice(..TURN).unwrap();
+    let write = SendRequest::write(Payload::from(long), connected.target.slice(..TURN).unwrap());
+    let result = connected.memory.slice(TURN..TURN + 8).unwrap();
+    let add = SendRequest::fetch_and_add(result, connected.target.slice(TURN..TURN + 8).unwrap(), 1);
+    for _ in 0..10 {
+        connected.end.qp.post_send(&[add, write, add]).unwrap();
+        (0..3).for_each(|_| complete_one(&connected.end.cq, &connected.end.qp));
+    }
+    assert_eq!(connected.directly() - direct, 30);
+    assert_eq!(word(&connected.order(b'c', BYTES)).wrapping_sub(before), 20);
+}
+
 /// Bounds are the peer's to refuse.
 #[test]
 fn forbidden_accesses_are_refused() {
@@ -284,14 +415,16 @@ fn forbidden_accesses_are_refused() {
     }
 }
 
-/// A process is stopped while it writes, in most rounds in the middle of a copy. The owner of the memory does not wait
-/// for it, and its bytes do not change any more when that process continues.
+/// A process is stopped while it writes, in many rounds in the middle of a copy: of a part of a request, or of a whole
+/// one. The owner of the memory does not wait for it, its bytes do not change any more when that process continues, and
+/// no WRITE is reported as complete that is not.
 #[test]
 fn a_stopped_writer_delays_no_deregistration() {
     let (context, other) = (open("soft:127.62.33.1"), start("soft:127.62.33.2"));
-    for round in 0..20 {
+    for round in 0..40 {
         let mut connected = connect(&other, &context);
-        let region = connected.end.pd.alloc_mr(4 << 20, REMOTE).unwrap();
+        let length = if round % 2 == 0 { 4 << 20 } else { 256 << 10 };
+        let region = connected.end.pd.alloc_mr(length, REMOTE).unwrap();
         connected.stream.write_all(b"w").unwrap();
         connected.stream.write_all(&region.remote().to_bytes()).unwrap();
         let (received, end) = (|| context.counters().get(Counter::SharedMemoryReceives), Instant::now() + PATIENCE);
@@ -301,7 +434,7 @@ fn a_stopped_writer_delays_no_deregistration() {
             assert!(Instant::now() < end, "the other process writes packets only");
             std::thread::sleep(Duration::from_millis(20));
         }
-        std::thread::sleep(Duration::from_micros(round * 97));
+        std::thread::sleep(Duration::from_micros(round * 53));
         signal(other.child.id(), "-STOP");
         let begun = Instant::now();
         let memory = region.dereg().unwrap();
@@ -309,8 +442,13 @@ fn a_stopped_writer_delays_no_deregistration() {
         let local = connected.end.pd.reg_mr(memory, AccessFlags::LOCAL_WRITE).unwrap();
         let bytes = local.to_vec(..).unwrap();
         signal(other.child.id(), "-CONT");
+        let mut last = [0];
+        connected.stream.read_exact(&mut last).unwrap();
         connected.target = receive_target(&connected.stream);
         assert!(local.to_vec(..).unwrap() == bytes, "a process writes after the end of the region");
+        let is_lost = |byte: &&u8| ![last[0], last[0].wrapping_add(1)].contains(byte);
+        let lost = bytes.iter().find(is_lost);
+        assert_eq!(lost, None, "round {round}: {} was written, but not everywhere", last[0]);
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rdma_verbs::verbs::cm::{ConnectionOptions, Listener, Route};
 use rdma_verbs::verbs::{self, AsyncEvent, Context, ErrorKind, Gid, PortState};
 use support::PATIENCE;
+use support::events::Events;
 use support::process::{ignored_test, in_namespace, ip, namespace_allows};
 use tokio::io::unix::AsyncFd;
 
@@ -33,8 +34,10 @@ fn inside() {
         return;
     }
     ip("link set lo up");
+    let events = Events::collect();
     addresses_come_and_go();
     the_link_goes_down_and_up();
+    subscribers_see_the_changes(&events);
     an_address_is_a_device();
     a_listener_on_all_addresses_takes_later_ones();
     an_address_that_cannot_be_used_yet_is_served_later();
@@ -107,6 +110,19 @@ fn the_link_goes_down_and_up() {
     while event(&context) != AsyncEvent::PortActive(1) {}
     assert_eq!(context.query_port(1).unwrap().state, PortState::Active);
     while context.wait_async_event(SILENCE).is_ok() {}
+}
+
+fn subscribers_see_the_changes(events: &Events) {
+    let target = "rdma_verbs::device";
+    for text in ["address added", "address removed"] {
+        let event = events.find(target, text, |event| event.field("local") == "10.9.8.1");
+        assert_eq!((event.field("device"), event.names()), ("soft_lo", vec!["device", "local"]));
+    }
+    for state in ["Down", "Active"] {
+        events.find(target, "port changed", |event| {
+            event.names() == ["device", "state"] && event.field("state") == state
+        });
+    }
 }
 
 fn an_address_is_a_device() {

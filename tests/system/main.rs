@@ -8,6 +8,7 @@ mod direct_access;
 mod discovery;
 mod hold_host;
 mod link_events;
+mod monitor;
 mod multicast;
 mod rping;
 mod shared_memory;

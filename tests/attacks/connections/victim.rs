@@ -14,10 +14,10 @@ use rdma_verbs::verbs::cm::{
 };
 use rdma_verbs::verbs::{
     self, AccessFlags, CompletionQueue, Context, MemoryRegion, QueuePair, QueuePairOptions, QueuePairType,
-    ReceiveRequest, SendRequest, SoftOptions,
+    ReceiveRequest, SendRequest,
 };
 
-use crate::world::{PATIENCE, new_address};
+use crate::world::{PATIENCE, device_options, new_address};
 
 /// The address of the victim, in the environment of its process, and the difference of its ports to those here.
 const ADDRESS: &str = "RDMA_VERBS_ATTACKED";
@@ -55,8 +55,7 @@ pub(crate) fn is_victim() -> bool {
 }
 
 fn serve(address: Ipv4Addr, offset: u16) {
-    let options = SoftOptions::new();
-    let context = verbs::open_soft(&format!("soft:{address}"), &options).expect("a device");
+    let context = verbs::open_soft(&format!("soft:{address}"), &device_options()).expect("a device");
     let options = || ListenerOptions::new().on(&context);
     let bind = |options: ListenerOptions, port: u16| options.bind((address, port + offset)).expect("a listener");
     let datagrams = |port: u16| options().bind_datagrams((address, port + offset)).expect("a listener");

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::types::{Qpn, ROCE_PORT};
 use rdma_verbs::verbs::{
-    self, AccessFlags, Completion, CompletionQueue, Context, Counter, MemoryRegion, QueuePair, QueuePairOptions,
-    ReceiveRequest, SendRequest, SoftOptions,
+    AccessFlags, Completion, CompletionQueue, Context, Counter, MemoryRegion, QueuePair, QueuePairOptions,
+    ReceiveRequest, SendRequest,
 };
+use support::open_without_shared_memory;
 
 use super::flood::{BURSTS, Flood, processor_time};
 
@@ -32,8 +33,7 @@ struct End {
 
 impl End {
     fn open(address: Ipv4Addr) -> Self {
-        let options = SoftOptions::new();
-        let context = verbs::open_soft(&format!("soft:{address}"), &options).expect("a device");
+        let context = open_without_shared_memory(&format!("soft:{address}")).expect("a device");
         let (pd, cq) = (context.alloc_pd().expect("a domain"), context.create_cq(1_024).expect("a queue"));
         let depth = DEPTH as u32;
         let qp = pd

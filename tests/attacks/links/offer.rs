@@ -15,7 +15,7 @@ pub(super) const RING_BYTES: usize = 1 << 19;
 pub(super) const WHOLE_BYTES: usize = 4_096 + RING_BYTES;
 pub(super) const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 const OFFER_BYTES: usize = 96;
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// An offer.
 #[derive(Clone, Debug)]

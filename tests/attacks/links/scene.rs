@@ -292,9 +292,12 @@ impl Scene {
         assert!(status.success(), "prlimit");
     }
 
-    /// Returns the processor time that the victim has used.
-    pub(super) fn processor_time(&self) -> Duration {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.victim.id())).expect("a process");
+    /// Returns the processor time that the thread of the victim has used that accepts connections.
+    pub(super) fn acceptor_time(&self) -> Duration {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.victim.id())).expect("threads");
+        let name = |task: &fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        let acceptor = tasks.flatten().find(|task| name(task).trim() == "rdma-mailbox").expect("the thread");
+        let stat = fs::read_to_string(acceptor.path().join("stat")).expect("numbers of the thread");
         let words: Vec<&str> = stat.rsplit(") ").next().expect("numbers").split(' ').collect();
         let ticks: u64 = [words[11], words[12]].iter().map(|word| word.parse::<u64>().expect("a number")).sum();
         Duration::from_millis(ticks * 10)
