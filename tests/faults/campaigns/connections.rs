@@ -15,18 +15,17 @@ mod choice;
 mod cm;
 #[path = "../../netsim/mod.rs"]
 mod netsim;
+#[path = "own_tests.rs"]
+mod own_tests;
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use netsim::connections;
 use netsim::watch::watched;
 use netsim::world::Outcome;
-use rdma_verbs::fault::{self, Fault, enable};
-// `crate::types` and `crate::wire` of the manager.
-use rdma_verbs::{types, wire};
+use rdma_verbs::fault::{Fault, enable};
+// `crate::fault`, `crate::types` and `crate::wire` of the manager.
+use rdma_verbs::{fault, types, wire};
 
 /// Number of seeds after which a fault counts as not found. Without a fault, a seed takes 2 ms.
 const MOST_SEEDS: u64 = 1_000;
@@ -44,35 +43,10 @@ fn hunt_in_world(fault: Fault) -> Option<String> {
     Some(format!("seed {seed}: {}", message.split_whitespace().collect::<Vec<_>>().join(" ")))
 }
 
-/// Runs the unit tests in a process with the fault, until one fails. Returns that one.
+/// Returns the unit test that finds the fault.
 fn hunt_with_messages(fault: Fault) -> Option<String> {
-    let mut tests = Command::new(std::env::current_exe().expect("the path of this program"));
-    tests.args(["cm::", "--test-threads=1"]).env(fault::VARIABLE, format!("{fault:?}"));
-    // Backtraces take longer than the tests.
-    tests.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut process = tests.spawn().expect("this program can be started again");
-    let output = BufReader::new(process.stdout.take().expect("a pipe"));
-    let (sender, results) = mpsc::channel();
-    std::thread::spawn(move || {
-        let failed = output.lines().map_while(Result::ok).find_map(|line| failed_test(&line));
-        let _ = sender.send(failed);
-    });
-    let result = results.recv_timeout(TIME_LIMIT);
-    if !matches!(result, Ok(None)) {
-        process.kill().expect("a child");
-    }
-    let status = process.wait().expect("a child");
-    match result {
-        Err(_) => Some("unit tests that do not end".to_owned()),
-        Ok(Some(test)) => Some(format!("unit test {test}")),
-        Ok(None) if status.success() => None,
-        Ok(None) => Some(format!("the end of the process, {status}")),
-    }
-}
-
-/// Returns the name of the test if the line says that it has failed.
-fn failed_test(line: &str) -> Option<String> {
-    line.strip_prefix("test ")?.strip_suffix(" ... FAILED").map(str::to_owned)
+    let found = own_tests::run(&["cm::", "--test-threads=1"], &format!("{fault:?}"), TIME_LIMIT);
+    found.map(|said| format!("unit tests: {said}"))
 }
 
 fn hunt(fault: Fault) -> Option<String> {

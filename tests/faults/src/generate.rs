@@ -28,13 +28,18 @@ name = "faults_connections"
 path = "tests/faults/campaigns/connections.rs"
 
 [[test]]
+name = "faults_links"
+path = "tests/faults/campaigns/links.rs"
+
+[[test]]
 name = "faults_conformance"
 path = "tests/faults/campaigns/conformance.rs"
 harness = false
 "#;
 
 /// Dependencies of the campaigns; compiling all test dependencies takes longer than compiling the library.
-const DEPENDENCIES: &[&str] = &["clap", "libtest-mimic", "proptest", "rdma-verbs", "serde", "tokio"];
+const DEPENDENCIES: &[&str] =
+    &["clap", "libtest-mimic", "nix", "proptest", "rdma-verbs", "serde", "support", "tokio", "tracing-subscriber"];
 
 const SWITCHES: &str = "\
 /// The environment variable with the name of a process's fault, for programs that a campaign starts.
@@ -114,6 +119,7 @@ fn switches(table: &Table) -> String {
         ("CONNECTIONS", Campaign::Connections, "Those that the world of connection managers must find."),
         ("MESSAGES", Campaign::Messages, "Those that the connection manager's unit tests must find."),
         ("VERBS", Campaign::Verbs, "Those of the verbs, which the conformance suite must find."),
+        ("LINKS", Campaign::Links, "Those of memory shared by processes, which its system tests must find."),
     ];
     for (list, campaign, what) in lists {
         writeln!(text, "    /// {what}\n    pub const {list}: &'static [Fault] = &[").expect("strings can grow");
@@ -135,15 +141,15 @@ mod tests {
     #[test]
     fn the_manifest_keeps_the_dependencies_of_the_campaigns() {
         let before = "[package]\nname = \"a\"\n[dev-dependencies]\nlibtest-mimic = \"1\"\nrand = \"1\"\n\
-                      [target.'cfg(unix)'.dev-dependencies]\nnix = \"1\"\n[[test]]\nname = \"other\"\n";
+                      [target.'cfg(unix)'.dev-dependencies]\nmio = \"1\"\n[[test]]\nname = \"other\"\n";
         let text = manifest(before).expect("TOML");
         let after: toml::Table = toml::from_str(&text).expect("TOML");
         assert_eq!(
             after["dev-dependencies"].as_table().expect("a table").keys().collect::<Vec<_>>(),
             ["libtest-mimic"]
         );
-        assert_eq!(after["test"].as_array().map(Vec::len), Some(6), "{text}");
-        assert!(!text.contains("nix =") && text.contains("name = \"a\""), "{text}");
+        assert_eq!(after["test"].as_array().map(Vec::len), Some(7), "{text}");
+        assert!(!text.contains("mio =") && text.contains("name = \"a\""), "{text}");
     }
 
     #[test]

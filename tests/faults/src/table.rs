@@ -35,11 +35,12 @@ pub(crate) enum Campaign {
     Connections,
     Messages,
     Verbs,
+    Links,
 }
 
 impl Campaign {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Protocol, Self::Recovery, Self::Congestion, Self::Connections, Self::Messages, Self::Verbs];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Protocol, Self::Recovery, Self::Congestion, Self::Connections, Self::Messages, Self::Verbs, Self::Links];
 }
 
 /// A text in the body of a function, and its replacement.
@@ -175,6 +176,7 @@ impl fmt::Display for Campaign {
             Self::Connections => "connections",
             Self::Messages => "messages",
             Self::Verbs => "verbs",
+            Self::Links => "links",
         })
     }
 }
