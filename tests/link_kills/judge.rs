@@ -13,7 +13,7 @@ use super::Arguments;
 use super::end::{End, Event, Failure, OF_PAIR};
 use super::holdings::{Holdings, registry_entries};
 use super::leftovers::{RegistryFiles, mapped_rings};
-use super::life::{Fate, Life, Phase};
+use super::life::{Fate, Life, Phase, are_reaped};
 use super::pace::Pace;
 
 /// Longest time from a kill to the failure of the last connection: four times the least time of eight tries with the
@@ -46,7 +46,7 @@ struct Report {
     stopped: u64,
     stops: u64,
     failed: u64,
-    /// Failures of connections to living processes, and late failures, when this process got no processor.
+    /// Failures of connections to living processes, and late failures, when a process got no processor.
     excused: u64,
     verified: u64,
     slowest: Duration,
@@ -219,10 +219,10 @@ impl Judge {
         let life = (index / OF_PAIR).checked_sub(1).and_then(|slot| self.lives[slot].as_ref());
         let phase = life.map(|life| life.phase);
         let exceeds = status == CompletionStatus::RetryExceededError;
-        let is_overdue = life.is_some_and(Life::is_overdue) || self.pace.is_starved();
+        let is_starved = || self.pace.is_starved() || life.is_some_and(Life::is_starved);
         match phase {
             Some(Phase::Gone(_)) if exceeds => self.report.failed += 1,
-            Some(_) if exceeds && is_overdue => self.report.excused += 1,
+            Some(_) if exceeds && is_starved() => self.report.excused += 1,
             _ => self.error(format!("connection {index} fails in phase {phase:?}: {why}")),
         }
     }
@@ -349,7 +349,7 @@ impl Judge {
                     let introduction = self.end.introduce(slot + 1)?;
                     self.end.connect(slot + 1, infos, TIMEOUTS[usize::from(life.fate.stop.is_some())])?;
                     life.tell(&introduction);
-                    life.phase = Phase::Connects;
+                    life.note_connected();
                 }
                 (Phase::Connects, ("ready", _)) => {
                     life.phase = Phase::Exchanges;
@@ -372,7 +372,7 @@ impl Judge {
         }
         let end = Instant::now() + PATIENCE;
         // A ring in each direction, to the witness.
-        while mapped_rings() > 2 && Instant::now() < end {
+        while (mapped_rings() > 2 || !are_reaped()) && Instant::now() < end {
             self.exchange()?;
         }
         let settled = Instant::now() + Duration::from_millis(500);
@@ -411,7 +411,8 @@ impl Judge {
         Ok(())
     }
 
-    /// A process that starts removes the files of dead ones. Others on this machine may die meanwhile.
+    /// A process that starts removes the files of those that were dead before. Others on this machine may die
+    /// meanwhile.
     fn compare_files(
         &mut self,
         files: &RegistryFiles,
@@ -420,10 +421,12 @@ impl Judge {
     ) -> Result<(), Failure> {
         let end = Instant::now() + PATIENCE;
         loop {
+            let earlier = RegistryFiles::now().stale_since(files);
             let mut cleaner = Life::start(WITNESS, self.witness.fate)?;
             expect(&mut cleaner, "infos ")?;
             cleaner.end();
-            let stale = RegistryFiles::now().stale_since(files);
+            let mut stale = RegistryFiles::now().stale_since(files);
+            stale.retain(|file| earlier.contains(file));
             let left: Vec<PathBuf> =
                 registry_entries(addresses).into_iter().filter(|path| !entries.contains(path)).collect();
             if stale.is_empty() && left.is_empty() {

@@ -22,9 +22,15 @@ impl RegistryFiles {
     }
 
     /// Returns the later files that belong to no process that lives.
-    pub(crate) fn stale_since(&self, before: &Self) -> Vec<PathBuf> {
+    pub(crate) fn stale_since(&self, before: &Self) -> BTreeSet<PathBuf> {
         self.0.difference(&before.0).filter(|path| is_stale(path)).cloned().collect()
     }
+}
+
+/// Returns the number of this process's network namespace.
+fn namespace() -> String {
+    let link = fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    link.to_string_lossy().chars().filter(char::is_ascii_digit).collect()
 }
 
 /// Returns whether a file exists and has the name of a process that no longer accepts connections. A socket without its
@@ -32,6 +38,7 @@ impl RegistryFiles {
 fn is_stale(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let Some((kind, process)) = name.rsplit_once('-') else { return false };
-    let is_of_process = ["inbox", "life", "links"].contains(&kind) || kind.ends_with("-connections");
+    // Processes of other network namespaces have files of their own.
+    let is_of_process = ["inbox", "life", "links"].contains(&kind) || kind == format!("{}-connections", namespace());
     is_of_process && UnixStream::connect(path.with_file_name(format!("life-{process}"))).is_err() && path.exists()
 }

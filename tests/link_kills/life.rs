@@ -5,10 +5,36 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+use super::pace::{is_starved, process_waited};
+
+/// Killed processes that are not reaped yet.
+static UNREAPED: AtomicUsize = AtomicUsize::new(0);
+
+/// Waits for killed processes. On a busy machine the kernel takes seconds to remove one from its file system of
+/// processes, and the judge's thread must go on.
+static REAPER: LazyLock<Sender<Child>> = LazyLock::new(|| {
+    let (sender, killed) = channel::<Child>();
+    std::thread::spawn(move || {
+        for mut child in killed {
+            let _ = child.wait();
+            UNREAPED.fetch_sub(1, Ordering::Relaxed);
+        }
+    });
+    sender
+});
+
+/// Whether all processes that were killed are gone.
+pub(crate) fn are_reaped() -> bool {
+    UNREAPED.load(Ordering::Relaxed) == 0
+}
 
 /// The state of a process and of the connections to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,7 +63,8 @@ pub(crate) struct Fate {
 
 /// A process.
 pub(crate) struct Life {
-    child: Child,
+    /// Until it is killed or has ended.
+    child: Option<Child>,
     socket: UnixStream,
     said: Vec<u8>,
     pub(crate) fate: Fate,
@@ -45,6 +72,8 @@ pub(crate) struct Life {
     /// When the fate comes, if that is known.
     pub(crate) due: Option<Instant>,
     pub(crate) has_been_stopped: bool,
+    /// How long it had waited for a processor when the queue pairs here were connected.
+    waited: Duration,
 }
 
 impl Life {
@@ -55,9 +84,10 @@ impl Life {
         let mut command = Command::new(std::env::current_exe()?);
         // In its own process group: Ctrl-C is for the parent alone.
         command.args(["--peer", address]).process_group(0);
-        let child = command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).spawn()?;
+        let child = Some(command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).spawn()?);
         let due = fate.dies_early.then(|| Instant::now() + fate.after);
-        Ok(Self { child, socket, said: Vec::new(), fate, phase: Phase::Starts, due, has_been_stopped: false })
+        let (said, phase, has_been_stopped, waited) = (Vec::new(), Phase::Starts, false, Duration::ZERO);
+        Ok(Self { child, socket, said, fate, phase, due, has_been_stopped, waited })
     }
 
     /// Returns the next line that it has written. An error says that it has ended.
@@ -83,7 +113,9 @@ impl Life {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
+        if let Some(child) = &self.child {
+            let _ = kill(Pid::from_raw(child.id() as i32), signal);
+        }
     }
 
     pub(crate) fn stop(&mut self, length: Duration) {
@@ -91,21 +123,35 @@ impl Life {
         (self.phase, self.has_been_stopped) = (Phase::Stopped(Instant::now() + length), true);
     }
 
-    /// Whether it should be dead, but the first process has not come to it.
-    pub(crate) fn is_overdue(&self) -> bool {
-        self.fate.stop.is_none() && self.due.is_some_and(|due| due < Instant::now())
+    /// Notes that the queue pairs here are connected.
+    pub(crate) fn note_connected(&mut self) {
+        (self.phase, self.waited) = (Phase::Connects, self.waited_so_far());
+    }
+
+    /// Whether it has had no processor since the connection, for so long that it may have failed to answer.
+    pub(crate) fn is_starved(&self) -> bool {
+        is_starved(self.waited_so_far().saturating_sub(self.waited))
+    }
+
+    fn waited_so_far(&self) -> Duration {
+        self.child.as_ref().map_or(Duration::ZERO, |child| process_waited(child.id()))
     }
 
     /// Lets it exit by itself, and waits until it has.
     pub(crate) fn end(&mut self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
-        let _ = self.child.wait();
+        if let Some(mut child) = self.child.take() {
+            let _ = child.wait();
+        }
     }
 
-    /// Kills it, and waits until it is gone.
+    /// Kills it.
     pub(crate) fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            UNREAPED.fetch_add(1, Ordering::Relaxed);
+            let _ = REAPER.send(child);
+        }
     }
 }
 
