@@ -6,11 +6,17 @@
 //! | each process sleeps in a futex | SEND, both wait for completion events | one core each |
 //! | each process yields until a word changes | SEND, both poll | both on one core |
 //!
+//! Then WRITEs into a process that computes beside those into one that polls, and a queue pair through memory and one
+//! through UDP on one shard, each beside itself alone. The limits are printed; a missed one is no failure, because a
+//! busy machine misses them.
+//!
 //! ```text
 //! cargo run --release -p rdma-verbs-tests --bin same_host
 //! ```
 
+mod computing;
 mod end;
+mod mixed;
 mod raw;
 
 use std::process::ExitCode;
@@ -30,6 +36,20 @@ enum Wait {
     Yield,
 }
 
+/// The activity of the target of WRITEs.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Target {
+    Computing,
+    Polling,
+}
+
+/// The path of packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Path {
+    Memory,
+    Udp,
+}
+
 /// Measures ping-pongs between two processes of this host.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "same_host")]
@@ -37,19 +57,28 @@ struct Arguments {
     /// Length of each measurement in milliseconds; it is made five times.
     #[arg(long, default_value_t = 300)]
     milliseconds: u64,
+    /// Only the measurements whose name contains this text.
+    #[arg(long, default_value = "")]
+    only: String,
     /// The other process of a raw ping-pong, or of one through a link; set by the first one.
     #[arg(long, hide = true)]
     raw: Option<Wait>,
     #[arg(long, hide = true)]
     link: Option<Wait>,
+    #[arg(long, hide = true)]
+    write: Option<Target>,
+    #[arg(long, hide = true)]
+    mixed: bool,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let outcome = match (arguments.raw, arguments.link) {
-        (Some(wait), _) => raw::answer(wait),
-        (_, Some(wait)) => end::answer(wait),
-        _ => compare(Duration::from_millis(arguments.milliseconds)),
+    let outcome = match (arguments.raw, arguments.link, arguments.write) {
+        (Some(wait), ..) => raw::answer(wait),
+        (_, Some(wait), _) => end::answer(wait),
+        (.., Some(target)) => computing::answer(target),
+        _ if arguments.mixed => mixed::answer(),
+        _ => compare(&arguments.only, Duration::from_millis(arguments.milliseconds)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -73,22 +102,50 @@ fn pin(wait: Wait, is_second: bool) -> Result<(), Failure> {
     Ok(pin_to(0)?)
 }
 
-fn compare(length: Duration) -> Result<(), Failure> {
-    println!("half of the round trip of 8 bytes in ns: median of the medians of five measurements");
-    for (wait, one, other) in [
-        (Wait::Spin, "words in shared memory, spinning", "SEND through a link, polling"),
-        (Wait::Sleep, "futexes", "SEND through a link, completion events"),
-        (Wait::Yield, "words in shared memory, yielding, one core", "SEND through a link, polling, one core"),
+fn compare(only: &str, length: Duration) -> Result<(), Failure> {
+    println!("ns: half of the round trip of 8 bytes; of WRITEs the time until their completion");
+    for (wait, one, other, limit) in [
+        (Wait::Spin, "words in shared memory, spinning", "SEND through a link, polling", None),
+        (Wait::Sleep, "futexes", "SEND through a link, completion events", Some(1.1)),
+        (
+            Wait::Yield,
+            "words in shared memory, yielding, one core",
+            "SEND through a link, polling, one core",
+            Some(1.3),
+        ),
     ] {
-        let (mut raw, mut link) = (Vec::new(), Vec::new());
-        // Alternating: what the machine does meanwhile is the same for both.
-        for _ in 0..5 {
-            raw.push(raw::measure(wait, length)?);
-            link.push(end::measure(wait, length)?);
-        }
-        let (raw, link) = (median(&mut raw), median(&mut link));
-        println!("{raw:8.0}  {one}\n{link:8.0}  {other}: {:.2} times", link / raw);
+        beside(only, (one, || raw::measure(wait, length)), (other, || end::measure(wait, length)), limit)?;
     }
+    for (path, name) in [(Path::Memory, "memory"), (Path::Udp, "UDP")] {
+        let (alone, both) =
+            (format!("SEND, {name}, alone"), format!("SEND, {name}, beside the other path on the shard"));
+        let measure = |is_alone| mixed::measure(path, is_alone, length);
+        beside(only, (&alone, || measure(true)), (&both, || measure(false)), Some(1.3))?;
+    }
+    let write = |target| computing::measure(target, length);
+    let (polling, computing) = ("WRITE into a process that polls", "WRITE into a process that computes");
+    beside(only, (polling, || write(Target::Polling)), (computing, || write(Target::Computing)), Some(2.0))
+}
+
+/// Measures two things in turn, so that what the machine does meanwhile is the same for both, and prints the medians of
+/// the medians of five measurements.
+fn beside(
+    only: &str,
+    (one, measure_one): (&str, impl Fn() -> Result<f64, Failure>),
+    (other, measure_other): (&str, impl Fn() -> Result<f64, Failure>),
+    limit: Option<f64>,
+) -> Result<(), Failure> {
+    if !other.contains(only) {
+        return Ok(());
+    }
+    let (mut ones, mut others) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        ones.push(measure_one()?);
+        others.push(measure_other()?);
+    }
+    let (first, second) = (median(&mut ones), median(&mut others));
+    let limit = limit.map_or_else(String::new, |limit| format!(", at most {limit}"));
+    println!("{first:8.0}  {one}\n{second:8.0}  {other}: {:.2} times{limit}", second / first);
     Ok(())
 }
 

@@ -12,14 +12,15 @@ use super::arguments::{OWN_DEVICE, PARTNER_DEVICE, TableFlags};
 use super::channel::check_interrupted;
 use super::job::{Amount, Assignment, Job, Measure, Operation, Sharing};
 use super::machine::{Description, Placement};
-use super::outcome::{Failure, Outcome};
+use super::outcome::{Failure, Outcome, printed};
 use super::partner::Partner;
 use super::plot::Picture;
 use super::progress::Progress;
 use super::report::{Line, Report};
 use super::task::Task;
 use super::veth::Link;
-use super::{compare, plot};
+use super::{compare, file, plot};
+use crate::common::{note, print_json};
 use figure::{Bound, Figure, median, spread};
 use rows::{Network, Row};
 
@@ -120,11 +121,11 @@ impl Pair {
 pub(crate) fn run(flags: &TableFlags) -> Outcome<ExitCode> {
     let rows = chosen(flags)?;
     if let Some(file) = &flags.plot {
-        plot::prepare(file)?;
+        file::prepare(file)?;
     }
     let table = measure_all(&rows, flags)?;
     if flags.json {
-        println!("{}", serde_json::to_string_pretty(&table).map_err(|error| format!("no JSON: {error}"))?);
+        printed(print_json("perf table", &table))?;
     }
     if let Some(file) = &flags.plot {
         plot::draw(file, &picture(flags.brief)?)?;
@@ -159,25 +160,25 @@ fn chosen(flags: &TableFlags) -> Outcome<Vec<Row>> {
 fn measure_all(rows: &[Row], flags: &TableFlags) -> Outcome<Table> {
     let machine = Description::now()?;
     if !flags.json {
-        print::head(&machine, flags.repetitions);
+        printed(print::head(&machine, flags.repetitions))?;
     }
     let (finished, not_measured, failed) = (Vec::new(), Vec::new(), Vec::new());
     let mut table = Table { machine, repetitions: flags.repetitions, rows: finished, not_measured, failed };
-    let progress = Progress::of_parts(rows.len() as u64);
+    let progress = Progress::of_parts("table", rows.len() as u64);
     for (number, row) in rows.iter().enumerate() {
         progress.note(number as u64);
         let unmeasured = |why| Unmeasured { row: row.name.clone(), why };
         match measure(row, flags.repetitions) {
             Ok(finished) => {
                 if !flags.json {
-                    progress.suspend(|| print::row(&finished));
+                    printed(progress.suspend(|| print::row(&finished)))?;
                 }
                 table.rows.push(finished);
             }
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
             Err(Failure::Missing(why)) => table.not_measured.push(unmeasured(why)),
             Err(failure) => {
-                eprintln!("perf: {}: {failure}", row.name);
+                note!("perf: {}: {failure}", row.name);
                 table.failed.push(unmeasured(failure.to_string()));
             }
         }
@@ -254,11 +255,11 @@ fn picture(is_brief: bool) -> Outcome<Picture> {
         let mut partner = Partner::start()?;
         for size in PICTURE_SIZES {
             let task = Task::Verbs(Box::new(Job { sizes: vec![size], ..job.clone() }));
-            report.add(task.perform(Placement::Apart, DEVICES, &mut partner)?);
+            report.add(task.perform(Placement::Apart, DEVICES, &mut partner)?)?;
         }
         for (name, reference, size) in compare::references(&job) {
             let line = Task::Reference(reference).perform(Placement::Apart, DEVICES, &mut partner)?;
-            report.add_reference(name, line.of_size(size));
+            report.add_reference(name, line.of_size(size))?;
         }
         partner.channel.send(&Assignment::End)?;
         partner.end()?;
