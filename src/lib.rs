@@ -50,7 +50,8 @@ pub mod asynchronous;
 mod engine;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
-pub use engine::{inbox_message, link_offer, registry_file};
+pub use engine::{inbox_message, link_offer, registry_file, statistics_page};
+pub mod monitor;
 pub mod owned;
 pub mod provider;
 #[cfg(feature = "sim")]

@@ -13,7 +13,6 @@ impl MessageCounts {
         Self::index(attribute).map_or(0, |index| self.0[index])
     }
 
-    #[cfg(any(test, feature = "sim"))]
     /// Returns the number of all messages.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()

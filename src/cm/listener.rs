@@ -56,11 +56,16 @@ impl Listener {
     /// takes requests: a REJ would end an attempt that a repetition saves, and turn a flood of forged requests into
     /// refusals of good ones. If the application has stopped taking requests, initiators learn it by a REJ.
     pub(super) fn room(&mut self, now: Time) -> Room {
-        if self.waiting.len() + self.waiting_inquiries.len() < self.parameters.backlog {
+        if self.waiting_requests() < self.parameters.backlog {
             return Room::Free;
         }
         let since = *self.full_since.get_or_insert(now);
         if now.saturating_since(since) < STALLED { Room::Full } else { Room::Stalled }
+    }
+
+    /// Returns the number of requests that the application has not taken.
+    pub(super) fn waiting_requests(&self) -> usize {
+        self.waiting.len() + self.waiting_inquiries.len()
     }
 
     pub(super) fn forget_inquiry(&mut self, handle: InquiryHandle) {
@@ -80,6 +85,14 @@ pub(super) struct Listeners {
 impl Listeners {
     pub(super) fn get_mut(&mut self, handle: ListenerHandle) -> Option<&mut Listener> {
         self.all.get_mut(&handle)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Listener> {
+        self.all.values()
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.all.len()
     }
 
     /// Returns the transport service of a listener's connections.

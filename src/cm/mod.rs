@@ -49,6 +49,7 @@ mod request_check;
 mod resolution;
 mod rest;
 mod route;
+mod statistics;
 
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;

@@ -27,9 +27,13 @@ pub(crate) use capture::Capture;
 pub use capture::capture_file;
 pub(crate) use drive::{Awaited, Channel, Connections, CqNotifier, Delivery, Doorbell, EventQueue, Shard, ShardConfig};
 pub(crate) use net::{Capabilities, Group, LinkListener, SocketSizes, probe};
-pub(crate) use share::{Port, PortError, PortRequest, QpnBlocks, RegisteredPeer, registered_peer, steer_requests};
+pub(crate) use share::{
+    CaptureNews, CaptureOutcome, CaptureRequest, Failure, Finder, Found, Monitored, OpenCapture, OpenWatch, Port,
+    PortError, PortRequest, QpnBlocks, RegisteredPeer, Room, StartedCapture, register_monitored, registered_peer,
+    steer_requests,
+};
 #[cfg(feature = "sim")]
-pub use share::{inbox_message, link_offer, registry_file};
+pub use share::{inbox_message, link_offer, registry_file, statistics_page};
 
 use crate::sys::{self, Generation, OpenError};
 use crate::types::CaptureOptions;
@@ -102,6 +106,12 @@ impl Drop for Engine {
         // Neither ends with the shards: the mailbox's thread may hold one for a moment longer than the program runs.
         self.shards.iter().for_each(|shard| shard.close_receivers());
         self.captures = self.shards.iter().flat_map(|shard| shard.take_captures()).collect();
+        // Also if others have a reference.
+        capture::close(&self.captures);
+        self.shards.iter().for_each(|shard| shard.emit_last_events());
+        if let Some(device) = self.shards.first().map(|shard| shard.device()) {
+            tracing::info!(target: "rdma_verbs::device", device, "closed");
+        }
     }
 }
 

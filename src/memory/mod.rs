@@ -50,6 +50,7 @@ mod peer_memory;
 mod raw;
 pub(crate) mod record_ring;
 mod region;
+mod shared_page;
 mod shared_part;
 mod table;
 mod users;
@@ -69,6 +70,7 @@ use raw::{OwnedBytes, RawRange};
 #[doc(hidden)]
 pub use record_ring::shared_ring;
 pub use region::{Region, RegionInit};
+pub(crate) use shared_page::{PageReader, PageWriter};
 #[cfg(all(test, not(loom)))]
 pub(crate) use shared_part::SharedMemory;
 pub use shared_part::SharedPart;

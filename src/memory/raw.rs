@@ -53,7 +53,7 @@ mod recovery;
 mod recovery;
 #[cfg(all(test, target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
 mod recovery_tests;
-mod sealed;
+pub(super) mod sealed;
 #[cfg(all(test, not(loom)))]
 mod tests;
 

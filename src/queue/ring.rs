@@ -271,6 +271,11 @@ impl<H: Copy + Default> RingConsumer<H> {
         self.retired as u32
     }
 
+    /// As [`RingConsumer::retired`], without wrapping.
+    pub(super) fn retired_in_all(&self) -> u64 {
+        self.retired
+    }
+
     /// Number of requests published and not retired.
     #[inline]
     pub(super) fn available(&self) -> u32 {

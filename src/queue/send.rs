@@ -334,6 +334,11 @@ impl SendConsumer {
         self.ring.retired()
     }
 
+    /// Number of requests that are retired or discarded, since the queue was created.
+    pub fn finished(&self) -> u64 {
+        self.ring.retired_in_all()
+    }
+
     /// Discards everything published and frees its slots; returns the number of the next request. An open batch is not
     /// touched.
     pub fn reset(&mut self) -> u32 {

@@ -1,6 +1,8 @@
 //! The engine's clock: the only module that reads the time.
 
-use super::time::monotonic_nanos;
+use std::time::Duration;
+
+use super::time::{monotonic_nanos, thread_nanos};
 use crate::types::Time;
 
 /// A monotonic clock. Its times start at 1 when it is created, so that zero may stand for "never".
@@ -25,4 +27,9 @@ impl Clock {
 #[inline]
 pub(crate) fn timestamp() -> u64 {
     monotonic_nanos()
+}
+
+/// Returns the time for which the calling thread has had a processor.
+pub(crate) fn thread_time() -> Duration {
+    Duration::from_nanos(thread_nanos())
 }

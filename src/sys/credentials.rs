@@ -22,6 +22,12 @@ pub(crate) fn own_group() -> u32 {
 
 /// Returns the user at the other end of a connected Unix socket, as it was when it connected or listened.
 pub(crate) fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    peer_credentials(socket).map(|(user, _)| user)
+}
+
+/// Returns the user and the process at the other end of a connected Unix socket, as they were when it connected or
+/// listened. The process is 0 if it is of a PID namespace that this one does not see.
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     let mut credentials = MaybeUninit::<libc::ucred>::uninit();
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     let (descriptor, place) = (socket.as_raw_fd(), credentials.as_mut_ptr().cast());
@@ -31,7 +37,8 @@ pub(crate) fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel wrote the whole structure.
-    Ok(unsafe { credentials.assume_init() }.uid)
+    let credentials = unsafe { credentials.assume_init() };
+    Ok((credentials.uid, u32::try_from(credentials.pid).unwrap_or(0)))
 }
 
 /// Sends a message with the effective user of this process: by default the kernel reports the user that started it,
@@ -175,5 +182,6 @@ mod tests {
     fn connections_know_their_users() {
         let (one, _other) = UnixStream::pair().unwrap();
         assert_eq!(peer_user(one.as_fd()).unwrap(), own_user());
+        assert_eq!(peer_credentials(one.as_fd()).unwrap(), (own_user(), std::process::id()));
     }
 }

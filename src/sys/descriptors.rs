@@ -77,6 +77,13 @@ pub(crate) fn has_ended(socket: BorrowedFd<'_>) -> bool {
     ready > 0
 }
 
+/// Returns whether a file is open for writing.
+pub(crate) fn is_writable(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: takes no pointers.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    flags >= 0 && matches!(flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR)
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::os::fd::AsFd;

@@ -27,10 +27,12 @@ mod steer;
 mod thread_end;
 mod time;
 
-pub(crate) use clock::{Clock, timestamp};
-pub(crate) use credentials::{own_group, own_user, peer_user, receive_with_user, send_as_user};
-pub(crate) use descriptors::{discard_messages, has_ended, receive_with_descriptor, ring, send_with_descriptor};
-pub(crate) use environment::variable;
+pub(crate) use clock::{Clock, thread_time, timestamp};
+pub(crate) use credentials::{own_group, own_user, peer_credentials, peer_user, receive_with_user, send_as_user};
+pub(crate) use descriptors::{
+    discard_messages, has_ended, is_writable, receive_with_descriptor, ring, send_with_descriptor,
+};
+pub(crate) use environment::{is_protected, variable};
 pub(crate) use error_queue::{QueuedError, receive_error};
 #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
 pub(crate) use event::wait_any_readable;

@@ -53,7 +53,7 @@ pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, Medium, So
 #[cfg(feature = "sim")]
 pub use endpoint::Deadlines;
 pub(crate) use endpoint::WantedKey;
-pub use endpoint::{CreateError, Endpoint, EndpointConfig};
+pub use endpoint::{CreateError, Endpoint, EndpointConfig, QueuePairView};
 #[cfg(feature = "sim")]
 pub use management::ManagementQueuePair;
 pub use management::{MANAGEMENT_BUFFER_BYTES, MANAGEMENT_QPN, ManagementDatagram, ManagementPath};

@@ -214,6 +214,24 @@ impl Counters {
         }
     }
 
+    /// Raises each count that is smaller than that of another set.
+    pub(crate) fn raise_to(&mut self, other: &Counters) {
+        for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
+            *mine = (*mine).max(*theirs);
+        }
+        if let Some(drops) = &other.drops {
+            for (mine, theirs) in self.drops_mut().iter_mut().zip(drops.iter()) {
+                *mine = (*mine).max(*theirs);
+            }
+        }
+    }
+
+    /// Adds to the count of dropped packets.
+    pub(crate) fn add_drops(&mut self, reason: DropReason, amount: u64) {
+        let drops = self.drops_mut();
+        drops[reason as usize] = drops[reason as usize].wrapping_add(amount);
+    }
+
     /// Returns the counts since `earlier`, an older copy of the same set.
     #[must_use]
     pub fn since(&self, earlier: &Counters) -> Counters {

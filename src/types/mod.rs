@@ -7,6 +7,7 @@ mod access;
 mod capture;
 mod completion;
 mod congestion;
+mod connection_state;
 mod counter;
 mod destination;
 mod device;
@@ -29,6 +30,7 @@ mod route_header;
 pub(crate) mod setters;
 mod shared_memory;
 mod shared_receive;
+mod statistics;
 mod time;
 mod window;
 
@@ -36,6 +38,7 @@ pub use access::AccessFlags;
 pub use capture::{CaptureOptions, CaptureSummary};
 pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionSource, CompletionStatus, RawCompletion};
 pub use congestion::{CongestionAlgorithm, UnknownAlgorithm};
+pub use connection_state::ConnectionState;
 pub use counter::{Counter, Counters, DropReason};
 pub use destination::{Destination, effective_qkey};
 pub use device::{AtomicCapability, DeviceAttributes, DeviceCapabilities, Transport, VendorIdentity};
@@ -61,6 +64,9 @@ pub use request::{BatchEnd, Data, FlushFlags, Operation, ReceiveRequest, SendFla
 pub use route_header::GlobalRouteHeader;
 pub use shared_memory::{NoSharedMemory, PacketPath, SharedMemory, UnknownSharedMemory};
 pub use shared_receive::{SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus};
+pub use statistics::{
+    ConnectionStatistics, DeviceStatistics, ListenerStatistics, PathKind, QueuePairStatistics, QueuePairSums, Snapshot,
+};
 pub use time::Time;
 pub use window::MemoryWindowType;
 

@@ -14,6 +14,7 @@ mod packet;
 mod registry;
 mod responder;
 mod shared_ring;
+mod statistics;
 mod verbs;
 
 use std::path::Path;
@@ -84,6 +85,11 @@ fn responders() {
 #[test]
 fn shared_rings() {
     replay("shared_ring", shared_ring::run);
+}
+
+#[test]
+fn statistics_pages() {
+    replay("statistics", statistics::run);
 }
 
 #[test]

@@ -2,12 +2,13 @@
 
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use libc::{O_NOFOLLOW, O_NONBLOCK};
 
-use crate::sys::{OpenError, own_group, own_user};
+use crate::sys::{OpenError, is_writable, own_group, own_user};
 use crate::types::CaptureOptions;
 
 /// File name used if the configured path is a folder.
@@ -71,6 +72,18 @@ fn open(path: &Path) -> io::Result<Option<File>> {
     }
     file.set_len(0)?;
     Ok(Some(file))
+}
+
+/// Prepares an open file of another process for a capture: it is emptied. The rules are those for existing files.
+pub(in crate::engine) fn prepare(file: &File) -> io::Result<()> {
+    check(&file.metadata()?)?;
+    if !is_writable(file.as_fd()) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is not open for writing"));
+    }
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another capture writes to it"));
+    }
+    file.set_len(0)
 }
 
 /// Returns whether other users may rename files of this user in the folder of this path. The user's own group counts as

@@ -18,12 +18,13 @@ mod pcapng;
 mod sink;
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::{self, Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use self::headers::{Addressing, WireHeaders};
 use self::management::{MessageKey, RecentMessages};
@@ -31,6 +32,7 @@ use self::pcapng::{Direction, PacketBlock, Statistics, Timestamp};
 use crate::sys::{Generation, OpenError, with_signals_blocked};
 use crate::types::{CaptureOptions, CaptureSummary, Qpn};
 
+pub(super) use self::file::prepare as prepare_file;
 #[cfg(feature = "sim")]
 pub use self::fuzz::capture_file;
 pub(super) use self::sink::{Arrival, CaptureSink, Departure};
@@ -41,6 +43,11 @@ const MOST_PENDING: usize = 4 << 20;
 const MANY_PENDING: usize = 256 << 10;
 /// Longest time that fewer bytes wait.
 const LONGEST_PENDING: Duration = Duration::from_millis(50);
+/// Longest time that a device which is closed waits for the files of other processes: such a file may be on a disk that
+/// never responds.
+const LONGEST_CLOSE: Duration = Duration::from_secs(2);
+/// How often it looks at them.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Bytes reserved for the file's last block.
 const LAST_BLOCK_BYTES: u64 = 512;
 
@@ -65,6 +72,8 @@ pub(crate) struct Capture {
     path: PathBuf,
     /// Queue pairs to record, sorted; empty: all.
     queue_pairs: Vec<Qpn>,
+    /// Whether another process has opened the file.
+    is_foreign: bool,
     /// The process that started it. A child made by `fork` has the file, but not the thread.
     generation: Generation,
 }
@@ -115,6 +124,13 @@ impl Capture {
         Self::into_file(options, device, path, file)
     }
 
+    /// Starts a capture into a file that another process has opened, and `prepare_file` has prepared.
+    pub(crate) fn start_in(file: File, options: &CaptureOptions, device: &str) -> Result<Self, OpenError> {
+        let mut capture = Self::into_file(options, device, PathBuf::new(), file)?;
+        capture.is_foreign = true;
+        Ok(capture)
+    }
+
     fn into_file(options: &CaptureOptions, device: &str, path: PathBuf, file: File) -> Result<Self, OpenError> {
         let mut pending = Vec::new();
         let comment = format!(
@@ -135,10 +151,11 @@ impl Capture {
             with_signals_blocked(|| Builder::new().name("rdma-capture".into()).spawn(move || writer.write(file)));
         let thread = spawned
             .map_err(|source| OpenError { message: "no thread can be started for the capture".to_owned(), source })?;
-        tracing::info!(device, path = %path.display(), "capture begins");
+        tracing::info!(target: "rdma_verbs::capture", device, path = %path.display(), "capture begins");
         let mut queue_pairs = options.queue_pairs.clone();
         queue_pairs.sort_unstable();
-        Ok(Self { shared, thread: Mutex::new(Some(thread)), path, queue_pairs, generation: Generation::now() })
+        let (thread, generation) = (Mutex::new(Some(thread)), Generation::now());
+        Ok(Self { shared, thread, path, queue_pairs, is_foreign: false, generation })
     }
 
     /// Returns the path of the file.
@@ -161,14 +178,20 @@ impl Capture {
         }
     }
 
+    /// Returns whether packets are still recorded.
+    pub(crate) fn is_running(&self) -> bool {
+        !self.shared.ended.load(Ordering::Relaxed)
+    }
+
     /// Ends the capture and waits until everything is in the file. Fails if the file could not be written.
     pub(crate) fn finish(&self) -> io::Result<CaptureSummary> {
         if !self.generation.is_current() {
             return Err(io::Error::other("the capture belongs to the parent process"));
         }
         self.shared.end(&mut self.shared.lock(), End::Stopped);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread
+        // Locked until the file is complete: another thread that ends the capture waits for that, too.
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take()
             && thread.join().is_err()
         {
             return Err(io::Error::other("the capture's thread has panicked"));
@@ -177,6 +200,16 @@ impl Capture {
             return Err(error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error));
         }
         Ok(self.summary())
+    }
+
+    /// Returns whether everything is in the file.
+    fn is_complete(&self) -> bool {
+        match self.thread.try_lock() {
+            Ok(thread) => thread.as_ref().is_none_or(JoinHandle::is_finished),
+            // A thread waits for it.
+            Err(TryLockError::WouldBlock) => false,
+            Err(TryLockError::Poisoned(thread)) => thread.get_ref().as_ref().is_none_or(JoinHandle::is_finished),
+        }
     }
 
     /// Returns whether packets of this queue pair are recorded now.
@@ -195,12 +228,31 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        if self.generation.is_current() {
+        if self.generation.is_current() && self.is_foreign {
+            self.shared.end(&mut self.shared.lock(), End::Stopped);
+        } else if self.generation.is_current() {
             // Callers that want the result use `finish`; a failure was also logged when it happened.
             let _ = self.finish();
         } else {
             // The child has no such thread, so there is nothing to detach.
             std::mem::forget(self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
+
+/// Ends the captures of a device that is closed. A file of this process is complete then. One of another process is
+/// complete if it is written soon: the process that requested the capture must not keep the device open with it.
+pub(super) fn close(captures: &[Arc<Capture>]) {
+    let deadline = Instant::now() + LONGEST_CLOSE;
+    let (foreign, own): (Vec<_>, Vec<_>) = captures.iter().partition(|capture| capture.is_foreign);
+    for capture in &foreign {
+        capture.shared.end(&mut capture.shared.lock(), End::Stopped);
+    }
+    // A failure is logged.
+    own.into_iter().for_each(|capture| drop(capture.finish()));
+    for capture in foreign {
+        while !capture.is_complete() && Instant::now() < deadline {
+            thread::sleep(LOOK_EVERY);
         }
     }
 }
@@ -258,12 +310,16 @@ impl Shared {
     }
 
     /// Runs the writing thread.
-    fn write(&self, mut file: File) {
+    fn write(&self, file: File) {
         let (mut batch, mut written, mut is_last) = (Vec::new(), 0, false);
         while !is_last {
             is_last = self.take(&mut batch);
-            if let Err(error) = file.write_all(&batch) {
-                tracing::warn!(device = self.device, %error, "the capture cannot be written and ends");
+            // Another process that has opened the file shares its position, and may move it.
+            if let Err(error) = file.write_all_at(&batch, written) {
+                tracing::warn!(
+                    target: "rdma_verbs::capture",
+                    device = self.device, %error, "the capture cannot be written and ends"
+                );
                 // Half a block at the end would make the file unreadable.
                 let _ = file.set_len(written);
                 let mut state = self.lock();
@@ -287,6 +343,7 @@ impl Shared {
         let (mut state, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
         std::mem::swap(&mut state.pending, batch);
         let Some(end) = &state.end else { return false };
+        let has_reached_max_bytes = matches!(end, End::ReachedMaxBytes);
         let comment = self.closing_comment(end, &state);
         let statistics = Statistics {
             start: state.first,
@@ -298,15 +355,22 @@ impl Shared {
         let before = batch.len();
         pcapng::statistics(batch, &statistics);
         state.bytes += (batch.len() - before) as u64;
+        // A subscriber may be slow, and a thread that drives the shard may wait for the buffer.
+        drop(state);
+        if has_reached_max_bytes {
+            tracing::warn!(
+                target: "rdma_verbs::capture",
+                device = self.device, max_bytes = self.max_bytes, "the capture has reached its maximum size and ends"
+            );
+        }
         true
     }
 
     /// Returns the comment of the file's last block.
     fn closing_comment(&self, end: &End, state: &State) -> String {
+        let max_bytes = self.max_bytes;
         let mut comment = match end {
             End::ReachedMaxBytes => {
-                let max_bytes = self.max_bytes;
-                tracing::warn!(device = self.device, max_bytes, "the capture has reached its maximum size and ends");
                 format!("ended because the file reached its bound of {max_bytes} bytes: later packets are missing")
             }
             End::Stopped | End::Failed(_) => "ended by the program".to_owned(),

@@ -203,6 +203,27 @@ fn write_error_ends_only_the_capture() {
 }
 
 #[test]
+fn a_file_of_another_process_does_not_keep_the_device_open() {
+    let options = options("foreign");
+    let capture = Capture::start_in(File::create(&options.path).unwrap(), &options, "soft_test").unwrap();
+    // A writer whose disk does not respond.
+    let (respond, response) = std::sync::mpsc::channel::<()>();
+    let writer = thread::spawn(move || {
+        let _ = response.recv();
+    });
+    let first = capture.thread.lock().unwrap().replace(writer);
+    let (closed, is_closed) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        close(&[Arc::new(capture)]);
+        closed.send(()).unwrap();
+    });
+    is_closed.recv_timeout(10 * LONGEST_CLOSE).expect("the device is closed");
+    drop(respond);
+    first.into_iter().for_each(|thread| thread.join().unwrap());
+    fs::remove_file(options.path).unwrap();
+}
+
+#[test]
 fn only_chosen_queue_pairs_are_recorded() {
     let wanted = options("filter").queue_pair(Qpn::new(9)).queue_pair(Qpn::new(4));
     let capture = Capture::start(&wanted, "soft_test").unwrap();

@@ -59,6 +59,11 @@ impl Connections {
         })
     }
 
+    /// Returns the machine, if there is one.
+    pub(super) fn present_manager(&self) -> Option<&Manager> {
+        self.manager.as_deref()
+    }
+
     /// Takes requests at an address, which has a receive socket from now on. An interface may lose the address for a
     /// moment; the socket stays.
     pub(super) fn add_address(&mut self, address: IpAddr) {

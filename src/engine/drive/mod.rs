@@ -21,6 +21,7 @@ mod memory_path;
 mod policy;
 mod shard;
 mod shard_lock;
+mod statistics;
 mod thread;
 mod wake;
 

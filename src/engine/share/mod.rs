@@ -9,6 +9,7 @@ mod connection_records;
 mod key_share;
 mod mailbox;
 mod management;
+mod monitor;
 mod port_group;
 mod port_holder;
 mod ports;
@@ -23,6 +24,12 @@ pub(super) use mailbox::{
 };
 #[cfg(feature = "sim")]
 pub use mailbox::{inbox_message, link_offer};
+#[cfg(feature = "sim")]
+pub use monitor::statistics_page;
+pub(crate) use monitor::{
+    CaptureNews, CaptureOutcome, CaptureRequest, Failure, Finder, Found, Monitored, OpenCapture, OpenWatch, Room,
+    StartedCapture, register as register_monitored,
+};
 pub(super) use port_group::{JoinRequest, Membership, Route};
 pub(crate) use port_group::{RegisteredPeer, link_to, other_user_at, registered_peer, steer_requests};
 pub(super) use port_holder::{Holder, holders, inode, is_kernel_transport_loaded};

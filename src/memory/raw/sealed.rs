@@ -52,7 +52,7 @@ impl Backing {
 ///
 /// # Errors
 /// `InvalidData` if not, or if its length is not this one, or 0; otherwise those of the system calls.
-pub(super) fn check_sealed(file: BorrowedFd<'_>, length: usize) -> io::Result<()> {
+pub(in crate::memory) fn check_sealed(file: BorrowedFd<'_>, length: usize) -> io::Result<()> {
     // SAFETY: takes no pointers.
     let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
     let mut system = std::mem::MaybeUninit::<libc::statfs>::zeroed();

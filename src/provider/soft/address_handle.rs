@@ -29,7 +29,7 @@ impl SoftAddressHandle {
     pub(super) fn new(domain: &Arc<Domain>, vector: &AddressVector) -> Result<Self> {
         let device = &domain.device;
         let local = check_vector(device, vector)?;
-        let share = device.address_handles.take("create_ah")?;
+        let share = device.counts.address_handles.take("create_ah")?;
         let peer = vector.dgid.to_ip();
         let entropy = if vector.flow_label == 0 { fold_address(peer) } else { fold(u64::from(vector.flow_label)) };
         let mut source_ports = Vec::new();

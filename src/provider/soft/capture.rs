@@ -27,7 +27,7 @@ pub(super) struct SoftCapture {
 
 impl SoftCapture {
     pub(super) fn start(device: &Arc<Device>, options: &CaptureOptions) -> Result<Self> {
-        let share = device.captures.take("start_capture")?;
+        let share = device.counts.captures.take("start_capture")?;
         let started = device.engine.start_capture(options, &device.interface.device_name);
         let capture = started.map_err(|error| explain("start_capture", error))?;
         Ok(Self { capture, device: Arc::downgrade(device), _share: share })

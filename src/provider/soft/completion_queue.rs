@@ -62,7 +62,7 @@ impl SoftCompletionQueue {
         let vectors = device.attributes.num_comp_vectors;
         check_range("create_cq", "cqe", init.cqe, 1..=device.attributes.max_cqe)?;
         check_range("create_cq", "comp_vector", init.comp_vector, 0..=vectors.saturating_sub(1))?;
-        let share = device.completion_queues.take("create_cq")?;
+        let share = device.counts.completion_queues.take("create_cq")?;
         let shards = device.engine.shards();
         let mut notifier = None;
         let number = device.completion_queue_numbers.take();

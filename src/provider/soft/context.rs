@@ -217,16 +217,8 @@ impl SoftwareContext for SoftContext {
     fn live_objects(&self) -> Result<LiveObjects> {
         self.device.check_process("live_objects")?;
         let device = &self.device;
-        Ok(LiveObjects {
-            queue_pairs: device.engine.shards().iter().map(|shard| shard.queue_pairs() as u32).sum(),
-            memory_regions: device.memory.len() as u32,
-            memory_windows: device.memory.windows() as u32,
-            completion_queues: device.completion_queues.used(),
-            shared_receive_queues: device.shared_receive_queues.used(),
-            protection_domains: device.domains.used(),
-            xrc_domains: device.xrc_domains.used(),
-            address_handles: device.address_handles.used(),
-        })
+        let queue_pairs = device.engine.shards().iter().map(|shard| shard.queue_pairs() as u32).sum();
+        Ok(device.counts.live_objects(queue_pairs, &device.memory))
     }
 
     fn path_reports(&self) -> Vec<PathReport> {

@@ -13,11 +13,15 @@ use super::interface::Interface;
 use super::later_addresses::{LaterAddresses, WildcardListener, WildcardListeners};
 use super::limit::{Limit, check_range};
 use super::link_speed::width_and_speed;
+use super::monitor::{DeviceMonitor, ObjectCounts};
 use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
 use super::numbers::Numbers;
 use super::options::SoftOptions;
 use super::port::{Events, Port};
-use crate::engine::{Capabilities, Engine, LinkListener, QpnBlocks, Shard, ShardConfig, SocketSizes, probe};
+use crate::engine::{
+    Capabilities, Engine, LinkListener, Monitored, QpnBlocks, Shard, ShardConfig, SocketSizes, probe,
+    register_monitored,
+};
 use crate::memory::{DeviceMemoryPool, Exports, RegionTable};
 use crate::provider::{AttributeFault, Error, ErrorKind, InvalidAttribute, Result};
 use crate::sys::{Generation, LocalAddress, timestamp};
@@ -76,13 +80,10 @@ pub(super) struct Device {
     pub(super) events: Arc<Events>,
     port: Arc<Port>,
     pub(super) attributes: DeviceAttributes,
-    pub(super) domains: Limit,
-    pub(super) completion_queues: Limit,
-    pub(super) shared_receive_queues: Limit,
+    pub(super) counts: ObjectCounts,
+    /// Shows the device to programs that watch this process, as long as it is open.
+    _monitor: Arc<dyn Monitored>,
     pub(super) shared_receive_numbers: Numbers,
-    pub(super) xrc_domains: Limit,
-    pub(super) captures: Limit,
-    pub(super) address_handles: Limit,
     pub(super) attachments: Attachments,
     capabilities: Capabilities,
     /// Whether peers find this process before its queue pairs are connected.
@@ -140,25 +141,25 @@ impl Device {
         }
         let engine = Engine::new(interface.name.as_deref().unwrap_or("soft"), shards);
         capture::start_with_device(&engine, &interface.device_name, options)?;
+        let (port, counts) = (Arc::new(Port::new(&interface, &events)), object_counts());
+        let monitor =
+            DeviceMonitor::create(&interface.device_name, &engine, &port, &memory, shared_memory, counts.clone());
+        register_monitored(&monitor);
         Ok(Arc::new(Self {
             generation: Generation::now(),
             engine,
             attributes: attributes(&interface, options),
-            port: Arc::new(Port::new(&interface, &events)),
+            port,
+            counts,
+            _monitor: monitor,
             listener: OnceLock::new(),
             wildcards: Arc::default(),
             interface,
             memory,
             device_memory: DeviceMemoryPool::new(MAX_DM_SIZE),
             events,
-            domains: Limit::new("max_pd", MAX_PD),
-            completion_queues: Limit::new("max_cq", MAX_CQ),
-            shared_receive_queues: Limit::new("max_srq", MAX_SRQ),
             shared_receive_numbers: Numbers::up_to(0x00ff_ffff),
-            xrc_domains: Limit::new("the limit on XRC domains", MAX_XRC_DOMAINS),
-            address_handles: Limit::new("max_ah", MAX_AH),
             attachments: Attachments::default(),
-            captures: Limit::new("the limit on captures", MAX_CAPTURES),
             capabilities,
             present_from_init: options.present_from_init,
             discovers,
@@ -300,6 +301,17 @@ fn advertised_capabilities(capabilities: &Capabilities) -> PeerCapabilities {
         segmentation_offload: capabilities.max_segments.is_some(),
         receive_buffer_bytes: capabilities.receive_buffer_bytes,
         extensions: PeerCapabilities::GAP_RUNS | PeerCapabilities::MARKS,
+    }
+}
+
+fn object_counts() -> ObjectCounts {
+    ObjectCounts {
+        domains: Limit::new("max_pd", MAX_PD),
+        completion_queues: Limit::new("max_cq", MAX_CQ),
+        shared_receive_queues: Limit::new("max_srq", MAX_SRQ),
+        xrc_domains: Limit::new("the limit on XRC domains", MAX_XRC_DOMAINS),
+        address_handles: Limit::new("max_ah", MAX_AH),
+        captures: Limit::new("the limit on captures", MAX_CAPTURES),
     }
 }
 

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub(super) use crate::provider::common::refusal::check_range;
 use crate::provider::{Error, ErrorKind, Result};
 
-/// The number of objects of a kind, and its limit.
+/// The number of objects of a kind, and its limit. A clone counts the same objects.
+#[derive(Clone)]
 pub(super) struct Limit {
     used: Arc<AtomicU32>,
     max: u32,

@@ -50,6 +50,7 @@ mod memory_region;
 mod memory_source;
 mod memory_window;
 mod modify;
+mod monitor;
 mod multicast;
 mod numbers;
 mod options;

@@ -46,7 +46,7 @@ impl Drop for Domain {
 
 impl SoftProtectionDomain {
     pub(super) fn new(device: Arc<Device>) -> Result<Self> {
-        let share = device.domains.take("alloc_pd")?;
+        let share = device.counts.domains.take("alloc_pd")?;
         let id = DomainId(device.domain_numbers.take());
         Ok(Self { shared: Arc::new(Domain { device, id, _share: share }) })
     }

@@ -26,7 +26,7 @@ pub(super) struct SoftXrcDomain {
 
 impl SoftXrcDomain {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
-        let share = device.xrc_domains.take("open_xrcd")?;
+        let share = device.counts.xrc_domains.take("open_xrcd")?;
         Ok(Self { device: Arc::clone(device), table: queue::XrcDomain::new(), _share: share })
     }
 
@@ -95,7 +95,7 @@ impl SoftSharedReceiveQueue {
         let device = &domain.device;
         errors::check_srq_sizes(&device.attributes, init)?;
         let xrc = init.xrc.map(|xrc| XrcParts::new(device, xrc.domain, xrc.cq)).transpose()?;
-        let share = device.shared_receive_queues.take("create_srq")?;
+        let share = device.counts.shared_receive_queues.take("create_srq")?;
         let queue = queue::SharedReceiveQueue::new(SharedReceiveInit {
             number: SharedReceiveQueueNumber::new(device.shared_receive_numbers.take()),
             domain: domain.id,

@@ -9,6 +9,7 @@ mod overflow;
 mod panic;
 mod quarantine;
 mod report;
+mod statistics;
 mod timer;
 mod transmit;
 
@@ -39,6 +40,7 @@ pub(crate) use direct::WantedKey;
 use fair_queue::Paths;
 use multicast::Groups;
 use quarantine::Quarantine;
+pub use statistics::QueuePairView;
 #[cfg(feature = "sim")]
 pub use timer::Deadlines;
 use timer::Timers;

@@ -8,7 +8,7 @@ impl QueuePair {
         let first = self.common.attributes.sq_psn.unwrap_or_default();
         let mut report = self.common.history.report(now, self.status(), &self.common.counters);
         report.was_acknowledged = self.requester.unacknowledged() != first;
-        report.was_requested = self.responder.message_count() > 0;
+        report.was_requested = self.responder.executed() > 0;
         report.last_try = self.requester.last_ack_request_at().map(|at| now.saturating_since(at));
         report.unfinished = self.requester.unfinished();
         report.oldest = self.requester.oldest_operation();

@@ -272,6 +272,11 @@ impl Requester {
         self.send.published().wrapping_sub(self.send.retired())
     }
 
+    /// Returns the number of requests that are complete, or were discarded, since the queue pair was created.
+    pub(super) fn finished(&self) -> u64 {
+        self.send.finished()
+    }
+
     /// Returns the operation of the oldest request, if it has begun.
     pub(super) fn oldest_operation(&self) -> Option<Operation> {
         (!self.is_idle()).then(|| self.send.header(self.oldest).operation)

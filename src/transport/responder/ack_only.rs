@@ -46,7 +46,7 @@ impl Responder {
         }
         self.expected = psn.plus(1);
         self.count_response();
-        self.responses.push_empty(psn, self.message_count);
+        self.responses.push_empty(psn, self.message_count());
         Ok(())
     }
 

@@ -86,6 +86,7 @@ impl Responder {
             completion.flags |= CompletionFlags::WITH_IMMEDIATE;
             completion.immediate_or_key = immediate;
         }
+        self.count_message();
         self.receives.finish(common, completion, packet.headers.bth.solicited);
         Ok(())
     }

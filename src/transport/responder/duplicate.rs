@@ -47,7 +47,7 @@ impl Responder {
             }
             (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responses.repeat_atomic(psn, named),
             (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) => {
-                self.responses.repeat_empty(psn, self.message_count);
+                self.responses.repeat_empty(psn, self.message_count());
                 true
             }
             // A NAK that lists the gaps acknowledges the same packets.
@@ -56,7 +56,7 @@ impl Responder {
                 true
             }
             _ => {
-                self.responses.acknowledge_again(self.message_count, pass.now);
+                self.responses.acknowledge_again(self.message_count(), pass.now);
                 true
             }
         };
@@ -103,7 +103,7 @@ impl Responder {
                 // A peer that repeats faster than responses leave does not get one each time.
                 self.responses.earn(bytes);
                 if self.responses.takes_empty() && self.responses.spend(SHORT_RESPONSE_BYTES) {
-                    self.responses.push_nak(refused, Syndrome::Nak(code), self.message_count);
+                    self.responses.push_nak(refused, Syndrome::Nak(code), self.message_count());
                 }
                 Ok(())
             }

@@ -122,7 +122,7 @@ impl Responder {
         if self.waits_for_retry {
             self.reorder.clear();
         }
-        self.responses.complete_acknowledgement(self.message_count);
+        self.responses.complete_acknowledgement(self.message_count());
         self.close_gap();
         self.gap.evidence = self.reorder.len() as u32;
         self.judge_gap(common, now);
@@ -171,6 +171,6 @@ impl Responder {
         }
         self.gap.is_reported = true;
         self.gap.reports_left = self.gap.reports_left.saturating_sub(1);
-        self.responses.push_sequence_nak(self.expected, self.message_count);
+        self.responses.push_sequence_nak(self.expected, self.message_count());
     }
 }

@@ -87,7 +87,7 @@ impl Responder {
     fn note_executed(&mut self, common: &Common, pass: &Pass<'_>, psn: Psn, ack_requested: bool) {
         self.responses.note_executed(psn);
         if ack_requested && common.takes_requests() {
-            self.responses.acknowledge(self.message_count, pass.now, pass.ack_hold);
+            self.responses.acknowledge(self.message_count(), pass.now, pass.ack_hold);
         }
     }
 
@@ -99,7 +99,7 @@ impl Responder {
         self.reorder.clear();
         self.close_gap();
         let timer = common.attributes.min_rnr_timer.unwrap_or(0);
-        self.responses.push_nak(psn, Syndrome::ReceiverNotReady { timer }, self.message_count);
+        self.responses.push_nak(psn, Syndrome::ReceiverNotReady { timer }, self.message_count());
     }
 
     /// Takes the next posted receive, if the packet needs one. The check found one, but another queue pair may have
@@ -142,7 +142,7 @@ impl Responder {
         self.expected = psn.plus(packets);
         self.count_response();
         let read = ReadRequest { reth, domain: self.remote_domain(common), named: self.receives.named_number() };
-        self.responses.push_read(psn, packets, read, self.message_count);
+        self.responses.push_read(psn, packets, read, self.message_count());
         Ok(())
     }
 
@@ -164,19 +164,14 @@ impl Responder {
         let psn = packet.headers.bth.psn;
         self.expected = psn.plus(1);
         self.count_response();
-        self.responses.push_atomic(psn, original, self.receives.named_number(), self.message_count);
+        self.responses.push_atomic(psn, original, self.receives.named_number(), self.message_count());
         Ok(())
     }
 
     /// Counts a message with an explicit response.
     pub(super) fn count_response(&mut self) {
-        self.responses.complete_acknowledgement(self.message_count);
+        self.responses.complete_acknowledgement(self.message_count());
         self.count_message();
-    }
-
-    /// Increments the MSN: SENDs and WRITEs count at their last packet (`rxe_resp.c`, `execute`).
-    fn count_message(&mut self) {
-        self.message_count = (self.message_count + 1) & 0x00ff_ffff;
     }
 
     fn execute_write(&mut self, common: &mut Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), PeerFault> {

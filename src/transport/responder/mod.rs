@@ -71,8 +71,8 @@ impl WriteInProgress {
 pub(super) struct Responder {
     /// PSN of the next packet to execute.
     expected: Psn,
-    /// Messages completed, modulo 2^24; the peer sees it in acknowledgements (MSN).
-    message_count: u32,
+    /// Messages executed.
+    executed: u64,
     message: Message,
     receives: Receives,
     responses: ResponseQueue,
@@ -92,7 +92,7 @@ impl Responder {
     pub(super) fn new(reorder_budget: Arc<ReorderBudget>, receives: Receives) -> Self {
         Self {
             expected: Psn::default(),
-            message_count: 0,
+            executed: 0,
             message: Message::None,
             receives,
             responses: ResponseQueue::default(),
@@ -121,7 +121,7 @@ impl Responder {
         self.stop();
         self.refused = None;
         self.repeated_read = None;
-        self.message_count = 0;
+        self.executed = 0;
         self.receives.forget_begun();
         self.responses.clear();
     }
@@ -175,9 +175,20 @@ impl Responder {
         psn.distance_from(self.expected)
     }
 
-    /// Returns the number of executed messages of the peer (MSN).
-    pub(super) fn message_count(&self) -> u32 {
-        self.message_count
+    /// Returns the number of executed messages of the peer.
+    pub(super) fn executed(&self) -> u64 {
+        self.executed
+    }
+
+    /// Returns the number of executed messages as the peer sees it in acknowledgements (MSN).
+    #[inline]
+    fn message_count(&self) -> u32 {
+        message_sequence_number(self.executed)
+    }
+
+    /// Counts an executed message. SENDs and WRITEs count at their last packet (`rxe_resp.c`, `execute`).
+    fn count_message(&mut self) {
+        self.executed += 1;
     }
 
     /// Returns the number of available receives.
@@ -220,7 +231,7 @@ impl Responder {
         common.log_refusal(psn, fault);
         let code = fault.nak();
         self.refused = Some((psn, code));
-        self.responses.push_nak(psn, Syndrome::Nak(code), self.message_count);
+        self.responses.push_nak(psn, Syndrome::Nak(code), self.message_count());
         if fault.is_access() {
             // A WRITE with immediate data takes its receive even if its access is refused.
             self.claim_receive(packet.headers.bth.opcode);
@@ -290,4 +301,20 @@ fn has_explicit_response(opcode: Opcode) -> bool {
             | Opcode::RC_ATOMIC_WRITE
             | Opcode::RC_FLUSH
     )
+}
+
+/// Returns the message sequence number after this many messages: 24 bits (IBTA 9.7.5.2.1).
+fn message_sequence_number(executed: u64) -> u32 {
+    executed as u32 & 0x00ff_ffff
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_sequence_numbers_begin_again_and_the_count_does_not() {
+        let after = [0, 1, 0x00ff_ffff, 0x0100_0000, 0x0100_0001, u64::MAX].map(message_sequence_number);
+        assert_eq!(after, [0, 1, 0x00ff_ffff, 0, 1, 0x00ff_ffff]);
+    }
 }

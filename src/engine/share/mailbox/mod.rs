@@ -38,8 +38,9 @@ pub use self::message::inbox_message;
 use self::message::{MESSAGE_BYTES, Message};
 use self::neighbours::Neighbours;
 use self::orphans::OrphanSearch;
+use super::monitor::{self, Monitor};
 use super::registry::{
-    Member, NAME_BYTES, Name, Registry, inbox_path, life_path, links_path, place_socket, remove_sockets,
+    Member, NAME_BYTES, Name, Registry, inbox_path, life_path, links_path, place_socket, remove_sockets, watch_path,
 };
 use crate::cm::Orphan;
 use crate::memory::Offer;
@@ -145,6 +146,14 @@ pub(super) struct Postbox {
     accesses: Mutex<Vec<AccessRequest>>,
 }
 
+/// The sockets of a process in the registry's folder.
+struct Sockets {
+    inbox: UnixDatagram,
+    listener: Socket,
+    links: Socket,
+    watchers: Socket,
+}
+
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -217,7 +226,7 @@ impl Mailbox {
         opened.inspect_err(|_| remove_sockets(folder, &name))
     }
 
-    fn open_sockets(folder: &Path, name: &Name) -> io::Result<(UnixDatagram, Socket, Socket)> {
+    fn open_sockets(folder: &Path, name: &Name) -> io::Result<Sockets> {
         let inbox = UnixDatagram::unbound()?;
         inbox.set_nonblocking(true)?;
         // Before messages can arrive.
@@ -230,16 +239,14 @@ impl Mailbox {
         })?;
         let mut links = None;
         place_socket(&links_path(folder, name), |path| listen(path).map(|socket| links = Some(socket)))?;
-        let links = links.ok_or(io::ErrorKind::Other)?;
-        Ok((inbox, listener, links))
+        let mut watchers = None;
+        place_socket(&watch_path(folder, name), |path| monitor::listen(path).map(|socket| watchers = Some(socket)))?;
+        let [links, watchers] = [links, watchers].map(|socket| socket.ok_or(io::ErrorKind::Other));
+        Ok(Sockets { inbox, listener, links: links?, watchers: watchers? })
     }
 
-    fn start(
-        folder: &Path,
-        name: Name,
-        (inbox, listener, links): (UnixDatagram, Socket, Socket),
-        groups: GroupSearches,
-    ) -> io::Result<Arc<Self>> {
+    fn start(folder: &Path, name: Name, sockets: Sockets, groups: GroupSearches) -> io::Result<Arc<Self>> {
+        let Sockets { inbox, listener, links, watchers } = sockets;
         let postbox = Arc::new(Postbox {
             name,
             folder: folder.to_owned(),
@@ -256,9 +263,10 @@ impl Mailbox {
         });
         let neighbours = Neighbours::new(folder)?;
         let links = Links::new(folder, links, &neighbours.set, groups.find)?;
+        let monitor = Monitor::new(watchers, &neighbours.set)?;
         let mine = Arc::clone(&postbox);
         let builder = std::thread::Builder::new().name("rdma-mailbox".to_owned());
-        let thread = with_signals_blocked(|| builder.spawn(move || run(&mine, neighbours, links, groups)))?;
+        let thread = with_signals_blocked(|| builder.spawn(move || run(&mine, neighbours, links, monitor, groups)))?;
         Ok(Arc::new(Self { postbox, thread: Some(thread), generation: Generation::now() }))
     }
 
@@ -391,7 +399,7 @@ impl Drop for Mailbox {
 }
 
 /// The mailbox's thread.
-fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, groups: GroupSearches) {
+fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, mut monitor: Monitor, groups: GroupSearches) {
     // Packets take sockets until a link is set up, in which this thread has three parts.
     if let Err(error) = ask_for_short_slices() {
         tracing::debug!(target: "rdma_verbs::processes", %error, "the mailbox's thread keeps the usual time slices");
@@ -416,6 +424,7 @@ fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, groups: 
         neighbours.take_guests(&postbox.listener);
         if has_ends {
             links.take_messages(postbox, &neighbours.set);
+            monitor.take_messages(&neighbours.set);
         }
         links.take_requests(postbox, &neighbours.set);
         if has_ends {
@@ -445,6 +454,7 @@ fn run(postbox: &Postbox, mut neighbours: Neighbours, mut links: Links, groups: 
             });
         }
         pause = pause.into_iter().chain(links.resume_listening(&neighbours.set)).min();
+        pause = pause.into_iter().chain(monitor.refresh(&neighbours.set)).min();
     }
 }
 

@@ -42,7 +42,9 @@ pub(crate) use self::file::AddressFile;
 pub use self::fuzz::registry_file;
 pub(crate) use self::port_record::{Binding, PortRecord, RECORDS};
 pub(crate) use self::ports::{Others, PortsChange, PortsFile};
-pub(crate) use self::socket::{inbox_path, life_path, links_path, place_socket, remove_sockets};
+pub(crate) use self::socket::{
+    inbox_path, life_path, links_path, place_socket, remove_sockets, watch_path, watched_process,
+};
 pub(crate) use self::table::{
     Answer, Header, MAX_BLOCKS, MAX_LISTENERS, Member, MemberListener, NAME_BYTES, Name, Nonce, SLOTS,
 };

@@ -11,6 +11,7 @@ use super::table::{NAME_BYTES, Name};
 const INBOX: &str = "inbox-";
 const LIFE: &str = "life-";
 const LINKS: &str = "links-";
+const WATCH: &str = "watch-";
 /// Name prefix of a socket that is not ready yet.
 const NEW: &str = "new-";
 /// Age at which a socket with the prefix counts as abandoned. A socket gets its final name within microseconds, unless
@@ -41,6 +42,16 @@ pub(crate) fn links_path(folder: &Path, name: &Name) -> PathBuf {
     path(folder, LINKS, name)
 }
 
+/// Returns the path where other processes connect to watch this one.
+pub(crate) fn watch_path(folder: &Path, name: &Name) -> PathBuf {
+    path(folder, WATCH, name)
+}
+
+/// Returns the process of an entry of the folder, if it is the socket where it is watched.
+pub(crate) fn watched_process(entry: &str) -> Option<Name> {
+    parse(entry.strip_prefix(WATCH)?)
+}
+
 /// Creates a working socket with `bind`, and only then gives it its name: a socket with its final name that refuses
 /// connections belongs to no live process.
 pub(crate) fn place_socket(path: &Path, bind: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
@@ -55,6 +66,7 @@ pub(crate) fn place_socket(path: &Path, bind: impl FnOnce(&Path) -> io::Result<(
 pub(crate) fn remove_sockets(folder: &Path, name: &Name) {
     let _ = std::fs::remove_file(life_path(folder, name));
     let _ = std::fs::remove_file(links_path(folder, name));
+    let _ = std::fs::remove_file(watch_path(folder, name));
     // Last, because `sweep` treats a process without an inbox as dead.
     let _ = std::fs::remove_file(inbox_path(folder, name));
 }
@@ -68,7 +80,7 @@ pub(super) fn sweep(folder: &Path, entry: &str) -> bool {
         }
         return true;
     }
-    let Some(name) = [INBOX, LIFE, LINKS].into_iter().find_map(|kind| parse(entry.strip_prefix(kind)?)) else {
+    let Some(name) = [INBOX, LIFE, LINKS, WATCH].into_iter().find_map(|kind| parse(entry.strip_prefix(kind)?)) else {
         return false;
     };
     // The inbox is created first and removed last.
