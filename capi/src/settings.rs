@@ -109,7 +109,7 @@ fn faults_by_signal() -> bool {
     }
 }
 
-/// Starts logging to the standard error output: warnings and errors, or the level of `RDMA_VERBS_LOG`.
+/// Starts logging to the standard error output: warnings and errors, or the levels of `RDMA_VERBS_LOG`.
 fn start_log() {
     let requested = value("RDMA_VERBS_LOG");
     let levels = requested.as_deref().map_or_else(|| Some(usual_levels()), levels);

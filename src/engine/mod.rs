@@ -10,8 +10,8 @@
 //! # Locks
 //!
 //! Locks are taken in this order, each optional: the list of opened sockets, the shard, the map of port groups, a port
-//! group or the region table's read side, a completion queue, a channel's state, a capture's buffer. No thread ever
-//! holds two shards or two port groups. Nothing calls back into the application.
+//! group or the region table's read side, a completion queue, a channel's state, a capture's buffer, a journal. No
+//! thread ever holds two shards or two port groups. Nothing calls back into the application while it holds a shard.
 
 mod capture;
 mod drive;

@@ -222,9 +222,10 @@ impl<B: SharedBytes> RingWriter<B> {
         Ok(true)
     }
 
-    /// Begins a record of `least` bytes or more, and returns how many it may have, at most `most`. The bytes follow by
-    /// [`RingWriter::write`] and [`RingWriter::part`], in any order. [`RingWriter::end`] then appends the record;
-    /// without, there is none. Returns `None` if there is no room for `least` bytes, or if no record has that length.
+    /// Begins a record of `least` bytes or more, and returns the room for it and for those behind it
+    /// ([`RingWriter::end_and_begin`]), at most `most`. The bytes follow by [`RingWriter::write`] and
+    /// [`RingWriter::part`], in any order. [`RingWriter::end`] then appends the record; without, there is none. Returns
+    /// `None` if there is no room for `least` bytes, or if no record has that length.
     ///
     /// # Errors
     /// [`Broken`]; then the ring must not be used any more.
@@ -450,7 +451,7 @@ impl<B: SharedBytes> RingReader<B> {
         !self.is_empty()
     }
 
-    /// Withdraws the request, unless the writer has taken it.
+    /// Whether the writer has not taken the request.
     #[inline]
     pub(crate) fn is_bell_requested(&self) -> bool {
         self.bytes.load(BELL_REQUEST) != 0

@@ -14,6 +14,20 @@
 //! | [`SharedReceiveQueue`] | receives for the messages of several queue pairs |
 //! | [`CompletionQueue`] | returns [`Finished`] requests, with their buffers |
 //!
+//! ```text
+//!  BufferPool ── take ──►  Buffer: a slice  ── Request::send ──►  post_send
+//!      ▲                       ▲                                      │
+//!      │ drop                  │ into_buffer                in flight, no access
+//!      └───────────────────────┴──── Finished ◄── CompletionQueue ◄───┘
+//! ```
+//!
+//! # Which tier
+//!
+//! Take this one for messages that the program builds and parses in place: no offsets to manage, no memory in use by
+//! accident. Take [`verbs`](crate::verbs) for memory that peers access, for several ranges in one request, and for
+//! XRC; both may be used with one [`ProtectionDomain`](crate::verbs::ProtectionDomain). With many connections, take
+//! `asynchronous`, which has the same buffers.
+//!
 //! # Guarantees
 //!
 //! Buffers of one queue come back in posting order: with their completion; with the completion of a later request, if
@@ -24,6 +38,18 @@
 //!
 //! Peers cannot access buffers. For memory that peers read and write, use a
 //! [`MemoryRegion`](crate::verbs::MemoryRegion).
+//!
+//! Order and visibility are those of the [verbs tier](crate::verbs#order-and-visibility). A request is unsignaled
+//! unless [`Request::signaled`] is called; its buffer comes back with that of the next signaled one.
+//!
+//! # Errors
+//!
+//! A request that is refused returns its buffer in the error ([`Refused`]). A request that fails returns it with its
+//! completion: [`Finished::result`] is the error, [`Finished::into_buffer`] the buffer. All requests behind it come
+//! back flushed. [`QueuePair::explain`] says why. [`QueuePair::reset`] and [`QueuePair::destroy`] return all buffers in
+//! flight.
+//!
+//! # Example
 //!
 //! ```
 //! # use std::time::Duration;

@@ -7,6 +7,8 @@
 //!
 //! All verbs may be called from several threads at once. Objects are reference counted: a queue pair keeps its
 //! completion queues and its protection domain alive.
+#![doc = ""]
+#![doc = include_str!("guide.md")]
 
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #[doc(hidden)]

@@ -1,9 +1,12 @@
-//! A value behind one atomic word: {free, held, held and rung}.
+//! A value behind one atomic word: {free, held, held and rung, reserved}, and whether threads wait for it.
 //!
 //! The word is the whole lock. A thread that finds it held may *ring* it instead of waiting: the holder's release is a
 //! compare-and-swap that fails if the word was rung, and then the holder still has the value and looks again. So a
 //! thread that publishes work and then rings knows that a look follows the publication: its own, if the word was free;
 //! the holder's otherwise.
+//!
+//! A thread that must have the value *awaits* the word. The holder's release fails then, too: it reserves the word for
+//! one of the waiting threads, which its caller chooses, and no other thread can take it in between.
 //!
 //! Every operation on the word reads and writes it. That matters when the word is already rung: a second ringer that
 //! merely *saw* so would not be ordered before the holder's next look, which could miss its work.
@@ -55,7 +58,8 @@ unsafe impl<T: Send> Sync for Guarded<T> {}
 unsafe impl<T: Send> Send for Guarded<T> {}
 
 /// Exclusive access to the value. It exists only while the word is held or rung, and only once: it is created by the
-/// one thread whose compare-and-swap took the word from free, and the word becomes free again only by consuming it.
+/// one thread whose compare-and-swap took the word from free or reserved, and the word becomes free or reserved again
+/// only by consuming it.
 pub(crate) struct Guard<'a, T> {
     guarded: &'a Guarded<T>,
 }
@@ -88,8 +92,8 @@ impl<T> Guarded<T> {
         self.word.load(Ordering::Relaxed) != FREE
     }
 
-    /// Takes the word if it is free, rings it otherwise. After `None`, the holder looks once more and sees everything
-    /// that this thread did before.
+    /// Takes the word if it is free, rings it otherwise. After `None`, the holder looks once more, or the thread that
+    /// has the word reserved, and sees everything that this thread did before.
     #[inline]
     pub(crate) fn acquire_or_ring(&self) -> Option<Guard<'_, T>> {
         self.acquire_or(|found| if found & STATE == RESERVED { found } else { RUNG | found & AWAITED })
@@ -134,7 +138,7 @@ impl<'a, T> Guard<'a, T> {
         self.guarded.value.with_mut(|value| work(unsafe { &mut *value }))
     }
 
-    /// Frees the word, unless it was rung: then it returns the guard, unrung, and its holder must look again.
+    /// Frees the word, unless it was rung or threads wait.
     #[inline]
     pub(crate) fn release(self) -> Released<'a, T> {
         let word = &self.guarded.word;
@@ -178,7 +182,7 @@ impl<'a, T> Guard<'a, T> {
     }
 }
 
-/// Reached only by a panic: frees the word, so that no thread waits for ever.
+/// Reached only by a panic of code that awaits no word: frees it.
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         self.guarded.word.swap(FREE, Ordering::AcqRel);

@@ -1,4 +1,4 @@
-//! The system's monotonic clock, in nanoseconds.
+//! The system's clocks, in nanoseconds.
 
 /// Nanoseconds since an arbitrary point in the past. The standard library's clock keeps seconds and nanoseconds apart,
 /// which costs a third more: much, for a value read twice per message.

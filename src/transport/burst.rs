@@ -181,8 +181,8 @@ pub trait BurstSink {
     fn open<'a>(&'a mut self, envelope: &'a Envelope) -> Option<Self::Writer<'a>>;
 }
 
-/// A send in progress. If it is dropped without [`BurstWriter::finish`] because its queue pair panicked, nothing is
-/// sent.
+/// A send in progress. If it is dropped without [`BurstWriter::finish`] because its queue pair panicked, its last
+/// packets are not sent, over a network none of them.
 pub trait BurstWriter {
     /// Returns the maximum number of packets.
     fn capacity(&self) -> usize;

@@ -1,5 +1,29 @@
 //! The vocabulary: plain data that every layer shares, and the rules for a queue pair's attributes. No I/O, no locks,
 //! no packets.
+//!
+//! Programs find most of these types in [`verbs`](crate::verbs), which exports those that its verbs need; providers and
+//! bindings use them from here. Numbers are those of the C API, so that they can be passed on as they are.
+//!
+//! | about | types |
+//! |---|---|
+//! | numbers and keys | [`Qpn`], [`Psn`], [`Lkey`], [`Rkey`], [`Qkey`], [`Gid`], [`DomainId`] |
+//! | devices and ports | [`DeviceAttributes`], [`DeviceCapabilities`], [`PortAttributes`], [`GidEntry`], [`Mtu`] |
+//! | queue pairs | [`QueuePairType`], [`QueuePairState`], [`QueuePairAttributes`], [`AddressVector`] |
+//! | memory | [`AccessFlags`], [`Sge`], [`MemoryAdvice`], [`OnDemandCapabilities`], [`SharedMemory`] |
+//! | requests | [`Operation`], [`SendFlags`], [`FlushFlags`], [`SendRequest`], [`ReceiveRequest`] |
+//! | completions, events | [`RawCompletion`], [`CompletionStatus`], [`CompletionOpcode`], [`Cause`], [`AsyncEvent`] |
+//! | observation | [`Counters`], [`Counter`], [`DropReason`], [`PathReport`], [`QueuePairReport`], [`LiveObjects`] |
+//!
+//! ```
+//! use rdma_verbs::types::{AccessFlags, Gid, Mtu};
+//!
+//! let gid = Gid::from("192.0.2.1".parse::<std::net::IpAddr>()?);
+//! assert_eq!(gid.to_ip().to_string(), "192.0.2.1");
+//! assert_eq!(Mtu::from_size(4096).map(Mtu::bytes), Some(4096));
+//! let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
+//! assert!(!access.contains(AccessFlags::REMOTE_WRITE));
+//! # Ok::<(), std::net::AddrParseError>(())
+//! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 

@@ -10,7 +10,7 @@ use std::str::FromStr;
 /// use rdma_verbs::types::SharedMemory;
 ///
 /// assert_eq!("off".parse(), Ok(SharedMemory::Off));
-/// assert_eq!(SharedMemory::default().to_string(), "off");
+/// assert_eq!(SharedMemory::default().to_string(), "auto");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]

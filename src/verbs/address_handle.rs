@@ -40,6 +40,7 @@ use crate::types::{CompletionFlags, RawCompletion};
 /// assert_eq!(ah.address_vector().dgid.to_string(), "::ffff:127.0.1.221");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias("ibv_ah", "ibv_destroy_ah"))]
 #[derive(Clone)]
 pub struct AddressHandle {
     inner: Arc<dyn provider::AddressHandle>,
@@ -84,6 +85,7 @@ impl ProtectionDomain {
     /// assert!(error.to_string().contains("dgid"), "{error}");
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, vector: &AddressVector) -> Result<AddressHandle> {
         let inner = self.inner().create_ah(vector)?;
         Ok(AddressHandle { inner, domain: self.clone() })
@@ -100,6 +102,7 @@ impl ProtectionDomain {
     /// See [`AddressHandle`] for an example.
     ///
     /// [`ProtectionDomain::create_ah_from_success`] works without a completion.
+    #[doc(alias("ibv_create_ah_from_wc", "ibv_init_ah_from_wc"))]
     pub fn create_ah_from_completion(
         &self,
         completion: &Completion,

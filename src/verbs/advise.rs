@@ -30,6 +30,7 @@ impl ProtectionDomain {
     /// pd.advise_mr(MemoryAdvice::PrefetchWrite, AdviceFlags::FLUSH, &mr)?;
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_advise_mr")]
     pub fn advise_mr<'a>(
         &self,
         advice: MemoryAdvice,

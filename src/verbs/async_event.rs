@@ -37,6 +37,7 @@ use super::{AsyncEvent, Context};
 /// context.wait_events_acked(queue, Duration::from_millis(1))?;
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias = "ibv_ack_async_event")]
 pub struct UnacknowledgedEvent {
     context: Context,
     event: AsyncEvent,

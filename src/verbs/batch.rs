@@ -82,6 +82,7 @@ fn lowered(
 /// completion.result()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias("ibv_wr_start", "ibv_wr_abort"))]
 #[must_use = "a batch that is dropped posts nothing"]
 pub struct SendBatch<'a> {
     batch: OpenBatch<SendQueue<'a>>,
@@ -141,6 +142,7 @@ impl<'a> SendBatch<'a> {
     ///
     /// # Errors
     /// As for [`QueuePair::post_send`]; on failure nothing is posted.
+    #[doc(alias = "ibv_wr_complete")]
     pub fn post(self) -> Result<()> {
         self.batch.post()
     }
@@ -168,6 +170,7 @@ impl fmt::Debug for SendBatch<'_> {
 /// batch.post()?;
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias = "ibv_recv_wr")]
 #[must_use = "a batch that is dropped posts nothing"]
 pub struct ReceiveBatch<'a> {
     batch: OpenBatch<ReceiveQueue<'a>>,

@@ -25,6 +25,7 @@ use crate::types::{CompletionFlags, CompletionSource, RawCompletion};
 /// }
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Completion {
     raw: RawCompletion,
@@ -166,6 +167,7 @@ pub struct Success {
 ///     "request 7 on queue pair 0x000011: no answer after all tries that timeout and retry_cnt allow (NoResponse)",
 /// );
 /// ```
+#[doc(alias("ibv_wc_status", "ibv_wc_status_str"))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CompletionError {

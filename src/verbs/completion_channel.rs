@@ -38,6 +38,7 @@ use crate::provider;
 /// assert_eq!(cq.poll(&mut completion)?, 1);
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias("ibv_comp_channel", "ibv_destroy_comp_channel"))]
 #[derive(Clone)]
 pub struct CompletionChannel {
     context: Context,
@@ -56,6 +57,7 @@ impl CompletionChannel {
 
     /// Returns the next event, if there is one: the `cq_context` of a queue that was armed and received a completion.
     /// The queue is then no longer armed. Drives the device and never blocks.
+    #[doc(alias = "ibv_get_cq_event")]
     pub fn poll_event(&self) -> Option<u64> {
         self.inner.poll_event()
     }
@@ -65,6 +67,7 @@ impl CompletionChannel {
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`](super::ErrorKind::TimedOut) if no event arrives; or the waiting system call fails.
+    #[doc(alias("ibv_get_cq_event", "ibv_ack_cq_events"))]
     pub fn wait_event(&self, timeout: Duration) -> Result<u64> {
         self.inner.wait_event((timeout < Duration::MAX).then_some(timeout))
     }

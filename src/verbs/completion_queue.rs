@@ -28,6 +28,7 @@ pub enum Notify {
 /// A completion queue (`ibv_cq`): it collects the completions of any number of queue pairs.
 ///
 /// This is a handle: clones refer to the same queue. Several threads may poll it; each completion goes to one of them.
+#[doc(alias("ibv_cq", "ibv_destroy_cq"))]
 #[derive(Clone)]
 pub struct CompletionQueue {
     context: Context,
@@ -66,6 +67,7 @@ impl CompletionQueue {
     /// assert_eq!(cq.poll(&mut completions)?, 0);
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize> {
         if let [one] = out {
             let mut raw = [RawCompletion::default()];
@@ -96,6 +98,7 @@ impl CompletionQueue {
     /// Starts a poll that takes completions one by one, without an array.
     ///
     /// See [`Polling`] for an example.
+    #[doc(alias("ibv_start_poll", "ibv_next_poll", "ibv_end_poll"))]
     pub fn polling(&self) -> Polling<'_> {
         Polling::new(self)
     }
@@ -169,6 +172,7 @@ impl CompletionQueue {
     /// The queue was created without a channel.
     ///
     /// See [`CompletionChannel`] for an example.
+    #[doc(alias = "ibv_req_notify_cq")]
     pub fn req_notify(&self, notify: Notify) -> Result<()> {
         if self.channel.is_none() {
             let message = "the queue has no channel; create it with CompletionQueueOptions::channel";
@@ -210,6 +214,7 @@ impl CompletionQueue {
     /// assert_eq!(cq.moderate(8, Duration::from_secs(1)).unwrap_err().kind(), ErrorKind::InvalidArgument);
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_modify_cq")]
     pub fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {
         self.inner.moderate(cq_count, cq_period)
     }
@@ -225,6 +230,7 @@ impl CompletionQueue {
     /// assert!(cq.cqe() >= 1000);
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, cqe: u32) -> Result<()> {
         self.inner.resize(cqe)
     }

@@ -23,6 +23,7 @@ use crate::provider::CompletionQueueInit;
 /// assert!(before <= completed && completed <= context.query_clock()?);
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias = "ibv_cq_init_attr_ex")]
 #[derive(Clone, Debug, Default)]
 #[must_use = "options do nothing by themselves"]
 pub struct CompletionQueueOptions {

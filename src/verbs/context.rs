@@ -25,6 +25,7 @@ use crate::provider;
 /// println!("{}: up to {} queue pairs, {} byte messages", context.name(), limits.max_qp, 1u64 << 31);
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias("ibv_context", "ibv_close_device"))]
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<dyn provider::Context>,
@@ -39,6 +40,7 @@ impl Context {
     }
 
     /// Returns the limits and capabilities of the device (`ibv_query_device`).
+    #[doc(alias("ibv_query_device", "ibv_query_device_ex"))]
     pub fn query_device(&self) -> DeviceAttributes {
         self.inner.query_device()
     }
@@ -56,6 +58,7 @@ impl Context {
     /// assert!(port.active_mtu <= port.max_mtu);
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_query_port")]
     pub fn query_port(&self, port_num: u8) -> Result<PortAttributes> {
         self.inner.query_port(port_num)
     }
@@ -74,6 +77,7 @@ impl Context {
     /// assert_eq!(context.query_gid(1, length).unwrap_err().kind(), ErrorKind::InvalidArgument);
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias("ibv_query_gid", "ibv_query_gid_ex"))]
     pub fn query_gid(&self, port_num: u8, gid_index: u8) -> Result<GidEntry> {
         self.inner.query_gid(port_num, gid_index)
     }
@@ -82,6 +86,7 @@ impl Context {
     ///
     /// # Errors
     /// The port does not exist.
+    #[doc(alias = "ibv_query_gid_table")]
     pub fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {
         self.inner.gid_table(port_num)
     }
@@ -97,6 +102,7 @@ impl Context {
     /// assert_eq!(context.query_pkey(1, 0)?, 0xffff);
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_query_pkey")]
     pub fn query_pkey(&self, port_num: u8, pkey_index: u16) -> Result<u16> {
         self.inner.query_pkey(port_num, pkey_index)
     }
@@ -179,6 +185,7 @@ impl Context {
     ///
     /// # Errors
     /// [`ErrorKind::ResourceLimit`] at the device's `max_pd`.
+    #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         Ok(ProtectionDomain::new(self.clone(), self.inner.alloc_pd()?))
     }
@@ -187,6 +194,7 @@ impl Context {
     ///
     /// # Errors
     /// [`ErrorKind::System`] if no file descriptor is available.
+    #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_comp_channel(&self) -> Result<CompletionChannel> {
         Ok(CompletionChannel::new(self.clone(), self.inner.create_comp_channel()?))
     }
@@ -205,6 +213,7 @@ impl Context {
     /// assert!(cq.cqe() >= 100);
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_create_cq")]
     pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue> {
         self.create_cq_with(cqe, &CompletionQueueOptions::default())
     }
@@ -216,6 +225,7 @@ impl Context {
     /// not below the device's `num_comp_vectors`, or timestamps are requested and the device has no clock for them.
     ///
     /// See [`CompletionQueueOptions`] for an example.
+    #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq_with(&self, cqe: u32, options: &CompletionQueueOptions) -> Result<CompletionQueue> {
         let channel = options.wanted_channel();
         if let Some((channel, _)) = channel
@@ -241,6 +251,7 @@ impl Context {
     /// assert!(context.query_clock()? >= before);
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn query_clock(&self) -> Result<u64> {
         self.inner.query_clock()
     }
@@ -256,6 +267,7 @@ impl Context {
     /// assert_eq!(context.poll_async_event(), None);
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_get_async_event")]
     pub fn poll_async_event(&self) -> Option<AsyncEvent> {
         self.inner.poll_async_event()
     }
@@ -264,6 +276,7 @@ impl Context {
     /// dropped.
     ///
     /// See [`UnacknowledgedEvent`] for an example.
+    #[doc(alias = "ibv_get_async_event")]
     pub fn take_async_event(&self) -> Option<UnacknowledgedEvent> {
         self.inner.take_async_event().map(|event| UnacknowledgedEvent::new(self.clone(), event))
     }
@@ -293,6 +306,7 @@ impl Context {
     /// assert_eq!(error.kind(), ErrorKind::TimedOut);
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_get_async_event")]
     pub fn wait_async_event(&self, timeout: Duration) -> Result<AsyncEvent> {
         self.check_process("get_async_event")?;
         let start = Instant::now();

@@ -83,6 +83,7 @@ impl QueuePair {
     /// qp.detach_mcast(group)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_mcast(&self, gid: Gid) -> Result<()> {
         self.inner().attach_mcast(gid)
     }
@@ -91,6 +92,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// The queue pair is not attached to the group.
+    #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_mcast(&self, gid: Gid) -> Result<()> {
         self.inner().detach_mcast(gid)
     }

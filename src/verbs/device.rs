@@ -10,6 +10,7 @@ use crate::provider::{self, Provider};
 /// A software device exists for each network interface that is up, for example `soft_lo` or `soft_eth0`. Its GIDs are
 /// the interface's addresses. `soft:ADDRESS` names a device on one address of this machine; it always exists and is
 /// never listed.
+#[doc(alias = "ibv_device")]
 #[derive(Clone)]
 pub struct Device {
     name: String,
@@ -18,6 +19,7 @@ pub struct Device {
 
 impl Device {
     /// Returns the name that [`open`] takes.
+    #[doc(alias = "ibv_get_device_name")]
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -39,6 +41,7 @@ impl Device {
     /// }
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_open_device")]
     pub fn open(&self) -> Result<Context> {
         self.provider.open(&self.name).map(Context::built_in)
     }
@@ -60,6 +63,7 @@ impl fmt::Debug for Device {
 /// assert!(devices.iter().any(|device| device.name() == "soft_lo"));
 /// # Ok::<(), rdma_verbs::verbs::Error>(())
 /// ```
+#[doc(alias("ibv_get_device_list", "ibv_free_device_list", "rdma_get_devices", "rdma_free_devices"))]
 pub fn devices() -> Result<Vec<Device>> {
     let mut devices = Vec::new();
     let mut failure = None;
@@ -93,6 +97,7 @@ pub fn devices() -> Result<Vec<Device>> {
 /// assert_eq!(error.kind(), verbs::ErrorKind::NotFound);
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias = "ibv_open_device")]
 pub fn open(name: &str) -> Result<Context> {
     for provider in provider::providers() {
         match provider.open(name) {

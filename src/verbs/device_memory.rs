@@ -31,6 +31,7 @@ use crate::provider;
 /// assert_eq!(&bytes, b"counters");
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias("ibv_dm", "ibv_free_dm"))]
 #[derive(Clone)]
 pub struct DeviceMemory {
     context: Context,
@@ -38,6 +39,7 @@ pub struct DeviceMemory {
 }
 
 /// Options for allocating device memory with [`Context::alloc_dm_with`].
+#[doc(alias = "ibv_alloc_dm_attr")]
 #[derive(Clone, Debug, Default)]
 #[must_use = "options do nothing by themselves"]
 pub struct DeviceMemoryOptions {
@@ -61,6 +63,7 @@ impl Context {
     /// memory.
     ///
     /// See [`DeviceMemory`] for an example.
+    #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory> {
         self.alloc_dm_with(len, &DeviceMemoryOptions::default())
     }
@@ -115,6 +118,7 @@ impl DeviceMemory {
     /// assert_eq!(error.to_string(), "memcpy_to_dm: dm_offset is 60 and length 5; the device memory has 64 bytes");
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn copy_in(&self, offset: usize, data: &[u8]) -> Result<()> {
         self.inner.copy_in(offset as u64, data)
     }
@@ -124,6 +128,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// The range does not lie within it.
+    #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.inner.copy_out(offset as u64, out)
     }
@@ -142,6 +147,7 @@ impl ProtectionDomain {
     /// [`AccessFlags::ON_DEMAND`] or [`AccessFlags::HUGETLB`]; the memory belongs to another device.
     ///
     /// See [`DeviceMemory`](super::DeviceMemory) for an example.
+    #[doc(alias = "ibv_reg_dm_mr")]
     pub fn reg_dm_mr(
         &self,
         memory: &DeviceMemory,

@@ -43,6 +43,7 @@ impl ProtectionDomain {
     /// assert_eq!(error.kind(), ErrorKind::Unsupported);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn reg_dmabuf_mr(&self, fd: impl AsFd, offset: u64, len: usize, access: AccessFlags) -> Result<MemoryRegion> {
         self.reg_dmabuf_mr_with(fd, offset, len, access, &RegisterOptions::default())
     }

@@ -15,6 +15,7 @@ use crate::memory::Backing;
 /// signal, as for memory of [`ProtectionDomain::reg_mr_raw`].
 ///
 /// Dropping the region deregisters it, and frees no memory.
+#[doc(alias = "IBV_ACCESS_ON_DEMAND")]
 pub struct ImplicitMemoryRegion {
     /// Has length 0 for its own methods, which are safe: only [`ImplicitMemoryRegion::slice`] gives access to the
     /// bytes.

@@ -34,6 +34,7 @@ use crate::types::Sge;
 /// assert_eq!(&bytes, b"hello");
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias = "ibv_mr")]
 pub struct MemoryRegion {
     registration: Registration,
     region: Arc<Region>,
@@ -257,6 +258,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     /// Any provider error; the memory is then freed as soon as that is safe. The software transport never fails.
+    #[doc(alias = "ibv_dereg_mr")]
     pub fn dereg(self) -> Result<Memory> {
         let region = Arc::clone(&self.region);
         self.registration.0.revoke()?;
@@ -377,6 +379,7 @@ impl fmt::Debug for MemoryRegion {
 /// assert_eq!((header.offset(), header.len()), (0, 64));
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias("ibv_sge", "ibv_wr_set_sge"))]
 #[derive(Clone, Copy)]
 pub struct RegionRange<'a> {
     region: &'a MemoryRegion,

@@ -52,6 +52,7 @@ use crate::types::{Lkey, Operation, SendFlags};
 /// assert_eq!(mr.to_vec(1024..1029)?, b"hello");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias = "ibv_mw")]
 pub struct MemoryWindow {
     inner: Arc<dyn provider::MemoryWindow>,
     domain: ProtectionDomain,
@@ -92,6 +93,7 @@ impl MemoryWindow {
     /// assert_eq!(window.rkey_with(0x5a).0, window.rkey().0 & !0xff | 0x5a);
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_inc_rkey")]
     pub fn rkey_with(&self, tag: u8) -> Rkey {
         Rkey(self.key.load(Ordering::Acquire) & !0xff | u32::from(tag))
     }
@@ -111,6 +113,7 @@ impl MemoryWindow {
     ///
     /// # Errors
     /// Any provider error; the software transport never fails.
+    #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc(self) -> Result<()> {
         self.inner.dealloc()
     }
@@ -131,6 +134,7 @@ impl fmt::Debug for MemoryWindow {
 }
 
 /// The range and access flags of a bind (`ibv_mw_bind_info`), and the options of its request.
+#[doc(alias = "ibv_mw_bind")]
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryWindowBind<'a> {
     range: Option<RegionRange<'a>>,
@@ -237,6 +241,7 @@ impl<'a> SendRequest<'a> {
     /// The window is of type 1.
     ///
     /// See [`MemoryWindow`] for an example.
+    #[doc(alias("IBV_WR_BIND_MW", "ibv_wr_bind_mw"))]
     pub fn bind_mw(window: &'a MemoryWindow, tag: u8, bind: &MemoryWindowBind<'a>) -> Result<Self> {
         check_kind("post_send", window, MemoryWindowType::Type2, "QueuePair::bind_mw")?;
         Ok(bind.request(window, window.rkey_with(tag)))
@@ -268,6 +273,7 @@ impl QueuePair {
     /// cq.wait(Duration::from_secs(10))?.result()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[doc(alias = "ibv_bind_mw")]
     pub fn bind_mw(&self, window: &MemoryWindow, bind: &MemoryWindowBind<'_>) -> Result<Rkey> {
         // While the batch is open, no other thread posts to this queue. Two queue pairs that bind one window
         // concurrently may choose the same key; the later bind wins, as it would with two keys.

@@ -1,5 +1,85 @@
 //! The verbs tier: RDMA verbs as safe objects.
 //!
+//! A program posts requests to a queue; the device executes them and reports completions in another queue. A request
+//! sends a message, or accesses the peer's memory while the peer's program does nothing.
+//!
+//! # Objects
+//!
+//! ```text
+//! Context                        an open device
+//!  ├── ProtectionDomain          what belongs together: keys are valid within their domain only
+//!  │    ├── MemoryRegion         memory for the device; RemoteMemory names it to the peer
+//!  │    ├── QueuePair  ────────── connected to one queue pair of the peer
+//!  │    │    ├── send queue      SendRequest: SEND, WRITE, READ, atomics
+//!  │    │    └── receive queue   ReceiveRequest, or a SharedReceiveQueue of several queue pairs
+//!  │    └── AddressHandle        destination of datagrams
+//!  ├── CompletionQueue           Completions of any number of queue pairs
+//!  └── CompletionChannel         a descriptor to sleep on
+//! ```
+//!
+//! # Example
+//!
+//! A message, its receive and both completions:
+//!
+//! ```
+//! use std::time::Duration;
+//! use rdma_verbs::verbs::{self, AccessFlags, ReceiveRequest, SendRequest};
+//!
+//! let context = verbs::open("soft:127.0.1.118")?;
+//! let pd = context.alloc_pd()?;
+//! let cq = context.create_cq(16)?;
+//! let (one, two) = (pd.create_qp(&cq, &cq)?, pd.create_qp(&cq, &cq)?);
+//! one.connect(&two.connection_info()?)?;
+//! two.connect(&one.connection_info()?)?;
+//!
+//! let mr = pd.alloc_mr(128, AccessFlags::LOCAL_WRITE)?;
+//! mr.write_at(0, b"request")?;
+//! // Before the message arrives.
+//! two.post_recv(&[ReceiveRequest::new(mr.slice(64..)?).wr_id(1)])?;
+//! one.post_send(&[SendRequest::send(mr.slice(..7)?).wr_id(2).signaled()])?;
+//!
+//! for _ in 0..2 {
+//!     let completion = cq.wait(Duration::from_secs(10))?;
+//!     match (completion.wr_id(), completion.result()) {
+//!         (1, Ok(received)) => {
+//!             let end = 64 + received.byte_len as usize;
+//!             assert_eq!(mr.to_vec(64..end)?, b"request");
+//!         }
+//!         (2, Ok(_)) => {} // the memory of the message may be changed
+//!         (_, Ok(_)) => unreachable!(),
+//!         (_, Err(error)) => panic!("{}", one.explain(&error)),
+//!     }
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Which operation
+//!
+//! | operation | moves | the peer's program | use it for |
+//! |---|---|---|---|
+//! | [SEND] | a message into the next posted receive | gets a completion | requests, responses, control |
+//! | [WRITE] | bytes to an address of the peer | notices nothing | bulk data |
+//! | [WRITE with immediate] | the same, and 32 bits | gets a completion | bulk data with a notification |
+//! | [READ] | bytes from an address of the peer | notices nothing | fetching; a round trip each |
+//! | [compare and swap], [fetch and add] | 8 bytes | notices nothing | locks, counters, allocation |
+//! | [SEND to] | a datagram up to the path MTU; may be lost | gets a completion | discovery, multicast, many peers |
+//!
+//! | [type of queue pair](QueuePairType) | guarantees | operations |
+//! |---|---|---|
+//! | RC, reliable connection | each message arrives once, in order, or the queue pair fails | all |
+//! | UC, unreliable connection | messages stay in order; one with a lost packet is dropped | SEND, WRITE |
+//! | UD, unreliable datagram | none; one queue pair reaches all peers | SEND to |
+//!
+//! [SEND]: SendRequest::send
+//! [WRITE]: SendRequest::write
+//! [WRITE with immediate]: SendRequest::write_with_immediate
+//! [READ]: SendRequest::read
+//! [compare and swap]: SendRequest::compare_and_swap
+//! [fetch and add]: SendRequest::fetch_and_add
+//! [SEND to]: SendRequest::send_to
+//!
+//! # Names
+//!
 //! Names follow the standard. Objects have the C API's names, spelled out; verbs have the C API's names unchanged:
 //!
 //! | this module | C API | created by |
@@ -20,6 +100,30 @@
 //! | [`SendRequest`], [`ReceiveRequest`] | `ibv_send_wr`, `ibv_recv_wr` | their constructors |
 //! | [`Completion`] | `ibv_wc` | [`CompletionQueue::poll`] |
 //! | [`ConnectionInfo`] | none; each program defines its own | [`QueuePair::connection_info`] |
+//!
+//! # Order and visibility
+//!
+//! * The peer executes the requests of a queue pair in posting order, and the completions of each of its two queues
+//!   appear in posting order. Requests of different queue pairs have no order.
+//! * A READ or an atomic may still be under way while later requests are executed; [`SendRequest::fence`] makes a
+//!   request wait for them.
+//! * After the completion of a request, its local memory belongs to the program again. The completion of a WRITE means
+//!   that the peer's memory holds the bytes; that of a SEND, that the message arrived, not that a program read it.
+//! * Polling the completion of a receive makes the message visible, and all earlier WRITEs of its sender on that queue
+//!   pair: the usual way to announce data is WRITE, then SEND.
+//! * Without a completion at the receiver, wait for the last word with [`MemoryRegion::load_acquire_u64`] or a sibling:
+//!   the bytes of a WRITE are placed in ascending order.
+//! * An unsignaled request keeps its slot in the send queue until a later signaled one completes, so signal at least
+//!   one in each queue length.
+//!
+//! # Waiting
+//!
+//! | | latency | processor | |
+//! |---|---|---|---|
+//! | [`CompletionQueue::poll`] in a loop | lowest | one core | programs with a core for it |
+//! | [`CompletionQueue::wait`] | low for 1 ms, then up to 100 µs more | little | simple programs, tests |
+//! | [`CompletionQueue::req_notify`], [`CompletionChannel`] | a wake-up more | none while idle | servers, `epoll` |
+//! | `asynchronous` (feature `tokio`) | a wake-up more | none while idle | many connections |
 //!
 //! # Safety
 //!
@@ -55,6 +159,17 @@
 //! A verb that fails returns an [`Error`]: the verb, the kind, the refused [attributes](Error::attributes), and a
 //! message that states what was requested and what is allowed. Unless documented otherwise, a failed verb has no
 //! effect. A request that fails later is reported as a [`Completion`] whose [`Completion::result`] is an error.
+//!
+//! The first failed request moves its queue pair to the error state, and flushes all requests behind it, each with a
+//! completion of its own. [`QueuePair::explain`] says what happened and most likely why, and what to try;
+//! [`QueuePair::explain_state`] says why nothing completes; [`QueuePair::explain_event`] explains an [`AsyncEvent`] at
+//! the end whose own requests did not fail. After [`QueuePair::reset`], the queue pair can be connected again.
+//!
+//! # Neighbours
+//!
+//! [`cm`] connects by address and port. [`owned`](crate::owned) gives memory back as slices, `asynchronous` as results
+//! of futures. [`provider::soft`](crate::provider::soft) describes the software device: its names, its port, its
+//! captures.
 #![deny(unsafe_code)]
 
 mod address_handle;

@@ -13,6 +13,7 @@ use crate::types::{DomainId, MemoryWindowType};
 ///
 /// This is a handle: clones refer to the same domain. It is deallocated when the last handle and the last object
 /// created from it are dropped.
+#[doc(alias("ibv_pd", "ibv_dealloc_pd"))]
 #[derive(Clone)]
 pub struct ProtectionDomain {
     context: Context,
@@ -58,6 +59,7 @@ impl ProtectionDomain {
     /// assert_eq!(mr.to_vec(..2)?, [7, 7]);
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_reg_mr")]
     pub fn reg_mr(&self, memory: impl Into<Memory>, access: AccessFlags) -> Result<MemoryRegion, RefusedMemory> {
         self.reg_mr_with(memory, access, &RegisterOptions::default())
     }
@@ -77,6 +79,7 @@ impl ProtectionDomain {
     /// assert_eq!(mr.remote().addr(), 0);
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias("ibv_reg_mr_iova", "ibv_reg_mr_iova2"))]
     pub fn reg_mr_with(
         &self,
         memory: impl Into<Memory>,
@@ -94,6 +97,7 @@ impl ProtectionDomain {
     /// # Errors
     /// [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) at the device's `max_mw`,
     /// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if it has none.
+    #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, kind: MemoryWindowType) -> Result<MemoryWindow> {
         Ok(MemoryWindow::new(self.clone(), self.inner.alloc_mw(kind)?))
     }
@@ -113,6 +117,7 @@ impl ProtectionDomain {
     /// assert_eq!(first, [0; 8]);
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_reg_mr")]
     pub fn alloc_mr(&self, len: usize, access: AccessFlags) -> Result<MemoryRegion> {
         Ok(self.reg_mr(Memory::anonymous(len)?, access)?)
     }

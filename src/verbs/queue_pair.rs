@@ -78,6 +78,7 @@ pub(super) struct Sources {
 /// left_cq.wait(Duration::from_secs(10))?.result()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias("ibv_qp", "ibv_destroy_qp"))]
 pub struct QueuePair {
     inner: Arc<dyn provider::QueuePair>,
     domain: ProtectionDomain,
@@ -212,6 +213,7 @@ impl QueuePair {
     /// assert!(qp.modify(&rts).is_err());
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
         self.inner.modify(attributes)
     }
@@ -238,6 +240,7 @@ impl QueuePair {
     /// qp.limit_rate(&RateLimit::default())?;
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn limit_rate(&self, limit: &RateLimit) -> Result<()> {
         self.inner.limit_rate(limit)
     }
@@ -246,6 +249,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// Any provider error.
+    #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairStatus> {
         self.inner.query()
     }
@@ -321,6 +325,7 @@ impl QueuePair {
     /// assert!(error.to_string().contains("protection domain"));
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_post_send")]
     pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<()> {
         if let [request] = requests
             && request.target.is_none()
@@ -339,6 +344,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As for [`QueuePair::post_send`]; the regions need [`AccessFlags::LOCAL_WRITE`].
+    #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<()> {
         let mut batch = self.recv_batch()?;
         for request in requests {
@@ -354,6 +360,7 @@ impl QueuePair {
     /// [`ErrorKind::InvalidState`] if this thread already has an open batch of this queue.
     ///
     /// See [`SendBatch`] for an example.
+    #[doc(alias("ibv_wr_start", "ibv_qp_to_qp_ex"))]
     pub fn send_batch(&self) -> Result<SendBatch<'_>> {
         SendBatch::open(self)
     }

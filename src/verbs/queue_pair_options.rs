@@ -30,6 +30,7 @@ use crate::provider;
 /// assert!(first.cap().max_send_wr < second.cap().max_send_wr);
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias("ibv_qp_init_attr", "ibv_qp_init_attr_ex"))]
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing by themselves"]
 pub struct QueuePairOptions<S = SharedReceiveQueue> {
@@ -230,6 +231,7 @@ impl ProtectionDomain {
     /// assert_eq!(qp.state()?, QueuePairState::Reset);
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias("ibv_create_qp", "rdma_create_qp"))]
     pub fn create_qp(&self, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Result<QueuePair> {
         self.create_qp_with(send_cq, recv_cq, &QueuePairOptions::default())
     }
@@ -255,6 +257,7 @@ impl ProtectionDomain {
     /// assert_eq!((error.verb(), error.kind()), ("create_qp", ErrorKind::InvalidArgument));
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias("ibv_create_qp_ex", "rdma_create_qp_ex"))]
     pub fn create_qp_with(
         &self,
         send_cq: &CompletionQueue,

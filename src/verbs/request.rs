@@ -10,6 +10,7 @@ use crate::types::{FlushFlags, Operation, SendFlags};
 /// Ranges of registered memory that a message is gathered from or scattered to, in order.
 ///
 /// Created from a whole region, a [`RegionRange`], or a slice or array of ranges.
+#[doc(alias = "ibv_wr_set_sge_list")]
 #[derive(Clone, Copy, Debug)]
 pub struct RegionList<'a>(pub(super) Regions<'a>);
 
@@ -77,6 +78,7 @@ impl<'a> Payload<'a> {
 
     /// Returns a payload of bytes that are copied into the send queue when posted, at most the queue pair's
     /// `max_inline_data`. They need not be registered and may be changed as soon as the post returns.
+    #[doc(alias("ibv_wr_set_inline_data", "ibv_wr_set_inline_data_list"))]
     pub const fn inline(bytes: &'a [u8]) -> Self {
         Self(Bytes::Inline(bytes))
     }
@@ -160,6 +162,7 @@ impl fmt::Debug for Bytes<'_> {
 /// # for _ in 0..2 { cq.wait(timeout)?.result()?; }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias = "ibv_send_wr")]
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a request does nothing before it is posted"]
 pub struct SendRequest<'a> {
@@ -189,16 +192,19 @@ pub(super) struct Target<'a> {
 
 impl<'a> SendRequest<'a> {
     /// Returns a SEND: `data` goes to the peer's next posted receive.
+    #[doc(alias("IBV_WR_SEND", "ibv_wr_send"))]
     pub fn send(data: impl Into<Payload<'a>>) -> Self {
         Self::new(Operation::Send, data.into(), u64::MAX)
     }
 
     /// Returns a SEND with immediate, which also delivers `immediate` in the receive's completion.
+    #[doc(alias("IBV_WR_SEND_WITH_IMM", "ibv_wr_send_imm"))]
     pub fn send_with_immediate(data: impl Into<Payload<'a>>, immediate: u32) -> Self {
         Self::new(Operation::SendWithImmediate(immediate), data.into(), u64::MAX)
     }
 
     /// Returns a SEND with invalidate, which also invalidates the peer's key `rkey`, if the peer allows it.
+    #[doc(alias("IBV_WR_SEND_WITH_INV", "ibv_wr_send_inv"))]
     pub fn send_with_invalidate(data: impl Into<Payload<'a>>, rkey: Rkey) -> Self {
         Self::new(Operation::SendWithInvalidate(rkey), data.into(), u64::MAX)
     }
@@ -210,6 +216,7 @@ impl<'a> SendRequest<'a> {
     /// instead.
     ///
     /// See [`AddressHandle`] for an example.
+    #[doc(alias = "ibv_wr_set_ud_addr")]
     pub fn send_to(
         data: impl Into<Payload<'a>>,
         handle: &'a AddressHandle,
@@ -237,6 +244,7 @@ impl<'a> SendRequest<'a> {
     ///
     /// Bytes are placed in ascending address order, the last ones last. Once the completion is polled, the peer's
     /// memory holds them.
+    #[doc(alias("IBV_WR_RDMA_WRITE", "ibv_wr_rdma_write"))]
     pub fn write(data: impl Into<Payload<'a>>, remote: RemoteMemory) -> Self {
         let operation = Operation::Write { remote_addr: remote.addr(), rkey: remote.rkey() };
         Self::new(operation, data.into(), remote.len())
@@ -244,6 +252,7 @@ impl<'a> SendRequest<'a> {
 
     /// Returns a WRITE with immediate: copies like [`SendRequest::write`], then completes the peer's next posted
     /// receive with `immediate`, without writing to that receive's memory.
+    #[doc(alias("IBV_WR_RDMA_WRITE_WITH_IMM", "ibv_wr_rdma_write_imm"))]
     pub fn write_with_immediate(data: impl Into<Payload<'a>>, remote: RemoteMemory, immediate: u32) -> Self {
         let (remote_addr, rkey) = (remote.addr(), remote.rkey());
         let operation = Operation::WriteWithImmediate { remote_addr, rkey, immediate };
@@ -252,6 +261,7 @@ impl<'a> SendRequest<'a> {
 
     /// Returns a READ: copies from the start of the peer's memory `remote` until `into` is full. The bytes are valid
     /// once the completion is polled, not before.
+    #[doc(alias("IBV_WR_RDMA_READ", "ibv_wr_rdma_read"))]
     pub fn read(into: impl Into<RegionList<'a>>, remote: RemoteMemory) -> Self {
         let operation = Operation::Read { remote_addr: remote.addr(), rkey: remote.rkey() };
         Self::new(operation, Payload(Bytes::Regions(into.into())), remote.len())
@@ -260,6 +270,7 @@ impl<'a> SendRequest<'a> {
     /// Returns a compare-and-swap: replaces the first eight bytes of `remote` with `swap` if they equal `compare`. The
     /// previous value goes to `result` (8 bytes), in host byte order; the word was replaced if that equals `compare`.
     /// `remote` must be aligned to 8 bytes. `compare` and `swap` are numbers: the peer applies its own byte order.
+    #[doc(alias("IBV_WR_ATOMIC_CMP_AND_SWP", "ibv_wr_atomic_cmp_swp"))]
     pub fn compare_and_swap(result: impl Into<RegionRange<'a>>, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
         let (remote_addr, rkey) = (remote.addr(), remote.rkey());
         let operation = Operation::CompareAndSwap { remote_addr, rkey, compare, swap };
@@ -268,6 +279,7 @@ impl<'a> SendRequest<'a> {
 
     /// Returns a fetch-and-add: adds `add` to the first eight bytes of `remote`, modulo 2^64. The previous value goes
     /// to `result`, and `remote` must be aligned, as for [`SendRequest::compare_and_swap`].
+    #[doc(alias("IBV_WR_ATOMIC_FETCH_AND_ADD", "ibv_wr_atomic_fetch_add"))]
     pub fn fetch_and_add(result: impl Into<RegionRange<'a>>, remote: RemoteMemory, add: u64) -> Self {
         let operation = Operation::FetchAndAdd { remote_addr: remote.addr(), rkey: remote.rkey(), add };
         Self::new(operation, result.into().into(), remote.len())
@@ -291,6 +303,7 @@ impl<'a> SendRequest<'a> {
     /// assert_eq!(mr.load_acquire_u64(0)?, 7);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[doc(alias("IBV_WR_ATOMIC_WRITE", "ibv_wr_atomic_write"))]
     pub fn atomic_write(data: impl Into<Payload<'a>>, remote: RemoteMemory) -> Self {
         let operation = Operation::AtomicWrite { remote_addr: remote.addr(), rkey: remote.rkey() };
         Self::new(operation, data.into(), remote.len())
@@ -318,6 +331,7 @@ impl<'a> SendRequest<'a> {
     /// assert_eq!(mr.to_vec(..3)?, b"log");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[doc(alias("IBV_WR_FLUSH", "ibv_wr_flush"))]
     pub fn flush(remote: RemoteMemory, flags: FlushFlags) -> Self {
         let length = u32::try_from(remote.len()).unwrap_or(u32::MAX);
         let operation = Operation::Flush { remote_addr: remote.addr(), rkey: remote.rkey(), length, flags };
@@ -341,6 +355,7 @@ impl<'a> SendRequest<'a> {
     /// assert_eq!(done.opcode, CompletionOpcode::LocalInvalidate);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[doc(alias("IBV_WR_LOCAL_INV", "ibv_wr_local_inv"))]
     pub fn local_invalidate(rkey: Rkey) -> Self {
         Self::new(Operation::LocalInvalidate(rkey), Payload::EMPTY, u64::MAX)
     }
@@ -361,12 +376,14 @@ impl<'a> SendRequest<'a> {
     ///
     /// A slot of the send queue becomes free when the completion of its request, or of a later signaled one, is polled.
     /// A program that never signals eventually fills the queue.
+    #[doc(alias = "IBV_SEND_SIGNALED")]
     pub fn signaled(mut self) -> Self {
         self.flags |= SendFlags::SIGNALED;
         self
     }
 
     /// Delays the request until all earlier READs and atomics of this queue pair are complete.
+    #[doc(alias = "IBV_SEND_FENCE")]
     pub fn fence(mut self) -> Self {
         self.flags |= SendFlags::FENCE;
         self
@@ -374,6 +391,7 @@ impl<'a> SendRequest<'a> {
 
     /// Marks the message as solicited: it notifies the peer even if its completion queue is armed for solicited events
     /// only.
+    #[doc(alias = "IBV_SEND_SOLICITED")]
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;
         self
@@ -383,6 +401,7 @@ impl<'a> SendRequest<'a> {
     /// must set it, including READ, WRITE and atomics; requests of other queue pairs must not.
     ///
     /// See [`XrcDomain`](super::XrcDomain) for an example.
+    #[doc(alias = "ibv_wr_set_xrc_srqn")]
     pub fn remote_srq(mut self, number: SharedReceiveQueueNumber) -> Self {
         self.remote_srq = Some(number);
         self
@@ -412,6 +431,7 @@ impl<'a> SendRequest<'a> {
 /// qp.post_recv(&[ReceiveRequest::new(&[header, body]).wr_id(1)])?;
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias = "ibv_recv_wr")]
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a request does nothing before it is posted"]
 pub struct ReceiveRequest<'a> {

@@ -93,6 +93,7 @@ impl MemoryRegion {
     /// assert_eq!(old.and_then(|memory| memory.into_vec().ok()), Some(vec![1; 64]));
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_rereg_mr")]
     #[allow(clippy::result_large_err)] // the error returns everything given, and this is no hot path
     pub fn rereg(self, change: Reregistration<'_>) -> Result<(MemoryRegion, Option<Memory>), RefusedChange> {
         let Reregistration { domain, memory, iova, access } = change;

@@ -14,6 +14,7 @@ use crate::types::{self, BatchEnd};
 
 /// Options for creating a shared receive queue with [`ProtectionDomain::create_srq_with`]. They hold handles of the
 /// objects that they refer to.
+#[doc(alias("ibv_srq_init_attr", "ibv_srq_init_attr_ex"))]
 #[derive(Clone, Debug, Default)]
 #[must_use = "options do nothing by themselves"]
 pub struct SharedReceiveQueueOptions {
@@ -47,6 +48,7 @@ impl ProtectionDomain {
     /// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no shared receive queues.
     ///
     /// See [`SharedReceiveQueue`] for an example.
+    #[doc(alias("ibv_create_srq", "rdma_create_srq"))]
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue> {
         self.create_srq_with(max_wr, max_sge, &SharedReceiveQueueOptions::default())
     }
@@ -71,6 +73,7 @@ impl ProtectionDomain {
     /// assert_eq!((error.verb(), error.kind()), ("create_srq", ErrorKind::InvalidArgument));
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias("ibv_create_srq_ex", "rdma_create_srq_ex"))]
     pub fn create_srq_with(
         &self,
         max_wr: u32,
@@ -141,6 +144,7 @@ impl ProtectionDomain {
 /// assert_eq!((received.wr_id(), received.qpn()), (2, first.qpn()));
 /// # Ok::<(), verbs::Error>(())
 /// ```
+#[doc(alias("ibv_srq", "ibv_destroy_srq"))]
 #[derive(Clone)]
 pub struct SharedReceiveQueue {
     shared: Arc<Shared>,
@@ -155,6 +159,7 @@ struct Shared {
 
 impl SharedReceiveQueue {
     /// Returns the queue's number, by which requests of extended reliable connections identify it.
+    #[doc(alias = "ibv_get_srq_num")]
     pub fn number(&self) -> SharedReceiveQueueNumber {
         self.shared.inner.number()
     }
@@ -194,6 +199,7 @@ impl SharedReceiveQueue {
     /// assert_eq!(event, AsyncEvent::SharedReceiveQueueLimitReached(srq.number()));
     /// # Ok::<(), verbs::Error>(())
     /// ```
+    #[doc(alias = "ibv_modify_srq")]
     pub fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()> {
         self.shared.inner.modify(attributes)
     }
@@ -202,6 +208,7 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     /// Any provider error.
+    #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SharedReceiveQueueStatus> {
         self.shared.inner.query()
     }
@@ -211,6 +218,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// As for [`QueuePair::post_recv`](super::QueuePair::post_recv); the regions must belong to the protection domain
     /// of this queue.
+    #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<()> {
         let mut batch = self.recv_batch()?;
         for request in requests {

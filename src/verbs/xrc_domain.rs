@@ -42,6 +42,7 @@ use crate::provider;
 /// assert_eq!(inbox.to_vec(..received.result()?.byte_len as usize)?, b"hello");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias("ibv_xrcd", "ibv_close_xrcd"))]
 #[derive(Clone)]
 pub struct XrcDomain {
     context: Context,
@@ -73,6 +74,7 @@ impl Context {
     /// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no extended reliable connections.
     ///
     /// See [`XrcDomain`] for an example.
+    #[doc(alias = "ibv_open_xrcd")]
     pub fn open_xrcd(&self) -> Result<XrcDomain> {
         Ok(XrcDomain { context: self.clone(), inner: self.inner().open_xrcd()? })
     }

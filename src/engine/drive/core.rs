@@ -56,7 +56,8 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Sends until nothing is left, the bound is reached, or the kernel accepts no more.
+    /// Sends until nothing is left, the bound is reached, or the kernel accepts no more. Queue pairs whose ring is full
+    /// wait, and hold no others back.
     pub(super) fn transmit(
         &mut self,
         now: Time,

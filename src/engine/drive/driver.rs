@@ -175,8 +175,9 @@ impl Shard {
         }
     }
 
-    /// Drives the shard for a thread that a channel's descriptor woke. It waits for the lock, because the thread will
-    /// sleep again on the packets that it leaves behind. Returns whether there is more to do.
+    /// Drives the shard for a thread that a channel's descriptor woke, or that is about to sleep on it. It waits for
+    /// the lock, because the thread will sleep on the packets that it leaves behind. Returns whether there is more to
+    /// do.
     ///
     /// No acknowledgement waits for the application's response: a program with one channel for all queues takes events
     /// in their order, and expects, as from adapters, that its send completes before the peer's response to it arrives.

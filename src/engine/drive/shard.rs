@@ -363,7 +363,7 @@ impl Shard {
     }
 
     /// Notes that completion queues of a channel were armed. Threads that sleep on packets get the next one first; for
-    /// those that sleep on a descriptor, the shard's thread watches the sockets.
+    /// those that sleep on a descriptor, the shard's thread watches the sockets. [`Shard::end_silence`] must follow.
     pub(crate) fn channel_armed(&self, armed_for: ArmedFor, queues: u32) {
         if self.policy.note_armed(armed_for, queues) {
             self.wake.call();

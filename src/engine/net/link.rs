@@ -259,8 +259,7 @@ impl Link {
         waiting == Waiting::Nothing
     }
 
-    /// Returns the rings of shared memory, for a sink. `None` if there are none, or if a capture needs each packet as a
-    /// whole.
+    /// Returns the rings of shared memory, for a sink. `None` if there are none.
     #[inline]
     pub(crate) fn memory_sinks(&mut self) -> Option<Rings<'_>> {
         self.memory.has_writers().then(|| Rings::new(&mut self.memory, &mut self.counters, !self.sink.is_idle()))
@@ -284,7 +283,7 @@ impl Link {
         }
     }
 
-    /// Returns `None` if the socket's send buffer or the ring is full. If the queue of the network interface is full,
+    /// Returns `None` if the socket's send buffer is full. If the queue of the network interface is full,
     /// the packets count as lost in the network: retrying until it has room would delay everything behind them.
     #[inline]
     fn depart(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Departure> {

@@ -103,7 +103,7 @@ pub(crate) struct RecordWriter<'a> {
     link: &'a mut OutgoingLink,
     counters: &'a mut Counters,
     envelope: &'a Envelope,
-    /// Maximum number of bytes.
+    /// Maximum number of bytes of the record that is begun, and of those behind it.
     room: usize,
     written: Written,
     /// Number of packets of the record that is begun.

@@ -4,6 +4,30 @@
 //! (`soft_lo`, `soft_eth0`); its GIDs are the interface's addresses, IPv4 first. `soft:ADDRESS` names a device with
 //! just one address of this machine, for example `soft:127.0.0.2`; such devices always exist and are never listed.
 //!
+//! ```
+//! use rdma_verbs::types::SharedMemory;
+//! use rdma_verbs::verbs::{self, SoftOptions};
+//!
+//! // The default options.
+//! let context = verbs::open("soft:127.0.1.120")?;
+//! assert_eq!(context.name(), "soft:127.0.1.120");
+//! // Options of a device; this one uses UDP even between processes of one host.
+//! let context = verbs::open_soft("soft:127.0.1.121", &SoftOptions::new().shared_memory(SharedMemory::Off))?;
+//! assert_eq!(context.shared_memory(), Some(SharedMemory::Off));
+//! # Ok::<(), verbs::Error>(())
+//! ```
+//!
+//! # Paths
+//!
+//! | peer | packets go |
+//! |---|---|
+//! | a process of this user on this host | through shared memory, if [both allow it](SoftOptions::shared_memory) |
+//! | a process of this user on this host, otherwise | over UDP |
+//! | another host, another user, another RoCEv2 stack (rxe, an adapter) | over UDP port 4791 |
+//!
+//! [`QueuePairReport::packet_path`](crate::types::QueuePairReport::packet_path) is the path of a connection, with the
+//! reason if it is not shared memory between processes of one host.
+//!
 //! # The port
 //!
 //! RoCEv2 uses UDP port 4791. The port is covered by the checksum of the packets and cannot be configured. A device

@@ -148,7 +148,7 @@ impl SoftOptions {
     }
 
     /// Sets whether packets to and from processes of this user on this host go through shared memory instead of
-    /// sockets; [`SharedMemory::Off`] by default. Overrides the environment variable `RDMA_VERBS_SHARED_MEMORY`, which
+    /// sockets; [`SharedMemory::Auto`] by default. Overrides the environment variable `RDMA_VERBS_SHARED_MEMORY`, which
     /// is `auto`, `off` or `require`.
     ///
     /// A connection uses it from shortly after RTR on, if the peer's device has not switched it off. Otherwise, and
@@ -156,10 +156,11 @@ impl SoftOptions {
     /// `shared_memory_sends` and `shared_memory_receives` show which path is taken. Nothing else changes. Tools that
     /// look at the network see no such packets; [captures](SoftOptions::capture) do.
     ///
-    /// With [`SharedMemory::Require`], a queue pair of a connected type becomes ready to receive only once packets in
-    /// both directions go through memory. The call waits for that for three seconds, and then fails with
-    /// [`ErrorKind::Unsupported`](crate::provider::ErrorKind::Unsupported) and
-    /// [the reason](crate::types::NoSharedMemory). The peer must be in RTR by then, or have this setting too, or
+    /// With [`SharedMemory::Require`], a queue pair of a connected type becomes ready to receive only once there is a
+    /// link in each direction: all its packets go through memory, and so do those of its peer, but for the first ones
+    /// of a peer with [`SharedMemory::Auto`]. The call waits for that for three seconds, and then fails with
+    /// [`ErrorKind::Unsupported`](crate::provider::ErrorKind::Unsupported) and [the
+    /// reason](crate::types::NoSharedMemory). The peer must be in RTR by then, or have this setting too, or
     /// [`SoftOptions::present_from_init`]. Datagram queue pairs have no peer of their own, and are not concerned. If a
     /// link breaks later, because the peer's process writes impossible contents, packets go through sockets.
     ///

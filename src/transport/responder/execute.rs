@@ -38,8 +38,9 @@ impl Responder {
     }
 
     /// Executes a packet between the first and the last of a message that fits the template of the fast path: its
-    /// header is that of the previous packet. Returns `None`, so that the general path decides, if the packet does not
-    /// fit the message (then nothing has changed), or if its memory cannot be accessed.
+    /// header is that of the previous packet. Also several at once, with their payloads in one piece. Returns `None`,
+    /// so that the general path decides, if the packet does not fit the message (then nothing has changed), or if its
+    /// memory cannot be accessed.
     #[inline]
     pub(in crate::transport) fn execute_middle(
         &mut self,

@@ -145,6 +145,7 @@ impl<'a, Q: ConnectionQueuePair> PendingConnection<'a, Q> {
     ///
     /// # Errors
     /// The peer refuses or does not respond, the deadline of the options passes, or a verb fails.
+    #[doc(alias = "rdma_get_cm_event")]
     pub fn wait(self) -> Result<Connection, ConnectError> {
         loop {
             match self.inner.next_event(EventWait::Until(self.deadline))? {
@@ -276,6 +277,7 @@ impl<Q: ConnectionQueuePair> Future for PendingConnection<'_, Q> {
 ///
 /// The queue pair stays the application's. When the connection ends, requests of the peer are still answered until the
 /// queue pair is moved to the error state, which [`Connection::disconnect`] does.
+#[doc(alias = "rdma_cm_id")]
 pub struct Connection {
     inner: Arc<dyn provider::Connection>,
     path: ConnectionPath,
@@ -295,11 +297,13 @@ impl fmt::Debug for Connection {
 
 impl Connection {
     /// Returns address and port of this end.
+    #[doc(alias("rdma_get_local_addr", "rdma_get_src_port"))]
     pub fn local_addr(&self) -> SocketAddr {
         self.path.local
     }
 
     /// Returns address and port of the peer, as it states them.
+    #[doc(alias("rdma_get_peer_addr", "rdma_get_dst_port"))]
     pub fn peer_addr(&self) -> SocketAddr {
         self.path.remote
     }
@@ -322,6 +326,7 @@ impl Connection {
     ///
     /// # Errors
     /// Any provider error.
+    #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self, qp: &impl ConnectionQueuePair) -> Result<()> {
         bring_up::fail(qp.inner().0)?;
         self.inner.disconnect()
@@ -332,6 +337,7 @@ impl Connection {
     ///
     /// # Errors
     /// Any provider error.
+    #[doc(alias("RDMA_CM_EVENT_DISCONNECTED", "rdma_get_cm_event"))]
     pub fn wait_disconnected(&self, timeout: Duration) -> Result<bool> {
         let end = Instant::now().checked_add(timeout);
         while !self.has_ended.load(Ordering::Acquire) {

@@ -44,6 +44,7 @@ impl Route {
     ///
     /// # Errors
     /// The peer refuses or does not respond, the deadline of the options passes, or a verb fails.
+    #[doc(alias = "RDMA_PS_UDP")]
     pub fn resolve_datagram(&self, options: &ConnectionOptions) -> Result<DatagramPeer, ConnectError> {
         self.start_resolve_datagram(options)?.wait()
     }
@@ -242,6 +243,7 @@ impl DatagramRequest {
     ///
     /// # Errors
     /// The data is longer.
+    #[doc(alias = "rdma_accept")]
     pub fn accept(self, qp: &QueuePair, qkey: Qkey, private_data: &[u8]) -> Result<()> {
         self.inner.inquiry.accept(&DatagramEnd { qpn: qp.qpn(), qkey, private_data: private_data.to_vec() })
     }
@@ -250,6 +252,7 @@ impl DatagramRequest {
     ///
     /// # Errors
     /// The data is longer.
+    #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         self.inner.inquiry.reject(private_data)
     }

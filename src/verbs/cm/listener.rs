@@ -50,6 +50,7 @@ impl ListenerOptions {
     }
 
     /// Lets several processes bind the port while none listens (`RDMA_OPTION_ID_REUSEADDR`).
+    #[doc(alias = "rdma_set_option")]
     pub const fn reuse_address(mut self, reuse_address: bool) -> Self {
         self.reuse_address = reuse_address;
         self
@@ -57,6 +58,7 @@ impl ListenerOptions {
 
     /// Sets whether a listener on `::` refuses IPv4 (`RDMA_OPTION_ID_AFONLY`); by default it takes both, unless the
     /// system's `bindv6only` is set.
+    #[doc(alias = "rdma_set_option")]
     pub const fn only_v6(mut self, only_v6: bool) -> Self {
         self.only_v6 = Some(only_v6);
         self
@@ -80,6 +82,7 @@ impl ListenerOptions {
     /// assert_eq!(listener.local_addr().port(), 7471);
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
+    #[doc(alias("rdma_bind_addr", "rdma_listen"))]
     pub fn bind(&self, address: impl ToSocketAddrs) -> Result<Listener> {
         self.bind_parts(PortSpace::Tcp, address).map(|parts| Listener { parts })
     }
@@ -234,6 +237,7 @@ impl Wake for Unpark {
 /// port at once; connections stay.
 ///
 /// See [the module](super) for an example.
+#[doc(alias("rdma_cm_id", "rdma_create_id"))]
 pub struct Listener {
     parts: Parts,
 }
@@ -256,6 +260,7 @@ impl Listener {
     /// [`AddressInUse`](crate::verbs::ErrorKind::AddressInUse) if the port has a listener there or on all addresses;
     /// [`NotFound`](crate::verbs::ErrorKind::NotFound) if it is not an address of this machine;
     /// [`PermissionDenied`](crate::verbs::ErrorKind::PermissionDenied) for privileged ports.
+    #[doc(alias("rdma_bind_addr", "rdma_listen", "rdma_create_ep"))]
     pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
         ListenerOptions::new().bind(address)
     }
@@ -278,6 +283,7 @@ impl Listener {
     ///
     /// # Errors
     /// Any provider error.
+    #[doc(alias("rdma_get_request", "RDMA_CM_EVENT_CONNECT_REQUEST", "rdma_get_cm_event"))]
     pub fn accept(&self) -> Result<Request> {
         self.parts.accept(Request::new)
     }
@@ -362,6 +368,7 @@ impl Request {
     /// # Errors
     /// The peer rejects the reply or does not respond, the deadline of the options passes, or a verb fails; a verb that
     /// fails rejects the request. The queue pair is then in RESET, INIT or the error state.
+    #[doc(alias = "rdma_accept")]
     pub fn accept(
         self,
         qp: &impl ConnectionQueuePair,
@@ -387,6 +394,7 @@ impl Request {
     ///
     /// # Errors
     /// The data is longer, or the peer has given up.
+    #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         self.inner.connection.reject(RejectReason::CONSUMER, private_data)
     }

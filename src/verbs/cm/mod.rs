@@ -7,6 +7,30 @@
 //! If both ends are this crate, on any hosts, they agree on a key of the connection with the same messages, and drop
 //! packets without it: a sender that does not see the traffic cannot forge them.
 //!
+//! ```text
+//!  Listener::bind ─ accept                                Route::to
+//!        │                          REQ: private data         │
+//!     Request  ◄──────────────────────────────────────── connect
+//!        │ accept, or reject                                  │
+//!        │                          REP: private data         │
+//!        ├────────────────────────────────────────────►  Connection
+//!        │                          RTU                       │
+//!   Connection ◄──────────────────────────────────────────────┤
+//!        │                          DREQ, DREP                │
+//!  wait_disconnected ◄─────────────────────────────────── disconnect
+//! ```
+//!
+//! Each program brings its own queue pair, of any tier, and posts its receives first, for which
+//! [`init`](crate::verbs::QueuePair::init) prepares the queue pair; the connection manager makes the other changes of
+//! its state. The addresses choose the device: [`Route::context`] and [`Request::context`] return it.
+//!
+//! | | blocks | does not block |
+//! |---|---|---|
+//! | listen | [`Listener::accept`] | [`Listener::descriptors`], [`Listener::poll_accept`] |
+//! | accept | [`Request::accept`] | [`Request::start_accept`] |
+//! | connect | [`Route::connect`] | [`Route::start_connect`] |
+//! | end | [`Connection::wait_disconnected`] | [`Connection::as_fd`], [`Connection::disconnected`] |
+//!
 //! | this module | librdmacm |
 //! |---|---|
 //! | [`Listener::bind`] | `rdma_bind_addr`, `rdma_listen` |
@@ -59,6 +83,32 @@
 //! connection.disconnect(&qp)?;
 //! server.join().unwrap()?;
 //! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+//! ```
+//!
+//! # Errors
+//!
+//! [`ConnectError`] tells the causes apart, which mean different things to try:
+//!
+//! * [`Rejected`](ConnectError::Rejected): RDMA works on the peer's address. Either no program listens on the port
+//!   ([`Rejected::is_no_listener`]): start it, or correct the port. Or the program refuses, and
+//!   [`Rejected::private_data`] may say why.
+//! * [`Unreachable`](ConnectError::Unreachable): no response. The host is down, a firewall drops UDP port 4791, or no
+//!   program and no adapter uses RDMA on that address.
+//! * [`TimedOut`](ConnectError::TimedOut): the deadline of [`ConnectionOptions`] has passed.
+//! * [`Verb`](ConnectError::Verb): a verb failed on this end.
+//!
+//! ```
+//! use rdma_verbs::verbs::cm::{ConnectError, ConnectionOptions, Listener, Route};
+//!
+//! let _listener = Listener::bind("127.46.1.20:7471")?;
+//! let route = Route::to("127.46.1.20:7472")?.from("127.46.1.21")?; // another port
+//! let (pd, cq) = (route.context().alloc_pd()?, route.context().create_cq(16)?);
+//! let qp = pd.create_qp(&cq, &cq)?;
+//! match route.connect(&qp, &ConnectionOptions::new()) {
+//!     Err(ConnectError::Rejected(rejected)) if rejected.is_no_listener() => println!("{rejected}"),
+//!     other => panic!("{other:?}"),
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Noticing the peer's disconnect

@@ -114,6 +114,7 @@ impl MulticastGroup {
     ///
     /// # Errors
     /// As for [`QueuePair::attach_mcast`].
+    #[doc(alias("rdma_join_multicast", "rdma_join_multicast_ex"))]
     pub fn join<'a>(&self, qp: &'a QueuePair) -> Result<MulticastMembership<'a>> {
         qp.attach_mcast(self.gid())?;
         Ok(MulticastMembership { qp: Some(qp), gid: self.gid() })
@@ -151,6 +152,7 @@ impl MulticastMembership<'_> {
     ///
     /// # Errors
     /// The queue pair has been detached from the group meanwhile.
+    #[doc(alias = "rdma_leave_multicast")]
     pub fn leave(mut self) -> Result<()> {
         self.qp.take().map_or(Ok(()), |qp| qp.detach_mcast(self.gid))
     }

@@ -34,6 +34,7 @@ const REPLY_BYTES: usize = 196;
 /// let options = ConnectionOptions::new().private_data(b"hello").deadline(Duration::from_secs(5));
 /// # let _ = options;
 /// ```
+#[doc(alias = "rdma_conn_param")]
 #[derive(Clone, PartialEq, Eq)]
 #[must_use]
 pub struct ConnectionOptions {

@@ -19,6 +19,7 @@ use crate::verbs::{Context, Error, ErrorKind, Result};
 /// assert_eq!(route.context().name(), "soft:127.46.1.2");
 /// # Ok::<(), rdma_verbs::verbs::Error>(())
 /// ```
+#[doc(alias("rdma_cm_id", "rdma_create_id"))]
 #[derive(Clone)]
 pub struct Route {
     context: Context,
@@ -38,6 +39,7 @@ impl Route {
     ///
     /// # Errors
     /// The name is unknown, there is no route, or no device has the address that packets leave from.
+    #[doc(alias("rdma_resolve_addr", "rdma_resolve_route", "rdma_getaddrinfo", "rdma_create_ep"))]
     pub fn to(remote: impl ToSocketAddrs) -> Result<Self> {
         let verb = "resolve_addr";
         first_of(verb, remote, |remote| {
@@ -130,6 +132,7 @@ impl Route {
     /// then in RESET, INIT or the error state; [`QueuePair::reset`](crate::verbs::QueuePair::reset) starts over.
     ///
     /// See [the module](super) for an example with both ends.
+    #[doc(alias = "rdma_connect")]
     pub fn connect(
         &self,
         qp: &impl ConnectionQueuePair,

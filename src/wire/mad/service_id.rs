@@ -26,7 +26,7 @@ pub enum PortSpace {
     Tcp = 0x0106,
     /// Datagrams.
     Udp = 0x0111,
-    /// Native InfiniBand services. Their private data begins with another header than [`IpHeader`](super::IpHeader).
+    /// Native InfiniBand services. Their private data begins with another header than that of the IP service.
     Ib = 0x013f,
 }
 

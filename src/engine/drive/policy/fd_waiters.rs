@@ -3,6 +3,10 @@
 //! A poller lease lets the thread sleep without watching them. But a program that sleeps on an edge-exact channel's
 //! descriptor sleeps until another thread has served the packet, and that program may have been the poller a moment
 //! ago.
+//!
+//! Some programs arm a queue that rarely has completions, and poll others all the time; UCX does. After many polls
+//! since a queue was armed, the poller counts as one that stays: its polls make the descriptor readable. The thread
+//! would compete for each packet, and leaves until the lease ends.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

@@ -325,7 +325,8 @@ impl Links {
     }
 
     /// Accepts the connections that wait, and closes those that are too many: their processes use the sockets. If the
-    /// process has no descriptor for one, they wait for the next request.
+    /// process has no descriptor for one, they wait. The listener, which stays readable, leaves the set for a while: it
+    /// would keep the mailbox's thread busy.
     fn accept(&mut self, set: &Epoll) {
         self.incoming.retain(|link| link.connection.strong_count() > 0);
         let most = most_links();

@@ -1,9 +1,9 @@
 //! The mailbox: how processes of one user that share addresses communicate, and detect that one has ended.
 //!
-//! Each process has two Unix sockets in the registry's folder, which other users cannot enter, so they can neither send
-//! to the sockets nor fill their queues. One socket receives messages: packets that reached the wrong process, and
-//! requests to check a group. The other accepts connections and carries no bytes: a connection ends when either process
-//! ends, however it ends.
+//! Each process has Unix sockets in the registry's folder, which other users cannot enter, so they can neither send to
+//! the sockets nor fill their queues. One socket receives messages: packets that reached the wrong process, and
+//! requests to check a group. Another one accepts connections and carries no bytes: a connection ends when either
+//! process ends, however it ends. The other two are for links through memory and for processes that watch this one.
 //!
 //! A thread sleeps until a message arrives or a connection ends. It starts with the first socket on an address and ends
 //! with the last.
