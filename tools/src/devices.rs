@@ -12,13 +12,20 @@ use std::process::ExitCode;
 use clap::Args;
 use rdma_verbs::types::{AtomicCapability, LinkLayer, OnDemandCapabilities, OnDemandOperations};
 use rdma_verbs::verbs::{self, Context, DeviceAttributes, GidEntry, PortAttributes};
+use serde::{Serialize, Serializer};
+
+use crate::common::{exit_code, note, print_json};
 
 #[derive(Args)]
+#[command(after_help = "Exit status: 0 if the devices are listed, 1 if they cannot be, 2 for wrong usage.\n\
+                        Examples:\n  rdma-verbs devices                        all devices that can be opened\n  \
+                        rdma-verbs devices -d soft:192.0.2.1      one, by its address\n  \
+                        rdma-verbs devices --json | jq -r .devices[].name")]
 pub(crate) struct Options {
     /// Only this device; `soft:ADDRESS` is allowed, too.
     #[arg(short, long)]
     device: Option<String>,
-    /// Print JSON.
+    /// Prints JSON; `docs/json.md` describes the fields.
     #[arg(long)]
     json: bool,
 }
@@ -219,84 +226,79 @@ impl Value {
             Value::List(entries) => entries.iter().map(Value::line).collect::<Vec<_>>().join(", "),
         }
     }
+}
 
-    fn json(&self) -> String {
+impl Serialize for Value {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Value::Number(number) => number.to_string(),
-            Value::Flag(flag) => flag.to_string(),
-            Value::Text(text) => quoted(text),
-            Value::List(entries) => format!("[{}]", entries.iter().map(Value::json).collect::<Vec<_>>().join(",")),
-            Value::Table(table) => {
-                let entries = table.iter().map(|(name, value)| format!("{}:{}", quoted(name), value.json()));
-                format!("{{{}}}", entries.collect::<Vec<_>>().join(","))
-            }
+            Self::Number(number) => serializer.serialize_u64(*number),
+            Self::Text(text) => serializer.serialize_str(text),
+            Self::Flag(flag) => serializer.serialize_bool(*flag),
+            Self::Table(table) => serializer.collect_map(table.iter().map(|(name, value)| (name, value))),
+            Self::List(entries) => serializer.collect_seq(entries),
         }
     }
 }
 
-/// Returns the JSON form of a string.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => quoted.extend(['\\', character]),
-            control if control < ' ' => quoted.push_str(&format!("\\u{:04x}", control as u32)),
-            other => quoted.push(other),
-        }
-    }
-    quoted + "\""
+/// The document of `--json`.
+#[derive(Serialize)]
+struct Document {
+    devices: Vec<Value>,
+    /// Devices that cannot be opened.
+    failed: Vec<Failed>,
+}
+
+#[derive(Serialize)]
+struct Failed {
+    name: String,
+    error: String,
 }
 
 /// Prints the devices.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let reports = match reports(options) {
-        Ok(reports) => reports,
-        Err(error) => {
-            eprintln!("devices: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    match print(reports, options.json) {
-        // The reader has closed the pipe.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("devices: {error}");
-            ExitCode::FAILURE
-        }
-        Ok(()) => ExitCode::SUCCESS,
-    }
+    exit_code("devices", list(options))
 }
 
-fn reports(options: &Options) -> Result<Vec<Value>, verbs::Error> {
-    let mut reports = Vec::new();
+fn list(options: &Options) -> io::Result<ExitCode> {
+    let document = document(options).map_err(|error| io::Error::other(error.to_string()))?;
+    for Failed { name, error } in &document.failed {
+        note!("{name}: {error}");
+    }
+    if options.json {
+        print_json("devices", &document)?;
+    } else {
+        print(&document.devices)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn document(options: &Options) -> Result<Document, verbs::Error> {
+    let (mut devices, mut failed) = (Vec::new(), Vec::new());
     match &options.device {
         Some(name) => {
             let known = verbs::devices()?.into_iter().find(|device| device.name() == name);
             // Software devices are opened by address, adapters by name; the prefix tells them apart.
             let prefix = name.split_once(':').map_or("soft", |(provider, _)| provider);
             let provider = known.as_ref().map_or(prefix, |device| device.provider_name());
-            reports.push(device(&verbs::open(name)?, provider)?);
+            devices.push(device(&verbs::open(name)?, provider)?);
         }
         None => {
             for found in verbs::devices()? {
                 // A device that cannot be opened must not hide the others.
                 match found.open().and_then(|context| device(&context, found.provider_name())) {
-                    Ok(report) => reports.push(report),
-                    Err(error) => eprintln!("{}: {error}", found.name()),
+                    Ok(report) => devices.push(report),
+                    Err(error) => failed.push(Failed { name: found.name().to_owned(), error: error.to_string() }),
                 }
             }
         }
     }
-    Ok(reports)
+    Ok(Document { devices, failed })
 }
 
-fn print(reports: Vec<Value>, as_json: bool) -> io::Result<()> {
+fn print(devices: &[Value]) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    if as_json {
-        return writeln!(out, "{}", Value::List(reports).json());
-    }
-    for report in &reports {
-        report.print(0, &mut out)?;
+    for device in devices {
+        device.print(0, &mut out)?;
         writeln!(out)?;
     }
     Ok(())

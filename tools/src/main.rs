@@ -1,25 +1,36 @@
-//! `rdma-verbs`: measures RDMA verbs between two processes, and lists devices.
+//! `rdma-verbs`: finds out what stands between a user and RDMA, measures, and watches processes.
 //!
 //! ```text
-//! rdma-verbs perf self send lat                 both processes on this machine
-//! rdma-verbs perf send lat -d soft_eth0         server
-//! rdma-verbs perf send lat -d soft_eth0 HOST    client
-//! rdma-verbs perf table                         everything beside raw sockets
 //! rdma-verbs devices                            all devices that can be opened
+//! rdma-verbs perf self send lat                 latency between two processes on this machine
+//! rdma-verbs perf send lat -d soft_eth0 [HOST]  between two machines: the server, and with HOST its client
+//! rdma-verbs perf table                         everything beside raw sockets
+//! rdma-verbs perf report                        one page about results
 //! ```
 //!
-//! `docs/performance.md` describes how `perf` measures; its flags have perftest's names and meanings. `devices` prints
-//! what `ibv_devinfo -v` prints for adapters.
+//! `docs/doctor.md`, `docs/ping.md`, `docs/performance.md`, `docs/top.md` and `docs/capture.md` describe the commands,
+//! and `docs/json.md` their documents for programs. The flags of `perf` have perftest's names and meanings. `devices`
+//! prints what `ibv_devinfo -v` prints for adapters.
 
+// Their macros panic if the reader of a pipe has gone: `common::print` and `common::note` do not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+mod common;
 mod devices;
 mod perf;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "rdma-verbs", version, about = "RDMA verbs with or without the hardware: measure, list devices")]
+#[command(
+    name = "rdma-verbs",
+    version,
+    about = "RDMA verbs with or without the hardware: find problems, measure, watch processes",
+    after_help = "Exit status: 0: done; 1: it failed, or found problems; 2: wrong usage. Some commands have more.\n\
+                  rdma-verbs perf self send lat      latency between two processes\n  \
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -27,16 +38,21 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Latency, bandwidth and message rate of RDMA verbs between two processes.
-    Perf(Box<perf::Arguments>),
     /// All devices of all providers: limits, ports, GIDs.
     Devices(devices::Options),
+    /// Latency, bandwidth and message rate of RDMA verbs between two processes.
+    Perf(Box<perf::Arguments>),
+}
+
+/// Returns the definition of the command line.
+fn program() -> clap::Command {
+    Arguments::command()
 }
 
 /// Returns 0: done; 1: it failed; 2: wrong usage. `perf::run` has more codes.
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Perf(arguments) => perf::run(&arguments),
         Command::Devices(options) => devices::run(&options),
+        Command::Perf(arguments) => perf::run(&arguments),
     }
 }

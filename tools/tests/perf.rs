@@ -1,12 +1,16 @@
 //! Brief runs of `rdma-verbs perf` in all its modes: it measures, prints the right format, refuses invalid arguments,
 //! and exits with the right code. The measured speed is not judged.
 
+#[path = "support/ensure.rs"]
+mod ensure;
+
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use ensure::ensure;
 use libtest_mimic::{Arguments, Failed, Trial};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -160,10 +164,6 @@ fn json(arguments: &str) -> Result<Value, Failed> {
 fn number(value: &Value, name: &str) -> Result<f64, Failed> {
     let number = value[name].as_f64();
     number.ok_or_else(|| format!("no number {name} in {value}").into())
-}
-
-fn ensure(is_right: bool, what: impl FnOnce() -> String) -> Result<(), Failed> {
-    if is_right { Ok(()) } else { Err(what().into()) }
 }
 
 fn measurement(command: &str, is_latency: bool) -> Result<(), Failed> {

@@ -15,9 +15,23 @@ const LARGEST_ASKED: usize = 1 << 30;
 /// Length of the largest inline message of the software device.
 const MOST_INLINE: u32 = 1024;
 
+const REPORT_HELP: &str = "Examples:
+  rdma-verbs perf report                                  measure this machine, write report.html
+  rdma-verbs perf report -o after.html                    the same, later
+  rdma-verbs perf report report.html after.html -o changes.html
+                                                          compare the two
+  rdma-verbs perf self send lat -a --references --json > send.json
+  rdma-verbs perf report send.json -o send.html           a page about measurements of your own";
+
 #[derive(Args, Debug)]
 #[command(after_help = "Start the same command twice: without a host it is the server, with the server's host the \
-    client. `rdma-verbs perf self send lat` starts both on this machine.")]
+    client. `rdma-verbs perf self send lat` starts both on this machine.\n\
+    Exit status: 0: measured; 1: it failed, or `table --strict` is below a target; 2: wrong usage; 3: `table --strict` \
+    could not measure all rows; 130: Ctrl-C.\n\
+    Examples:\n  rdma-verbs perf self send lat                 both processes on this machine\n  \
+    rdma-verbs perf send lat -d soft_eth0         server\n  \
+    rdma-verbs perf send lat -d soft_eth0 HOST    client\n  \
+    rdma-verbs perf table                         everything beside raw sockets")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -35,6 +49,9 @@ pub(crate) enum Command {
     },
     /// All rows with their targets, compared with raw sockets and other transports.
     Table(TableFlags),
+    /// One HTML page about results: of the given files, or of measurements that take about a minute.
+    #[command(after_help = REPORT_HELP)]
+    Report(ReportFlags),
     /// The second process, started by the first.
     #[command(hide = true)]
     Partner { address: SocketAddr },
@@ -144,6 +161,9 @@ pub(crate) struct TestFlags {
     /// Whether two software devices of one host share memory; by default they do, where it is possible.
     #[arg(long, value_enum)]
     shared_memory: Option<Sharing>,
+    /// Use memory of the program instead of memory that the library allocates.
+    #[arg(long)]
+    program_memory: bool,
     /// Check every byte that arrives.
     #[arg(long)]
     check: bool,
@@ -191,6 +211,26 @@ pub(crate) struct TableFlags {
     /// Exit with 1 if a row is below its target, else with 3 if one could not be measured here.
     #[arg(long)]
     pub(crate) strict: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ReportFlags {
+    /// Results: what `perf ... --json` or `perf table --json` printed, or pages of this command. `-` is standard input.
+    /// The first file is the one that the others are compared with.
+    #[arg(conflicts_with_all = ["seconds", "save"])]
+    pub(crate) files: Vec<PathBuf>,
+    /// The page to write; `-` is standard output.
+    #[arg(short, long, value_name = "FILE.html", default_value = "report.html")]
+    pub(crate) output: PathBuf,
+    /// Title of the page.
+    #[arg(long)]
+    pub(crate) title: Option<String>,
+    /// Seconds that the measurements may take. They are repeated up to five times within that time.
+    #[arg(long, default_value_t = 60.0, value_parser = parse_seconds)]
+    pub(crate) seconds: f64,
+    /// Also write the measurements as JSON; `-` is standard output, and `docs/json.md` describes the fields.
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) save: Option<PathBuf>,
 }
 
 /// Parses a number of bytes, with K or M for 1024 and 1024 × 1024.

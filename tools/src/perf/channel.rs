@@ -53,9 +53,10 @@ impl Channel {
         }
     }
 
-    /// Connects to the process that started this one.
+    /// Connects to the process that started this one. Over a cable that is gone with that process, nothing refuses the
+    /// connection.
     pub(crate) fn join(address: SocketAddr) -> Outcome<Self> {
-        Self::over(TcpStream::connect(address)?)
+        Self::over(TcpStream::connect_timeout(&address, CONNECT_WITHIN)?)
     }
 
     /// Waits for another process to connect, until `may_wait` fails.

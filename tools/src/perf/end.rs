@@ -145,9 +145,14 @@ impl End {
         let nothing_yet = vec![0; layout.area()];
         let contents = [outgoing.as_slice(), &nothing_yet].concat().repeat(layout.areas);
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
-        // Memory of the library, which the other process can access directly if both share memory.
-        let memory = pd.alloc_mr(contents.len(), access)?;
-        memory.write_at(0, &contents)?;
+        let memory = if job.program_memory {
+            pd.reg_mr(contents, access).map_err(verbs::Error::from)?
+        } else {
+            // Memory of the library, which the other process can access directly if both share memory.
+            let memory = pd.alloc_mr(contents.len(), access)?;
+            memory.write_at(0, &contents)?;
+            memory
+        };
         let create = |_| create_queue_pair(job, &pd, &cq, device);
         let mut end = Self {
             queue_pairs: (0..job.queue_pairs).map(create).collect::<Outcome<_>>()?,

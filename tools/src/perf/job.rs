@@ -152,6 +152,8 @@ pub(crate) struct Job {
     pub(crate) check: bool,
     /// Number of regions registered in addition to the one in use.
     pub(crate) idle_regions: u32,
+    /// The memory of the messages is the program's, not the library's.
+    pub(crate) program_memory: bool,
     /// Each end treats the other one as a standard peer.
     pub(crate) standard_peers: bool,
     /// Whether the ends share memory, if this is not left to the devices.
@@ -226,6 +228,7 @@ impl Job {
             timeout: 18,
             check: false,
             idle_regions: 0,
+            program_memory: false,
             standard_peers: false,
             sharing: None,
             seed: 0,

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::outcome::{Failure, Outcome};
 use super::reference::Role;
+use crate::common::quoted;
 
 /// How long loops may take to end after Ctrl-C, before the process exits.
 const GRACE: Duration = Duration::from_millis(500);
@@ -87,6 +88,17 @@ pub(crate) fn pin(role: Role, placement: Placement) -> Outcome {
 pub(crate) fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// Returns the command line of this process, as a shell takes it.
+pub(crate) fn invocation() -> String {
+    let arguments = std::env::args_os().skip(1).map(|argument| quoted(&argument.to_string_lossy()));
+    std::iter::once("rdma-verbs".to_owned()).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+pub(crate) fn seconds_since_1970() -> u64 {
+    // Before 1970 only if the clock was never set.
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 /// The description of the machine in reports and tables.

@@ -6,11 +6,13 @@ mod channel;
 mod compare;
 mod end;
 mod external;
+mod file;
 mod futures;
 mod job;
 mod latency;
 mod machine;
 mod outcome;
+mod page;
 mod partner;
 mod pattern;
 mod plot;
@@ -28,6 +30,8 @@ pub(crate) use arguments::Arguments;
 use arguments::Command;
 use outcome::{Failure, Outcome};
 
+use crate::common::note;
+
 /// Runs a measurement. Returns 0: measured; 1: it failed, or `table --strict` is below a target; 2: wrong usage;
 /// 3: `table --strict` is below no target, but not all rows could be measured; 130: Ctrl-C.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
@@ -35,8 +39,9 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     match dispatch(arguments) {
         Ok(code) => code,
         Err(_) if machine::is_interrupted() => ExitCode::from(130),
+        Err(Failure::OutputClosed) => ExitCode::SUCCESS,
         Err(Failure::Usage(message)) => {
-            eprintln!("perf: {message}\n\nFor more information, try '--help'.");
+            note!("perf: {message}\n\nFor more information, try '--help'.");
             ExitCode::from(2)
         }
         // The other process reports why it ended.
@@ -44,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
             ExitCode::FAILURE
         }
         Err(failure) => {
-            eprintln!("perf: {failure}");
+            note!("perf: {failure}");
             ExitCode::FAILURE
         }
     }
@@ -55,6 +60,7 @@ fn dispatch(arguments: &Arguments) -> Outcome<ExitCode> {
         Command::Near => veth::serve()?,
         Command::Partner { address } => partner::serve(*address)?,
         Command::Table(wanted) => return table::run(wanted),
+        Command::Report(wanted) => page::run(wanted)?,
         Command::Both { test } => run::run(&test.wanted(true)?)?,
         Command::One(test) => run::run(&test.wanted(false)?)?,
     }

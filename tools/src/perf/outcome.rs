@@ -1,6 +1,6 @@
 //! Reasons for which a measurement fails.
 
-use std::fmt;
+use std::{fmt, io};
 
 use rdma_verbs::verbs;
 
@@ -14,6 +14,8 @@ pub(crate) enum Failure {
     Missing(String),
     /// Ctrl-C.
     Interrupted,
+    /// The reader of the output, such as `head`, has seen enough.
+    OutputClosed,
     /// The other process is gone, or failed and reported so itself.
     PeerLeft,
     /// Everything else, as text.
@@ -30,11 +32,20 @@ impl Failure {
     }
 }
 
+/// Returns the outcome of printing, where a closed pipe is that of the standard output.
+pub(crate) fn printed(done: io::Result<()>) -> Outcome {
+    done.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::OutputClosed,
+        _ => error.into(),
+    })
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(message) | Self::Missing(message) | Self::Failed(message) => f.write_str(message),
             Self::Interrupted => f.write_str("interrupted"),
+            Self::OutputClosed => f.write_str("the reader of the output is gone"),
             Self::PeerLeft => f.write_str("the other process is gone"),
         }
     }
@@ -48,8 +59,8 @@ impl From<verbs::Error> for Failure {
     }
 }
 
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
         Self::Failed(error.to_string())
     }
 }

@@ -139,11 +139,6 @@ struct Panel<'a> {
     series: &'a [Series],
 }
 
-/// Checks that the plot can be written, before anything is measured.
-pub(crate) fn prepare(file: &Path) -> Outcome {
-    std::fs::write(file, "").map_err(|error| format!("cannot write {}: {error}", file.display()).into())
-}
-
 /// Writes the plot.
 pub(crate) fn draw(file: &Path, picture: &Picture) -> Outcome {
     let round = if picture.is_whole_round_trip { "Round trip" } else { "Half round trip" };

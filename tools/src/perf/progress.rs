@@ -60,8 +60,8 @@ impl Progress {
     }
 
     /// Starts the progress of a run with this many parts.
-    pub(crate) fn of_parts(count: u64) -> Self {
-        let progress = Self::draw("table");
+    pub(crate) fn of_parts(what: &'static str, count: u64) -> Self {
+        let progress = Self::draw(what);
         if let Some((bar, _)) = &progress.drawer {
             bar.set_length(count);
         }
@@ -86,7 +86,7 @@ impl Progress {
     }
 
     /// Prints without disturbing the bar.
-    pub(crate) fn suspend(&self, print: impl FnOnce()) {
+    pub(crate) fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         match &self.drawer {
             Some((bar, _)) => bar.suspend(print),
             None => print(),

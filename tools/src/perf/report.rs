@@ -1,23 +1,28 @@
 //! The results, as text and as JSON.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::IpAddr;
 
 use hdrhistogram::Histogram;
-use rdma_verbs::verbs::PathReport;
+use rdma_verbs::verbs::{PathReport, SharedMemory};
 use serde::{Deserialize, Serialize};
 
+use super::end::Device;
 use super::job::{Job, Measure, Operation, Service};
-use super::machine::Description;
-use super::outcome::Outcome;
+use super::machine::{self, Description};
+use super::outcome::{Outcome, printed};
 use super::plot::{Picture, Series};
 use super::reference::Measured;
 use super::run::Numbers;
+use crate::common::{print, print_json};
 
 /// Number of points of a drawn distribution.
 const DISTRIBUTION_POINTS: usize = 400;
 /// The end of the distribution: 99.999 %.
 const MOST_NINES: f64 = 5.0;
+/// Number of bins of a distribution in JSON for each doubling of the time, so that a bin is 2.2 % wide.
+const BINS_PER_OCTAVE: f64 = 32.0;
 
 /// The results of one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -29,6 +34,9 @@ pub(crate) struct Line {
     pub(crate) lost: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<Latency>,
+    /// The distribution of the times, if they were measured one by one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    distribution: Option<Distribution>,
     /// 10^9 bytes of payload per second.
     pub(crate) gigabytes_per_second: f64,
     pub(crate) million_messages_per_second: f64,
@@ -130,6 +138,35 @@ impl Latency {
     }
 }
 
+/// The number of messages by the time they took. Bins without messages are left out.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Distribution {
+    /// The upper end of each bin.
+    microseconds: Vec<f64>,
+    messages: Vec<u64>,
+}
+
+impl Distribution {
+    fn of(times: &Histogram<u64>) -> Self {
+        let mut distribution = Self::default();
+        let mut last_bin = None;
+        for value in times.iter_recorded() {
+            let bin = ((value.value_iterated_to().max(1) as f64).log2() * BINS_PER_OCTAVE).ceil();
+            let count = value.count_at_value();
+            match distribution.messages.last_mut().filter(|_| last_bin == Some(bin)) {
+                Some(messages) => *messages += count,
+                None => {
+                    let end = (bin / BINS_PER_OCTAVE).exp2() / 1e3;
+                    distribution.microseconds.push((end * 1e4).round() / 1e4);
+                    distribution.messages.push(count);
+                }
+            }
+            last_bin = Some(bin);
+        }
+        distribution
+    }
+}
+
 /// The results that another project's program prints.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct ExternalResults {
@@ -227,6 +264,7 @@ impl Line {
             seconds,
             lost,
             latency: times.as_ref().map(Latency::of),
+            distribution: times.as_ref().map(Distribution::of),
             gigabytes_per_second: over(gigabytes, seconds),
             million_messages_per_second: over(messages as f64 / 1e6, seconds),
             cpu_seconds_per_gigabyte: over(cpu_seconds, gigabytes),
@@ -235,17 +273,17 @@ impl Line {
         }
     }
 
-    fn print(&self, name: &str) {
+    fn print(&self, name: &str) -> io::Result<()> {
         let Self { bytes, iterations, lost, cpu_seconds_per_gigabyte: cpu, .. } = self;
         let lost = if *lost > 0 { format!("  {lost} lost") } else { String::new() };
-        print!(" {bytes:<9} {iterations:<11}");
+        let head = format!(" {bytes:<9} {iterations:<11}");
         if let Some(Latency { min, p50, mean, deviation, p99, p999, max }) = self.latency {
             let quantiles = format!("{p99:>9.2} {p999:>9.2} {max:>9.2}");
-            println!(" {min:>9.2} {p50:>9.2} {mean:>9.2} {deviation:>10.2} {quantiles}  {name}");
+            print(format_args!("{head} {min:>9.2} {p50:>9.2} {mean:>9.2} {deviation:>10.2} {quantiles}  {name}\n"))
         } else {
             let (gigabytes, rate) = (self.gigabytes_per_second, self.million_messages_per_second);
             let mebibytes = gigabytes * 1e9 / f64::from(1 << 20);
-            println!(" {mebibytes:>15.2} {gigabytes:>10.3} {rate:>13.6} {cpu:>13.3}  {name}{lost}");
+            print(format_args!("{head} {mebibytes:>15.2} {gigabytes:>10.3} {rate:>13.6} {cpu:>13.3}  {name}{lost}\n"))
         }
     }
 }
@@ -258,11 +296,42 @@ struct ReferenceLine {
     line: Line,
 }
 
+/// The client's device.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DeviceLine {
+    name: String,
+    provider: &'static str,
+    gid: String,
+    active_mtu: u32,
+    /// Setting of a software device.
+    shared_memory: Option<&'static str>,
+}
+
+impl DeviceLine {
+    pub(crate) fn of(device: &Device) -> Outcome<Self> {
+        let context = &device.context;
+        let shared_memory = context.shared_memory();
+        Ok(Self {
+            name: context.name().to_owned(),
+            provider: if shared_memory.is_some() { "soft" } else { "ibverbs" },
+            gid: context.query_gid(device.port_num, device.gid_index)?.gid.to_ip().to_canonical().to_string(),
+            active_mtu: context.query_port(device.port_num)?.active_mtu.bytes(),
+            shared_memory: shared_memory.map(SharedMemory::name),
+        })
+    }
+}
+
 /// The report of one run.
 #[derive(Serialize)]
 pub(crate) struct Report<'a> {
     test: &'a Job,
     machine: Description,
+    /// The command line.
+    invocation: String,
+    /// Seconds since 1970.
+    measured_at: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<DeviceLine>,
     results: Vec<Line>,
     references: Vec<ReferenceLine>,
     /// Reports on the paths after the last size. `None` if not requested.
@@ -280,76 +349,77 @@ pub(crate) struct Report<'a> {
 impl<'a> Report<'a> {
     pub(crate) fn new(test: &'a Job, is_json: bool) -> Outcome<Self> {
         let (machine, results, references) = (Description::now()?, Vec::new(), Vec::new());
-        Ok(Self { test, machine, results, references, paths: None, counters: None, shows_paths: false, is_json })
+        Ok(Self {
+            test,
+            machine,
+            invocation: machine::invocation(),
+            measured_at: machine::seconds_since_1970(),
+            device: None,
+            results,
+            references,
+            paths: None,
+            counters: None,
+            shows_paths: false,
+            is_json,
+        })
     }
 
     /// Prints the lines before the first result.
-    pub(crate) fn begin(&self) {
+    pub(crate) fn begin(&self) -> Outcome {
         if self.is_json {
-            return;
+            return Ok(());
         }
         let Job { operation, measure, queue_pairs, tx_depth, .. } = self.test;
-        let service = self.test.service.name();
+        let (operation, service) = (operation.name(), self.test.service.name());
         let what = match measure {
-            Measure::Latency if operation.has_device_response() => "latency, whole round trip",
+            Measure::Latency if self.test.operation.has_device_response() => "latency, whole round trip",
             Measure::Latency => "latency, half round trip",
             Measure::Bandwidth => "bandwidth",
             Measure::Rate => "message rate",
         };
         let mtu = self.test.mtu.map_or_else(|| "largest".to_owned(), |mtu| mtu.to_string());
-        println!(
-            "{} {what}; {service}, {queue_pairs} queue pair(s), tx depth {tx_depth}, path MTU {mtu}",
-            operation.name()
-        );
-        if !self.machine.optimised {
-            println!("This is a debug build: the figures mean nothing.");
-        }
-        match measure {
-            Measure::Latency => println!(
-                " {:<9} {:<11} {:>9} {:>9} {:>9} {:>10} {:>9} {:>9} {:>9}",
-                "#bytes",
-                "#iterations",
-                "t_min[us]",
-                "t_p50[us]",
-                "t_avg[us]",
-                "t_std[us]",
-                "99%[us]",
-                "99.9%[us]",
-                "t_max[us]"
+        let build = if self.machine.optimised { "" } else { "This is a debug build: the figures mean nothing.\n" };
+        let titles = match measure {
+            Measure::Latency => format!(
+                "{:>9} {:>9} {:>9} {:>10} {:>9} {:>9} {:>9}",
+                "t_min[us]", "t_p50[us]", "t_avg[us]", "t_std[us]", "99%[us]", "99.9%[us]", "t_max[us]"
             ),
-            Measure::Bandwidth | Measure::Rate => println!(
-                " {:<9} {:<11} {:>15} {:>10} {:>13} {:>13}",
-                "#bytes", "#iterations", "BW avg[MiB/sec]", "BW[GB/sec]", "MsgRate[Mpps]", "CPU[sec/GB]"
-            ),
-        }
+            Measure::Bandwidth | Measure::Rate => {
+                format!("{:>15} {:>10} {:>13} {:>13}", "BW avg[MiB/sec]", "BW[GB/sec]", "MsgRate[Mpps]", "CPU[sec/GB]")
+            }
+        };
+        printed(print(format_args!(
+            "{operation} {what}; {service}, {queue_pairs} queue pair(s), tx depth {tx_depth}, path MTU {mtu}\n\
+             {build} {:<9} {:<11} {titles}\n",
+            "#bytes", "#iterations"
+        )))
     }
 
-    pub(crate) fn add(&mut self, line: Line) {
+    pub(crate) fn add(&mut self, line: Line) -> Outcome {
         if !self.is_json {
-            line.print("");
+            printed(line.print(""))?;
         }
         if self.shows_paths {
             self.paths = Some(line.paths.iter().map(PathLine::from).collect());
         }
         self.results.push(line);
+        Ok(())
     }
 
-    pub(crate) fn add_reference(&mut self, name: &'static str, line: Line) {
+    pub(crate) fn add_reference(&mut self, name: &'static str, line: Line) -> Outcome {
         if !self.is_json {
-            line.print(name);
+            printed(line.print(name))?;
         }
         self.references.push(ReferenceLine { name, line });
+        Ok(())
     }
 
     /// Prints the lines after the last result, or the JSON document.
     pub(crate) fn end(&self) -> Outcome {
         if self.is_json {
-            let text = serde_json::to_string_pretty(self).map_err(|error| format!("no JSON: {error}"))?;
-            println!("{text}");
-        } else {
-            self.paths.iter().flatten().for_each(|path| println!("{}", path.text));
+            return printed(print_json("perf", self));
         }
-        Ok(())
+        printed(self.paths.iter().flatten().try_for_each(|path| print(format_args!("{}\n", path.text))))
     }
 
     /// Returns a plot of the results.

@@ -9,12 +9,13 @@ use super::arguments::Wanted;
 use super::channel::{Channel, check_interrupted, listen};
 use super::end::{Device, End};
 use super::job::{Amount, Assignment, Job, Measure, Operation, Service, Waiting};
-use super::outcome::{Failure, Outcome};
+use super::outcome::{Failure, Outcome, printed};
 use super::partner::Partner;
 use super::progress::Progress;
 use super::reference::{Measured, Reference, Role, Span, Stopwatch};
-use super::report::{Line, Report};
-use super::{bandwidth, compare, latency, machine, plot};
+use super::report::{DeviceLine, Line, Report};
+use super::{bandwidth, compare, file, latency, machine, plot};
+use crate::common::{note, print};
 
 /// The amount of a phase, and of those before it.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +74,7 @@ impl Numbers {
 /// Runs a test.
 pub(crate) fn run(wanted: &Wanted) -> Outcome {
     if let Some(file) = wanted.plot.as_ref().filter(|_| wanted.loopback || wanted.host.is_some()) {
-        plot::prepare(file)?;
+        file::prepare(file)?;
     }
     match (&wanted.host, wanted.loopback) {
         (None, false) => serve(wanted),
@@ -108,18 +109,19 @@ fn open(wanted: &Wanted) -> Outcome<Device> {
 fn run_client(wanted: &Wanted, device: &Device, channel: &mut Channel) -> Outcome {
     let mut report = Report::new(&wanted.job, wanted.json)?;
     report.shows_paths = wanted.report;
-    report.begin();
+    report.device = Some(DeviceLine::of(device)?);
+    report.begin()?;
     let progress = Progress::start(&wanted.job);
     for size in &wanted.job.sizes {
         let line = perform(&wanted.job, *size, device, Role::Client, channel, &progress)?;
-        progress.suspend(|| report.add(line));
+        progress.suspend(|| report.add(line))?;
     }
     if wanted.references {
         for (name, reference, size) in compare::references(&wanted.job) {
             let assignment = Assignment::Reference { reference, placement: wanted.placement };
             channel.send(&assignment)?;
             let line = refer(&reference, Some(size), Role::Client, channel)?;
-            progress.suspend(|| report.add_reference(name, line));
+            progress.suspend(|| report.add_reference(name, line))?;
         }
     }
     channel.send(&Assignment::End)?;
@@ -137,10 +139,10 @@ fn serve(wanted: &Wanted) -> Outcome {
     machine::pin(Role::Server, wanted.placement)?;
     let device = open(wanted)?;
     let listener = listen(wanted.port)?;
-    eprintln!("perf: waiting for a client on port {}", wanted.port);
+    note!("perf: waiting for a client on port {}", wanted.port);
     let mut channel = Channel::accept(&listener, check_interrupted)?;
     let job = agree_as_server(&wanted.job, &mut channel)?;
-    eprintln!("perf: serving {}", channel.peer()?.ip());
+    note!("perf: serving {}", channel.peer()?.ip());
     measure_all(&job, &device, &mut channel)?;
     loop {
         match channel.receive()? {
@@ -152,7 +154,7 @@ fn serve(wanted: &Wanted) -> Outcome {
         }
     }
     if wanted.report {
-        counted(&device).for_each(|(name, count)| println!("{name} {count}"));
+        printed(counted(&device).try_for_each(|(name, count)| print(format_args!("{name} {count}\n"))))?;
     }
     Ok(())
 }

@@ -171,6 +171,7 @@ impl TestFlags {
             service_level: self.sl,
             timeout: self.qp_timeout,
             check: self.check,
+            program_memory: self.program_memory,
             sharing: self.shared_memory,
             seed: rand::random::<u32>().into(),
             ..usual
