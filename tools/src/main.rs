@@ -1,6 +1,7 @@
 //! `rdma-verbs`: finds out what stands between a user and RDMA, measures, and watches processes.
 //!
 //! ```text
+//! rdma-verbs doctor [HOST]                      what stands between this user and RDMA
 //! rdma-verbs devices                            all devices that can be opened
 //! rdma-verbs perf self send lat                 latency between two processes on this machine
 //! rdma-verbs perf send lat -d soft_eth0 [HOST]  between two machines: the server, and with HOST its client
@@ -17,6 +18,7 @@
 
 mod common;
 mod devices;
+mod doctor;
 mod perf;
 
 use std::process::ExitCode;
@@ -29,6 +31,7 @@ use clap::{CommandFactory, Parser, Subcommand};
     version,
     about = "RDMA verbs with or without the hardware: find problems, measure, watch processes",
     after_help = "Exit status: 0: done; 1: it failed, or found problems; 2: wrong usage. Some commands have more.\n\
+                  Examples:\n  rdma-verbs doctor                  what stands between this user and RDMA\n  \
                   rdma-verbs perf self send lat      latency between two processes\n  \
 )]
 struct Arguments {
@@ -38,6 +41,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Finds out what stands between this user and RDMA, here and on the path to a host.
+    Doctor(doctor::Options),
     /// All devices of all providers: limits, ports, GIDs.
     Devices(devices::Options),
     /// Latency, bandwidth and message rate of RDMA verbs between two processes.
@@ -52,6 +57,7 @@ fn program() -> clap::Command {
 /// Returns 0: done; 1: it failed; 2: wrong usage. `perf::run` has more codes.
 fn main() -> ExitCode {
     match Arguments::parse().command {
+        Command::Doctor(options) => doctor::run(&options),
         Command::Devices(options) => devices::run(&options),
         Command::Perf(arguments) => perf::run(&arguments),
     }
