@@ -3,6 +3,7 @@
 //! ```text
 //! rdma-verbs doctor [HOST]                      what stands between this user and RDMA
 //! rdma-verbs devices                            all devices that can be opened
+//! rdma-verbs ping HOST                          echoes over RDMA, with `ping --serve` on HOST
 //! rdma-verbs perf self send lat                 latency between two processes on this machine
 //! rdma-verbs perf send lat -d soft_eth0 [HOST]  between two machines: the server, and with HOST its client
 //! rdma-verbs perf table                         everything beside raw sockets
@@ -20,6 +21,7 @@ mod common;
 mod devices;
 mod doctor;
 mod perf;
+mod ping;
 
 use std::process::ExitCode;
 
@@ -32,6 +34,7 @@ use clap::{CommandFactory, Parser, Subcommand};
     about = "RDMA verbs with or without the hardware: find problems, measure, watch processes",
     after_help = "Exit status: 0: done; 1: it failed, or found problems; 2: wrong usage. Some commands have more.\n\
                   Examples:\n  rdma-verbs doctor                  what stands between this user and RDMA\n  \
+                  rdma-verbs ping server             echoes over RDMA, with `rdma-verbs ping --serve` there\n  \
                   rdma-verbs perf self send lat      latency between two processes\n  \
 )]
 struct Arguments {
@@ -45,6 +48,8 @@ enum Command {
     Doctor(doctor::Options),
     /// All devices of all providers: limits, ports, GIDs.
     Devices(devices::Options),
+    /// Echoes over RDMA: is the host there, how long does a round trip take, how much is lost.
+    Ping(Box<ping::Options>),
     /// Latency, bandwidth and message rate of RDMA verbs between two processes.
     Perf(Box<perf::Arguments>),
 }
@@ -59,6 +64,7 @@ fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Doctor(options) => doctor::run(&options),
         Command::Devices(options) => devices::run(&options),
+        Command::Ping(options) => ping::run(&options),
         Command::Perf(arguments) => perf::run(&arguments),
     }
 }
