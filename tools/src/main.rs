@@ -8,6 +8,8 @@
 //! rdma-verbs perf send lat -d soft_eth0 [HOST]  between two machines: the server, and with HOST its client
 //! rdma-verbs perf table                         everything beside raw sockets
 //! rdma-verbs perf report                        one page about results
+//! rdma-verbs top                                what all processes of this user are doing, live
+//! rdma-verbs stat                               the same once, for programs and for Prometheus
 //! ```
 //!
 //! `docs/doctor.md`, `docs/ping.md`, `docs/performance.md`, `docs/top.md` and `docs/capture.md` describe the commands,
@@ -22,6 +24,9 @@ mod devices;
 mod doctor;
 mod perf;
 mod ping;
+mod stat;
+mod top;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -52,6 +57,10 @@ enum Command {
     Ping(Box<ping::Options>),
     /// Latency, bandwidth and message rate of RDMA verbs between two processes.
     Perf(Box<perf::Arguments>),
+    /// Watches processes with software devices: rates, paths, retransmissions, drops, connections.
+    Top(top::Options),
+    /// Prints the statistics of processes with software devices, once: text, JSON, OpenMetrics.
+    Stat(stat::Options),
 }
 
 /// Returns the definition of the command line.
@@ -66,5 +75,7 @@ fn main() -> ExitCode {
         Command::Devices(options) => devices::run(&options),
         Command::Ping(options) => ping::run(&options),
         Command::Perf(arguments) => perf::run(&arguments),
+        Command::Top(options) => top::run(&options),
+        Command::Stat(options) => stat::run(&options),
     }
 }
