@@ -10,6 +10,8 @@
 //! rdma-verbs perf report                        one page about results
 //! rdma-verbs top                                what all processes of this user are doing, live
 //! rdma-verbs stat                               the same once, for programs and for Prometheus
+//! rdma-verbs capture PID                        captures the packets of a running process
+//! rdma-verbs show FILE                          the messages in a capture, request by request
 //! ```
 //!
 //! `docs/doctor.md`, `docs/ping.md`, `docs/performance.md`, `docs/top.md` and `docs/capture.md` describe the commands,
@@ -19,11 +21,13 @@
 // Their macros panic if the reader of a pipe has gone: `common::print` and `common::note` do not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod capture;
 mod common;
 mod devices;
 mod doctor;
 mod perf;
 mod ping;
+mod show;
 mod stat;
 mod top;
 mod watch;
@@ -61,6 +65,10 @@ enum Command {
     Top(top::Options),
     /// Prints the statistics of processes with software devices, once: text, JSON, OpenMetrics.
     Stat(stat::Options),
+    /// Captures the packets of a running process.
+    Capture(capture::Options),
+    /// The messages in captures of packets, request by request.
+    Show(show::Options),
 }
 
 /// Returns the definition of the command line.
@@ -77,5 +85,7 @@ fn main() -> ExitCode {
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Top(options) => top::run(&options),
         Command::Stat(options) => stat::run(&options),
+        Command::Capture(options) => capture::run(&options),
+        Command::Show(options) => show::run(&options),
     }
 }
