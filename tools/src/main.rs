@@ -12,6 +12,8 @@
 //! rdma-verbs stat                               the same once, for programs and for Prometheus
 //! rdma-verbs capture PID                        captures the packets of a running process
 //! rdma-verbs show FILE                          the messages in a capture, request by request
+//! rdma-verbs completions SHELL                  completions of bash, zsh, fish, elvish or PowerShell
+//! rdma-verbs man                                the manual
 //! ```
 //!
 //! `docs/doctor.md`, `docs/ping.md`, `docs/performance.md`, `docs/top.md` and `docs/capture.md` describe the commands,
@@ -23,8 +25,10 @@
 
 mod capture;
 mod common;
+mod completions;
 mod devices;
 mod doctor;
+mod man;
 mod perf;
 mod ping;
 mod show;
@@ -45,6 +49,7 @@ use clap::{CommandFactory, Parser, Subcommand};
                   Examples:\n  rdma-verbs doctor                  what stands between this user and RDMA\n  \
                   rdma-verbs ping server             echoes over RDMA, with `rdma-verbs ping --serve` there\n  \
                   rdma-verbs perf self send lat      latency between two processes\n  \
+                  rdma-verbs man ping | man -l -     the manual of a command"
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -69,6 +74,10 @@ enum Command {
     Capture(capture::Options),
     /// The messages in captures of packets, request by request.
     Show(show::Options),
+    /// Prints the completions of a shell.
+    Completions(completions::Options),
+    /// Prints a page of the manual, or writes all of them into a folder.
+    Man(man::Options),
 }
 
 /// Returns the definition of the command line.
@@ -87,5 +96,7 @@ fn main() -> ExitCode {
         Command::Stat(options) => stat::run(&options),
         Command::Capture(options) => capture::run(&options),
         Command::Show(options) => show::run(&options),
+        Command::Completions(options) => completions::run(&options, program()),
+        Command::Man(options) => man::run(&options, program()),
     }
 }
