@@ -193,6 +193,19 @@ impl End {
         }
     }
 
+    /// Checks that the next completions are these requests, flushed, in any order: those of a send queue and those of a
+    /// receive queue are independent.
+    #[track_caller]
+    pub(crate) fn flushed_in_any_order(&self, wr_ids: &[u64]) {
+        let mut left = wr_ids.to_vec();
+        while !left.is_empty() {
+            let completion = self.next();
+            let found = (completion.wr_id(), completion.status());
+            let position = left.iter().position(|wr_id| found == (*wr_id, CompletionStatus::WorkRequestFlushedError));
+            left.remove(position.unwrap_or_else(|| panic!("{completion:?} instead of {left:?}, flushed")));
+        }
+    }
+
     /// Checks that a receive posted in ERR is flushed.
     #[track_caller]
     pub(crate) fn flushed_receive(&self, wr_id: u64) {
