@@ -1,10 +1,16 @@
 //! Checks the source tree against its own rules: the direction of imports, where `unsafe` may occur, the sizes of files
 //! and functions, and words that finished lines must not contain.
 
+#[path = "tidy/aliases.rs"]
+mod aliases;
+#[path = "tidy/events.rs"]
+mod events;
 #[path = "tidy/imports.rs"]
 mod imports;
 #[path = "tidy/parts.rs"]
 mod parts;
+#[path = "tidy/programs.rs"]
+mod programs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -46,6 +52,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("provider/ibverbs", &["types", "memory", "queue", "sys", "provider", "provider/common", "provider/abi"]),
     ("provider/list", &["provider", "provider/soft", "provider/ibverbs"]),
+    ("monitor", &["types", "engine"]),
     ("verbs", &["types", "memory", "provider", "sys"]),
     ("owned", &["types", "verbs"]),
     ("asynchronous", &["types", "verbs", "owned"]),
@@ -537,6 +544,12 @@ fn every_operation_has_its_row_in_the_table_of_verbs() {
         }
     }
     report(problems);
+}
+
+#[test]
+fn events_have_documented_targets_and_fields() {
+    let document = fs::read_to_string(root().join("docs/tracing.md")).expect("the table of events");
+    report(events::problems(&document, ["src", "capi/src", "rdmacm-capi/src"].into_iter().flat_map(rust_files)));
 }
 
 /// `tests/faults/run check` is stricter: it also checks that the text occurs exactly once in the function that the
