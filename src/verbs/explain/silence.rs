@@ -329,7 +329,7 @@ fn never_heard(peer: IpAddr, report: &QueuePairReport) -> Diagnosis {
     let qpn = report.status.attributes.dest_qp_num.unwrap_or_default();
     let no_queue_pair = format!(
         "no queue pair {qpn} of {peer} takes packets from here: the number is wrong, or the queue pair is not yet in \
-         RTR, in error or destroyed, or connected to somebody else"
+         RTR, in error or destroyed, or connected to another queue pair"
     );
     let advice = "compare dest_qp_num with the peer's number and the peer's dgid with our GID, and let both ends \
                   connect before one sends";
