@@ -2,8 +2,10 @@
 
 use std::ops::ControlFlow;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use rdma_verbs::verbs::{
     AsyncEvent, Completion, CompletionQueue, CompletionQueueOptions, ConnectOptions, ErrorKind, Payload, QueuePair,
     QueuePairState, ReceiveRequest, RegionList, SendRequest,
@@ -71,14 +73,31 @@ pub(crate) fn write_each(qp: &QueuePair, end: &End, wr_ids: impl IntoIterator<It
 }
 
 /// Much longer than a request takes between two ends of one machine.
-pub(crate) const A_WHILE: std::time::Duration = std::time::Duration::from_millis(300);
+const A_WHILE: std::time::Duration = std::time::Duration::from_millis(300);
+/// How often a thread visits each processor in that time.
+const VISITS: u32 = 15;
 
-/// Waits until all posted requests have finished, without polling a completion. Sleeps for [`A_WHILE`] if the device
-/// does not report this.
+/// Waits until requests between two ends of one machine have finished, where the device does not report it: for
+/// [`A_WHILE`], on each processor in turn. A processor that stands still meanwhile, as those of virtual machines may,
+/// delays the visit as it delays the request, which a sleep anywhere else would not notice.
+pub(crate) fn wait_a_while() {
+    let own = sched_getaffinity(Pid::from_raw(0)).unwrap();
+    let processors: Vec<usize> = (0..CpuSet::count()).filter(|&number| own.is_set(number).unwrap()).collect();
+    let visit = A_WHILE / (VISITS * processors.len() as u32);
+    for &number in processors.iter().cycle().take(VISITS as usize * processors.len()) {
+        let mut one = CpuSet::new();
+        one.set(number).unwrap();
+        sched_setaffinity(Pid::from_raw(0), &one).unwrap();
+        std::thread::sleep(visit);
+    }
+    sched_setaffinity(Pid::from_raw(0), &own).unwrap();
+}
+
+/// Waits until all posted requests have finished, without polling a completion.
 #[track_caller]
 pub(crate) fn wait_finished(qp: &QueuePair) {
     if !qp.context().query_device().failure_causes {
-        return std::thread::sleep(A_WHILE);
+        return wait_a_while();
     }
     let start = std::time::Instant::now();
     while qp.report().unwrap().unfinished > 0 {
@@ -337,7 +356,7 @@ fn mixes_with_poll(world: &World) {
 }
 
 fn may_post(world: &World) {
-    let end = world.loopback(&small(16));
+    let end = world.loopback(&small(4));
     write_each(&end.qp, &end, [0]);
     wait_finished(&end.qp);
     let mut posted = 0;
@@ -519,17 +538,21 @@ fn larger_holds_more(world: &World) {
 
 fn resized_while_in_use(world: &World) {
     const REQUESTS: u64 = 3_000;
+    const REQUESTS_BETWEEN: u64 = 10;
     let (left, right) = world.pair_of(&small(300), &ConnectOptions::default());
-    let is_over = AtomicBool::new(false);
+    let (is_over, posted) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for cqe in [300, 700, 301, 1000].into_iter().cycle() {
+            for (number, cqe) in (0..).zip([300, 700, 301, 1000].into_iter().cycle()) {
                 // Never below the number of outstanding requests.
                 left.cq.resize(cqe).unwrap();
-                if is_over.load(Ordering::Relaxed) {
-                    return;
+                // A thread that did nothing else would keep the device from its work.
+                while posted.load(Ordering::Relaxed) < number * REQUESTS_BETWEEN {
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    std::thread::yield_now();
                 }
-                std::thread::yield_now();
             }
         });
         scope.spawn(|| {
@@ -538,6 +561,7 @@ fn resized_while_in_use(world: &World) {
                 while left.qp.post_send(&request).is_err() {
                     std::thread::yield_now();
                 }
+                posted.store(wr_id, Ordering::Relaxed);
             }
         });
         let seen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| numbers(&left.cq, REQUESTS as usize)));

@@ -8,7 +8,7 @@ use rdma_verbs::verbs::{
     RemoteMemory, SendRequest,
 };
 
-use super::cq::A_WHILE;
+use super::cq::wait_a_while;
 use super::deviations::{BEGUN_IS_LOST, NO_SEND_QUEUE_ERROR, NOTHING_PURGED};
 use super::end::{ALL_ACCESS, SILENCE, memory_gone, next, patience, silent, too_long_for_peer, too_short};
 use super::sharing::{MAX_SRQ, Sharing, connect, ends};
@@ -62,7 +62,7 @@ pub(crate) fn send_half(
     let right = error.status == memory_gone() || Some(error.status) == may;
     assert!(error.wr_id == 70 && right, "{:?}: {error}", error.status);
     if !pd.context().query_device().packet_counters {
-        return std::thread::sleep(A_WHILE);
+        return wait_a_while();
     }
     let sent = sender.counters().get(Counter::SentPackets) - sent_before;
     assert!(sent > 0, "nothing has left");
