@@ -121,12 +121,19 @@ impl Node {
     /// Polls for one completion.
     #[track_caller]
     pub fn completion(&self) -> RawCompletion {
-        let end = Instant::now() + PATIENCE;
+        self.counted_completion().0
+    }
+
+    /// Polls for one completion. Returns the number of polls, too.
+    #[track_caller]
+    pub fn counted_completion(&self) -> (RawCompletion, u32) {
+        let (mut polls, end) = (1, Instant::now() + PATIENCE);
         let mut out = [RawCompletion::default()];
         while self.cq.poll(&mut out).unwrap() == 0 {
             assert!(Instant::now() < end, "no completion: {:?}, {:?}", self.qp.query(), self.counters());
+            polls += 1;
         }
-        out[0]
+        (out[0], polls)
     }
 
     /// Polls for one completion, which must be a success.
