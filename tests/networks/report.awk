@@ -74,6 +74,7 @@ function check_all(    i, key, words, at, setting, kind, expected, actual, slack
       sum["failed", key] > 0 || sum["data", key] >= sum["needed", key])
     demand(name ": data packets of " sum["bytes", key] / sum["data", key] " bytes instead of about 4140",
       sum["bytes", key] >= 4100 * sum["data", key] && sum["bytes", key] <= 4180 * sum["data", key])
+    if (at == "bursts" && setting != "0") demand(name ": no packets of data were lost", sum["data_dropped", key] > 0)
     if (at != "loss") continue
     if (setting >= 1) demand(name ": " again_part(key) " packets sent again for a lost one", again_part(key) <= 1.5)
     if (kind == "write" && setting >= 5)
