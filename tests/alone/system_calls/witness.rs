@@ -32,6 +32,9 @@ const WAITS: [libc::c_long; 7] = [
     libc::SYS_write,
 ];
 
+/// The call with which threads wait for a lock, and wake the thread that waits for it.
+const LOCK: libc::c_long = libc::SYS_futex;
+
 /// `SECCOMP_IOCTL_NOTIF_RECV` and `SECCOMP_IOCTL_NOTIF_SEND`, which libc does not define.
 const TAKE_REPORT: libc::c_ulong = 0xc050_2100;
 const ANSWER_REPORT: libc::c_ulong = 0xc018_2101;
@@ -71,12 +74,19 @@ impl Witness {
         (0..).zip(counts).filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Returns the calls so far: waits and wake-ups, and all that are unexpected in the exchange of messages.
-    pub(crate) fn waits_and_strange(&self) -> [u64; 2] {
-        let calls = self.calls();
-        let is_wait = |number: &&i32| WAITS.contains(&libc::c_long::from(**number));
-        let waits = calls.iter().filter(|(number, _)| is_wait(number)).map(|(_, count)| count).sum();
-        [waits, calls.values().sum::<u64>() - waits]
+    /// Returns the calls so far: waits and wake-ups, those of locks, and all that are unexpected in the exchange of
+    /// messages.
+    pub(crate) fn by_purpose(&self) -> [u64; 3] {
+        let mut counts = [0; 3];
+        for (number, count) in self.calls() {
+            let purpose = match libc::c_long::from(number) {
+                LOCK => 1,
+                number if WAITS.contains(&number) => 0,
+                _ => 2,
+            };
+            counts[purpose] += count;
+        }
+        counts
     }
 
     /// Counts the reported calls, as long as any thread is watched.
