@@ -7,6 +7,7 @@ const SHARE: &[&str] = &[
     "management",
     "steering",
     "port_holder",
+    "listener",
     "monitor",
     "mailbox",
     "port_group",

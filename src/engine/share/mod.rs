@@ -7,6 +7,7 @@
 
 mod connection_records;
 mod key_share;
+mod listener;
 mod mailbox;
 mod management;
 mod monitor;

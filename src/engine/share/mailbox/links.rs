@@ -10,14 +10,15 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use super::super::listener::Listener;
 use super::super::registry::{MAX_BLOCKS, Member, Name, links_path};
 use super::access::{AccessRequest, Asked, REQUEST_BYTES, answer, write_request};
 use super::message::{from_v6, to_v6};
-use super::{BACKLOG, Postbox, Recipient, lock};
+use super::{Postbox, Recipient, lock};
 use crate::memory::record_ring::{RingReader, RingWriter};
 use crate::memory::{GateWatch, PeerMemory};
 use crate::sys::{
@@ -35,8 +36,6 @@ const DESCRIPTORS_PER_LINK: u64 = 4;
 /// Most connections that have not offered a link yet. The offer is the first message, so it has usually arrived when
 /// the connection is accepted.
 const MOST_GUESTS: usize = 64;
-/// Pause of the listener when the process has no descriptor for a connection, or the system no memory.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Most requests for direct access that are not answered.
 const MOST_ASKED: usize = 64;
 const VERSION: u8 = 3;
@@ -191,9 +190,7 @@ struct Incoming {
 /// The links of the process. They belong to the mailbox's thread.
 pub(super) struct Links {
     folder: PathBuf,
-    listener: Socket,
-    /// When the mailbox's set gets the listener back, which is not in it meanwhile.
-    accepts_at: Option<Instant>,
+    listener: Listener,
     find: FindMember,
     last_id: LinkId,
     outgoing: Vec<Outgoing>,
@@ -202,21 +199,13 @@ pub(super) struct Links {
     asked: Vec<Asked>,
 }
 
-/// Opens the socket that other processes connect to.
-pub(super) fn listen(path: &Path) -> io::Result<Socket> {
-    let listener = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)?;
-    listener.bind(&SockAddr::unix(path)?)?;
-    listener.listen(BACKLOG)?;
-    Ok(listener)
-}
-
 impl Links {
     /// Creates the links of a process, which has none. `set` is readable while there is something to do.
-    pub(super) fn new(folder: &Path, listener: Socket, set: &Epoll, find: FindMember) -> io::Result<Self> {
-        set.add(listener.as_fd(), Interest::Readable)?;
+    pub(super) fn new(folder: &Path, listener: Listener, set: &Epoll, find: FindMember) -> io::Result<Self> {
+        listener.watch(set)?;
         let (outgoing, incoming, asked) = (Vec::new(), Vec::new(), Vec::new());
         let folder = folder.to_owned();
-        Ok(Self { folder, listener, accepts_at: None, find, last_id: 0, outgoing, incoming, asked })
+        Ok(Self { folder, listener, find, last_id: 0, outgoing, incoming, asked })
     }
 
     /// Handles everything that has arrived: offers, answers, and the ends of links.
@@ -241,16 +230,7 @@ impl Links {
 
     /// Watches the listener again if its pause is over. Returns the rest of the pause.
     pub(super) fn resume_listening(&mut self, set: &Epoll) -> Option<Duration> {
-        let rest = self.accepts_at?.saturating_duration_since(Instant::now());
-        if rest > Duration::ZERO {
-            return Some(rest);
-        }
-        if set.add(self.listener.as_fd(), Interest::Readable).is_err() {
-            self.accepts_at = Some(Instant::now() + ACCEPT_RETRY);
-            return Some(ACCEPT_RETRY);
-        }
-        self.accepts_at = None;
-        None
+        self.listener.resume(set)
     }
 
     /// Handles the requests of this process's shards.
@@ -294,11 +274,6 @@ impl Links {
         Ok((Connection::new(socket), user))
     }
 
-    fn take_id(&mut self) -> LinkId {
-        self.last_id += 1;
-        self.last_id
-    }
-
     /// Offers a ring, unless there is one.
     fn request(&mut self, request: LinkRequest, postbox: &Postbox, set: &Epoll) -> io::Result<()> {
         // Without the links of closed devices.
@@ -319,42 +294,34 @@ impl Links {
         let (ring, file) = RingWriter::create(RING_BYTES)?;
         send_with_descriptor(connection.as_fd(), &hello(&request, &postbox.name), file.as_fd())?;
         set.add(connection.as_fd(), Interest::Readable)?;
-        let (id, weak) = (self.take_id(), Arc::downgrade(&connection));
+        let (id, weak) = (next(&mut self.last_id), Arc::downgrade(&connection));
         self.outgoing.push(Outgoing { id, request, connection: weak, offer: Some((ring, connection)) });
         Ok(())
     }
 
-    /// Accepts the connections that wait, and closes those that are too many: their processes use the sockets. If the
-    /// process has no descriptor for one, they wait. The listener, which stays readable, leaves the set for a while: it
-    /// would keep the mailbox's thread busy.
+    /// Accepts the connections that wait, and closes those that are too many: their processes use the sockets.
     fn accept(&mut self, set: &Epoll) {
         self.incoming.retain(|link| link.connection.strong_count() > 0);
         let most = most_links();
-        for _ in 0..MOST_LINKS {
-            let socket = match self.listener.accept() {
-                Ok((socket, _)) => socket,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => {
-                    // Otherwise it is watched already.
-                    if set.remove(self.listener.as_fd()).is_ok() {
-                        self.accepts_at = Some(Instant::now() + ACCEPT_RETRY);
-                    }
-                    return;
-                }
-            };
-            let is_own = peer_user(socket.as_fd()).is_ok_and(|user| user == own_user());
+        let Self { listener, incoming, last_id, .. } = self;
+        listener.accept(set, MOST_LINKS, |socket| {
             // After a pause, many may have been closed meanwhile: they must not take the place of the others.
-            let is_over = !is_own || has_ended(socket.as_fd());
-            if is_over || self.incoming.len() >= most || socket.set_nonblocking(true).is_err() {
-                continue;
+            if incoming.len() >= most || has_ended(socket.as_fd()) {
+                return;
             }
             let connection = Connection::new(socket);
             if set.add(connection.as_fd(), Interest::Readable).is_ok() {
-                let (id, weak) = (self.take_id(), Arc::downgrade(&connection));
-                self.incoming.push(Incoming { id, connection: weak, guest: Some(connection), recipient: None });
+                let (id, weak) = (next(last_id), Arc::downgrade(&connection));
+                incoming.push(Incoming { id, connection: weak, guest: Some(connection), recipient: None });
             }
-        }
+        });
     }
+}
+
+/// Returns the next identifier of a link.
+fn next(last_id: &mut LinkId) -> LinkId {
+    *last_id += 1;
+    *last_id
 }
 
 impl Outgoing {

@@ -28,17 +28,18 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 pub(crate) use self::access::AccessRequest;
+use self::links::Links;
 #[cfg(feature = "sim")]
 pub use self::links::link_offer;
 pub(crate) use self::links::{DeclinedLink, IncomingLink, LinkId, LinkRequest, OutgoingLink};
-use self::links::{Links, listen};
 pub(in crate::engine) use self::message::destination_block;
 #[cfg(feature = "sim")]
 pub use self::message::inbox_message;
 use self::message::{MESSAGE_BYTES, Message};
 use self::neighbours::Neighbours;
 use self::orphans::OrphanSearch;
-use super::monitor::{self, Monitor};
+use super::listener::{BACKLOG, Listener};
+use super::monitor::Monitor;
 use super::registry::{
     Member, NAME_BYTES, Name, Registry, inbox_path, life_path, links_path, place_socket, remove_sockets, watch_path,
 };
@@ -52,8 +53,6 @@ use crate::transport::{Datagram, WantedKey};
 
 /// Messages taken per iteration.
 const MESSAGES: usize = 64;
-/// Connections of other processes that may wait to be accepted.
-const BACKLOG: i32 = 4_096;
 /// Requests for direct access that may wait for the thread.
 const MOST_ACCESS_REQUESTS: usize = 64;
 /// Least time between two group checks that misdirected packets trigger.
@@ -150,8 +149,8 @@ pub(super) struct Postbox {
 struct Sockets {
     inbox: UnixDatagram,
     listener: Socket,
-    links: Socket,
-    watchers: Socket,
+    links: Listener,
+    watchers: Listener,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -237,12 +236,9 @@ impl Mailbox {
             listener.bind(&SockAddr::unix(path)?)?;
             listener.listen(BACKLOG)
         })?;
-        let mut links = None;
-        place_socket(&links_path(folder, name), |path| listen(path).map(|socket| links = Some(socket)))?;
-        let mut watchers = None;
-        place_socket(&watch_path(folder, name), |path| monitor::listen(path).map(|socket| watchers = Some(socket)))?;
-        let [links, watchers] = [links, watchers].map(|socket| socket.ok_or(io::ErrorKind::Other));
-        Ok(Sockets { inbox, listener, links: links?, watchers: watchers? })
+        let links = place_socket(&links_path(folder, name), Listener::bind)?;
+        let watchers = place_socket(&watch_path(folder, name), Listener::bind)?;
+        Ok(Sockets { inbox, listener, links, watchers })
     }
 
     fn start(folder: &Path, name: Name, sockets: Sockets, groups: GroupSearches) -> io::Result<Arc<Self>> {

@@ -25,7 +25,7 @@ pub(crate) use self::client::{CaptureNews, Failure, Finder, Found, OpenCapture, 
 #[cfg(feature = "sim")]
 pub use self::fuzz::statistics_page;
 pub(crate) use self::message::{CaptureOutcome, CaptureRequest};
-pub(super) use self::server::{Monitor, listen};
+pub(super) use self::server::Monitor;
 pub(crate) use self::source::{Monitored, Room, StartedCapture, register};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -3,19 +3,19 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::Socket;
 
+use super::super::listener::Listener;
 use super::collector::Collector;
 use super::message::{MOST_BYTES, NotUnderstood, RefusalKind, Request, Response};
 use super::page::{PAGE_BYTES, StatisticsWriter};
 use super::session;
 use crate::sys::{
-    Epoll, Interest, NotInherited, file_size_limit, has_ended, is_protected, own_user, peer_user,
-    receive_with_descriptor, send_with_descriptor, thread_time,
+    Epoll, Interest, NotInherited, file_size_limit, has_ended, is_protected, receive_with_descriptor,
+    send_with_descriptor, thread_time,
 };
 
 /// Most watchers of a process.
@@ -26,10 +26,6 @@ const MOST_SESSIONS: usize = 16;
 const MOST_GUESTS: usize = 16;
 /// Most connections accepted at a time.
 const ACCEPTS: usize = 64;
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 4_096;
-/// Pause of the listener when the process has no descriptor for a connection.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// The intervals that a watcher may choose.
 pub(super) const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(10);
 
@@ -78,9 +74,7 @@ struct Watcher {
 
 /// The monitor of this process. It belongs to the mailbox's thread.
 pub(in crate::engine::share) struct Monitor {
-    listener: Connection,
-    /// When the set gets the listener back, which is not in it meanwhile.
-    accepts_at: Option<Instant>,
+    listener: Listener,
     guests: Vec<Connection>,
     watchers: Vec<Watcher>,
     collector: Collector,
@@ -89,25 +83,16 @@ pub(in crate::engine::share) struct Monitor {
     is_protected: fn() -> bool,
 }
 
-/// Opens the socket that other processes connect to.
-pub(in crate::engine::share) fn listen(path: &Path) -> io::Result<Socket> {
-    let listener = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)?;
-    listener.bind(&SockAddr::unix(path)?)?;
-    listener.listen(BACKLOG)?;
-    Ok(listener)
-}
-
 impl Monitor {
     /// Creates the monitor. `set` is readable while there is something to do.
-    pub(in crate::engine::share) fn new(listener: Socket, set: &Epoll) -> io::Result<Self> {
+    pub(in crate::engine::share) fn new(listener: Listener, set: &Epoll) -> io::Result<Self> {
         Self::with_protection(listener, set, is_protected)
     }
 
-    fn with_protection(listener: Socket, set: &Epoll, is_protected: fn() -> bool) -> io::Result<Self> {
-        set.add(listener.as_fd(), Interest::Readable)?;
+    fn with_protection(listener: Listener, set: &Epoll, is_protected: fn() -> bool) -> io::Result<Self> {
+        listener.watch(set)?;
         Ok(Self {
-            listener: Connection::new(listener),
-            accepts_at: None,
+            listener,
             guests: Vec::new(),
             watchers: Vec::new(),
             collector: Collector::default(),
@@ -136,29 +121,15 @@ impl Monitor {
         self.guests.drain(..many);
     }
 
-    /// Accepts the connections that wait. Without a descriptor for one, the listener leaves the set for a while: it
-    /// would keep the thread busy.
+    /// Accepts the connections that wait.
     fn accept(&mut self, set: &Epoll) {
-        for _ in 0..ACCEPTS {
-            let socket = match self.listener.socket.accept() {
-                Ok((socket, _)) => socket,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => {
-                    if set.remove(self.listener.as_fd()).is_ok() {
-                        self.accepts_at = Some(Instant::now() + ACCEPT_RETRY);
-                    }
-                    return;
-                }
-            };
-            let is_own = peer_user(socket.as_fd()).is_ok_and(|user| user == own_user());
-            if !is_own || socket.set_nonblocking(true).is_err() {
-                continue;
-            }
+        let Self { listener, guests, .. } = self;
+        listener.accept(set, ACCEPTS, |socket| {
             let connection = Connection::new(socket);
             if set.add(connection.as_fd(), Interest::Readable).is_ok() {
-                self.guests.push(connection);
+                guests.push(connection);
             }
-        }
+        });
     }
 
     /// Answers a request.
@@ -224,10 +195,7 @@ impl Monitor {
     /// is due.
     pub(in crate::engine::share) fn refresh(&mut self, set: &Epoll) -> Option<Duration> {
         let start = Instant::now();
-        if self.accepts_at.is_some_and(|accepts_at| accepts_at <= start) {
-            let has_failed = set.add(self.listener.as_fd(), Interest::Readable).is_err();
-            self.accepts_at = has_failed.then_some(start + ACCEPT_RETRY);
-        }
+        let listens_in = self.listener.resume(set);
         // The end of one may not have been handled yet.
         self.watchers.retain(|watcher| watcher.due > start || !has_ended(watcher.connection.as_fd()));
         for watcher in self.watchers.iter_mut().filter(|watcher| watcher.due <= start) {
@@ -237,8 +205,8 @@ impl Monitor {
             self.collector.add_cost(thread_time().saturating_sub(begin));
             watcher.due = Instant::now() + pause;
         }
-        let due = self.watchers.iter().map(|watcher| watcher.due).chain(self.accepts_at).min();
-        due.map(|due| due.saturating_duration_since(Instant::now()))
+        let due = self.watchers.iter().map(|watcher| watcher.due).min();
+        due.map(|due| due.saturating_duration_since(Instant::now())).into_iter().chain(listens_in).min()
     }
 }
 

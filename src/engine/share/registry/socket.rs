@@ -53,11 +53,11 @@ pub(crate) fn watched_process(entry: &str) -> Option<Name> {
 }
 
 /// Creates a working socket with `bind`, and only then gives it its name: a socket with its final name that refuses
-/// connections belongs to no live process.
-pub(crate) fn place_socket(path: &Path, bind: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+/// connections belongs to no live process. Returns what `bind` does.
+pub(crate) fn place_socket<T>(path: &Path, bind: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let new = path.with_file_name(format!("{NEW}{name}"));
-    bind(&new).and_then(|()| std::fs::rename(&new, path)).inspect_err(|_| {
+    bind(&new).and_then(|bound| std::fs::rename(&new, path).map(|()| bound)).inspect_err(|_| {
         let _ = std::fs::remove_file(&new);
     })
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use socket2::{Domain, SockAddr, Type};
+
 use super::super::super::registry::{NAME_BYTES, Name, inbox_path, watch_path};
 use super::super::client::{Failure, Finder, Found};
 use super::super::message::CaptureRequest;
@@ -27,7 +29,7 @@ impl Served {
         let folder = std::env::temp_dir().join(format!("rdma-verbs-monitor-{test}-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         let inbox = std::os::unix::net::UnixDatagram::bind(inbox_path(&folder, &NAME)).unwrap();
-        let (set, listener) = (Epoll::new().unwrap(), listen(&watch_path(&folder, &NAME)).unwrap());
+        let (set, listener) = (Epoll::new().unwrap(), Listener::bind(&watch_path(&folder, &NAME)).unwrap());
         let mut monitor = Monitor::with_protection(listener, &set, is_protected).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&stop);
