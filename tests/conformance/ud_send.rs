@@ -425,17 +425,16 @@ fn solicited_wakes(world: &World) {
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     arrived(&right, 1, 0, &left);
     assert_eq!(channel.wait_event(super::end::SILENCE).unwrap_err().kind(), ErrorKind::TimedOut);
-    // Datagrams may be lost, and a busy adapter loses some, but none may arrive without an event.
+    // Datagrams may be lost or late, and those of a busy adapter are. One that arrives without an event takes the only
+    // receive, so that the next ones have no event either.
     let woken = (0..3).find_map(|_| {
         post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).solicited());
-        let woken = match channel.wait_event(super::end::patience() / 4) {
+        match channel.wait_event(super::end::patience() / 4) {
             Ok(cq_context) => Some(cq_context),
             Err(error) if error.kind() == ErrorKind::TimedOut => None,
             Err(error) => panic!("{error}"),
-        };
-        assert!(woken.is_some() || right.cq.wait(super::end::SILENCE).is_err(), "it arrived without an event");
-        woken
+        }
     });
-    assert_eq!(woken, Some(5));
+    assert_eq!(woken, Some(5), "no datagram has arrived, or one without an event");
     arrived(&right, 2, 0, &left);
 }
